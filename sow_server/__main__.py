@@ -1,0 +1,114 @@
+"""`sow-server`: arguments become a `Config`, and `app.run` does the rest.
+
+Exit codes: 0 after an orderly stop; 2 for wrong usage and for every trouble at start-up, with one message on standard
+error and no traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sow_server import __version__
+
+EXIT_OK = 0
+EXIT_TROUBLE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the server until it is told to stop; returns the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        return _run(given)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("sow", "sow_server"):
+            raise
+        # The base installation is the client's; the server's libraries come with the extra.
+        return _trouble(
+            f"the Python package {error.name!r} is missing; install the server with: pip install 'sow[server]'"
+        )
+    except KeyboardInterrupt:
+        return 130  # during start-up: what a shell reports for SIGINT
+
+
+def _run(given: argparse.Namespace) -> int:
+    # Not at the top: --help and --version should answer at once, and without the server's libraries.
+    from sow_server import config, logs
+
+    try:
+        settings = config.load(
+            None if given.config is None else Path(given.config),
+            config.Overrides(
+                data_dir=given.data_dir,
+                listen=given.listen,
+                prune_interval=given.prune_interval,
+                accept_clock=given.accept_clock,
+                insecure=given.insecure,
+            ),
+        )
+    except config.ConfigError as error:
+        return _trouble(str(error))
+    if given.print_config:
+        sys.stdout.write(config.render(settings))
+        return EXIT_OK
+    if given.check_config:
+        sys.stdout.write(f"{given.config or 'default configuration'}: ok\n")
+        return EXIT_OK
+
+    # gRPC's core writes to standard error itself, such as a bind that failed: start-up trouble is one message, ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from sow_server import app
+    from sow_server.engine.errors import OpenError
+
+    logs.configure(settings.log)
+    try:
+        return app.run(settings)
+    except (OpenError, app.StartError) as error:
+        return _trouble(str(error))
+
+
+def _trouble(message: str) -> int:
+    sys.stderr.write(f"sow-server: {message}\n")
+    return EXIT_TROUBLE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sow-server",
+        description="A state-of-the-world store: the last value of every key, with lifetimes, durable, over gRPC.",
+        epilog="Without --config it listens on 127.0.0.1:7450, keeps its data in ./sow-data, and the first publish "
+        "to a topic creates it. SIGTERM and SIGINT stop it in order.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file, see docs/configuration.md")
+    parser.add_argument("--data-dir", metavar="DIR", help="where the data is, instead of [server] data_dir")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on, instead of [server] listen")
+    parser.add_argument(
+        "--prune-interval",
+        metavar="DURATION",
+        help="how often the journal is pruned, instead of [journal] prune_interval",
+    )
+    parser.add_argument(
+        "--accept-clock",
+        action="store_true",
+        help="start although the clock is far from the last time that the data has seen: the clock is right",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="serve other machines without TLS, which they and anybody between can read",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check-config", action="store_true", help="check the configuration, then exit")
+    what.add_argument(
+        "--print-config", action="store_true", help="print the effective configuration as TOML, then exit"
+    )
+    what.add_argument("--version", action="version", version=f"sow-server {__version__}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

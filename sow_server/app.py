@@ -1,0 +1,236 @@
+"""The composition root: builds, starts and stops everything, in one visible order.
+
+start   config → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC → healthy → `ready`
+stop    unhealthy → refuse new calls → end calls → timers → drain the writer, sync → close RocksDB
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sow.v1 import admin_pb2, sow_pb2
+from sow_server import __version__
+from sow_server.config import Config, TlsConfig, clock_options, store_options
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.errors import StoreError
+from sow_server.engine.model import MICROS, TopicSettings
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.metrics import ListenError, Metrics, serve_metrics
+from sow_server.services.admin_service import AdminService
+from sow_server.services.guard import handlers
+from sow_server.services.sow_service import SowService
+from sow_server.timers import Timers
+
+log = structlog.get_logger(__name__)
+
+SWITCH_SECONDS: Final = 0.001
+"""How long a thread keeps the GIL from another that wants it. The default of 5 ms is what a publish would wait while
+the writer sweeps; switching five times as often costs less than a percent."""
+M_MMAP_THRESHOLD: Final = -3  # of malloc.h
+MMAP_BYTES: Final = 512 * 2**10
+"""Allocations from this size on go back to the system when they are freed. Left alone, glibc raises its limit to 32 MiB
+as large messages come and go, and after a flood of them a server keeps twice the memory that it uses."""
+SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService")
+
+
+class StartError(Exception):
+    """The server cannot start: one message that says why, and what to do."""
+
+
+def run(config: Config) -> int:
+    """Runs the server until SIGTERM or SIGINT; returns the exit status. Raises StartError, OpenError."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _tune_malloc()
+    return uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+
+    metrics = Metrics()
+    clock = GuardedClock(options=clock_options(config))
+    store = Store.open(
+        config.server.data_dir,
+        clock=clock,
+        options=store_options(config),
+        observer=metrics,
+        accept_clock=config.accept_clock,
+    )
+    readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")
+    stopped = threading.Event()
+    try:
+        declare_topics(store, config.topics)
+        metrics.watch(store, clock)
+        store.start(loop.call_soon_threadsafe)
+        timers = Timers(
+            store,
+            clock,
+            readers,
+            prune_interval_micros=config.journal.prune_interval_micros,
+            mark_interval_micros=config.clock.mark_interval_micros,
+        )
+        server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", config.limits.message_bytes_max),
+                ("grpc.max_send_message_length", config.limits.message_bytes_max),
+                # A client that vanished without a word holds a cut or a stream open: it is asked every minute.
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ask twice a minute
+                ("grpc.so_reuseport", 0),  # a second server on the port is to fail, not to share it
+            ),
+            maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
+        )
+        sow = SowService(store, readers, config.server.durability, metrics)
+        admin = AdminService(store, clock, readers, metrics, instance=config.server.instance, version=__version__)
+        server.add_generic_rpc_handlers(
+            (
+                handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
+                handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
+            )
+        )
+        healthy = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        reflection.enable_server_reflection(
+            (
+                sow_pb2.DESCRIPTOR.services_by_name["SowService"].full_name,
+                admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                reflection.SERVICE_NAME,
+            ),
+            server,
+        )
+        address = _bind(server, config)
+        _serve_metrics(config.metrics.listen, metrics)
+        await server.start()
+        timers.start()
+        await _set_health(healthy, serving=True)
+        watch = asyncio.create_task(_watch_failure(store, healthy))
+        _tune_gc()
+        log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
+        if not store.verified_at_start:
+            readers.submit(store.scrub, lambda: _pace(stopped))
+
+        await stopping.wait()
+
+        log.info("stopping")
+        stopped.set()
+        watch.cancel()
+        await healthy.enter_graceful_shutdown()
+        await server.stop(config.server.stop_grace_micros / MICROS)
+        timers.stop()
+    finally:
+        metrics.release()
+        stopped.set()
+        readers.shutdown(wait=True)
+        # Draining waits for the writer's thread, whose answers go through this loop: so not on it.
+        await loop.run_in_executor(None, store.close)
+    log.info("stopped")
+    return 0
+
+
+def declare_topics(store: Store, declared: Mapping[str, TopicSettings]) -> None:
+    """Makes the topics of the configuration file what it says; the ones that have left it stay, as an
+    administrator's (rule K1). Raises StartError."""
+
+    def finish(name: str, start: Callable[[Callable[[Topic | StoreError], None]], None]) -> None:
+        results: list[Topic | StoreError] = []
+        start(results.append)
+        store.writer.step()
+        if isinstance(results[0], StoreError):
+            raise StartError(f"[topics.{name}]: {results[0].message}")
+
+    for name, settings in declared.items():
+        found = store.topics.by_name.get(name)
+        if found is None:
+            finish(name, lambda done, n=name, s=settings: store.create_topic(n, s, done, in_config=True))  # type: ignore[misc]  # bound now
+        elif found.settings != settings or not found.in_config:
+            finish(
+                name,
+                lambda done, n=name, s=settings: store.alter_topic(n, lambda _: s, done, in_config=True),  # type: ignore[misc]  # bound now
+            )
+    for name, topic in store.topics.by_name.items():
+        if topic.in_config and name not in declared:
+            finish(name, lambda done, n=name: store.release_topic(n, done))  # type: ignore[misc]  # bound now
+
+
+def _bind(server: grpc.aio.Server, config: Config) -> str:
+    """Opens the port; returns the address with the port that was given out. Raises StartError."""
+    listen = config.server.listen
+    try:
+        if config.tls is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, _credentials(config.tls))
+    except RuntimeError as error:
+        raise StartError(f"cannot listen on {listen}: is the port taken, the address this machine's?") from error
+    if port == 0:
+        raise StartError(f"cannot listen on {listen}: is the port taken, the address this machine's?")
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _serve_metrics(listen: str, metrics: Metrics) -> None:
+    try:
+        serve_metrics(listen, metrics)
+    except ListenError as error:
+        raise StartError(str(error)) from error
+
+
+def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+    try:
+        pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+        client_ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
+    except OSError as error:
+        raise StartError(f"[server.tls]: {error.filename}: {error.strerror}") from error
+    return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)
+
+
+async def _set_health(healthy: health.aio.HealthServicer, *, serving: bool) -> None:
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for service in ("", *SERVICES):
+        await healthy.set(service, status)
+
+
+async def _watch_failure(store: Store, healthy: health.aio.HealthServicer) -> None:
+    """A store that has stopped writing is not healthy, though its reads go on (rule X3)."""
+    while store.writer.failure is None:  # noqa: ASYNC110  # set on the writer's thread, and a fifth of a second is soon
+        await asyncio.sleep(0.2)
+    await _set_health(healthy, serving=False)
+
+
+def _pace(stopped: threading.Event) -> bool:
+    """Leaves the scrub a fraction of a core; False once the server stops."""
+    time.sleep(0.005)
+    return not stopped.is_set()
+
+
+def _tune_malloc() -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
+
+
+def _tune_gc() -> None:
+    """What is there now lives as long as the process; what comes is mostly short-lived and without cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)

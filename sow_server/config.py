@@ -1,0 +1,941 @@
+"""Every knob of the server: a TOML file and command-line overrides become one frozen `Config`.
+
+    F1  A knob is one field: its unit in the name, its default, its bounds. Its key in the file is the field's name
+        without a trailing `_micros` or `_bytes`, as durations and sizes are written with their unit there.
+    F2  What is not known is refused, with file, table, key and the near miss; so is a wrong type and a value out of
+        bounds, and values that contradict each other.
+    F3  `load` of what `render` writes gives the same `Config`.
+
+Paths are relative to the file's folder (on the command line: to the working directory) and absolute in a `Config`.
+"""
+
+# ruff: noqa: RUF009  a knob is a dataclasses.field with its bounds, made by a function that ruff does not know
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import ipaddress
+import json
+import re
+import socket
+import ssl
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol, TypeVar, cast
+
+from sow.durations import DURATION_MICROS_MAX, DurationError, format_micros, parse_micros
+from sow_server.engine.clock import ClockOptions
+from sow_server.engine.errors import StoreError
+from sow_server.engine.model import MICROS, Durability, Expiration, MessageType, TopicSettings
+from sow_server.engine.mutations import Limits
+from sow_server.engine.rocks import RocksOptions
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.topics import check_name, check_settings
+from sow_server.engine.writer import WriterOptions
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+_MILLI: Final = MICROS // 1000
+_HOUR: Final = 3600 * MICROS
+_DAY: Final = 24 * _HOUR
+
+T = TypeVar("T")
+E = TypeVar("E", bound=enum.Enum)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used: one message with file, table, key and what is wrong."""
+
+
+# --- what a value may be ---------------------------------------------------------------------------------------------
+
+
+class Kind(Protocol[T]):
+    """How a value is written. `read` raises ValueError with a message that reads on after the key."""
+
+    def read(self, value: object, folder: Path) -> T:
+        """The value of what stands in the file; `folder` is where relative paths begin."""
+
+    def show(self, value: T) -> str:
+        """The value as TOML."""
+
+
+def _expected(what: str, value: object) -> ValueError:
+    return ValueError(f"expected {what}, found {_noun(value)}")
+
+
+def _noun(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return f"the integer {value}"
+        case float():
+            return f"the number {value}"
+        case str():
+            return f"the text {_quoted(value)}"
+        case list():
+            return "an array"
+        case dict():
+            return "a table"
+        case _:
+            return "a date or time"
+
+
+def _quoted(text: str) -> str:
+    # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    def read(self, value: object, folder: Path) -> bool:
+        if not isinstance(value, bool):
+            raise _expected("true or false", value)
+        return value
+
+    def show(self, value: bool) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    pattern: str = ".*"
+    what: str = "text"
+
+    def read(self, value: object, folder: Path) -> str:
+        if not isinstance(value, str) or not re.fullmatch(self.pattern, value, re.DOTALL):
+            raise _expected(self.what, value)
+        return value
+
+    def show(self, value: str) -> str:
+        return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    what: str
+
+    def read(self, value: object, folder: Path) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise _expected(self.what, value)
+        for entry in value:
+            if not isinstance(entry, str):
+                raise _expected(f"{self.what}, and in it text only", entry)
+        return tuple(value)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return "[" + ", ".join(map(_quoted, value)) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    low: int
+    high: int
+
+    def read(self, value: object, folder: Path) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _expected("an integer", value)
+        return _bounded(value, self.low, self.high, str)
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    low: int
+    high: int
+
+    def read(self, value: object, folder: Path) -> int:
+        if isinstance(value, str):
+            size = parse_bytes(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            size = value
+        else:
+            raise _expected('a size such as "64MiB", or bytes as an integer', value)
+        return _bounded(size, self.low, self.high, format_bytes)
+
+    def show(self, value: int) -> str:
+        return _quoted(format_bytes(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Duration:
+    low: int
+    high: int
+
+    def read(self, value: object, folder: Path) -> int:
+        if not isinstance(value, str):
+            raise _expected('a duration such as "30s" or "1h30m"', value)
+        return _bounded(_micros(value), self.low, self.high, format_micros)
+
+    def show(self, value: int) -> str:
+        return _quoted(format_micros(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    words: tuple[str, ...]
+
+    def read(self, value: object, folder: Path) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            near = difflib.get_close_matches(value, self.words, n=1) if isinstance(value, str) else []
+            hint = f", did you mean {_quoted(near[0])}?" if near else ""
+            raise ValueError(f"expected one of {', '.join(map(_quoted, self.words))}, found {_noun(value)}{hint}")
+        return value
+
+    def show(self, value: str) -> str:
+        return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A choice among the members of an enum, by their names in lower case."""
+
+    members: tuple[enum.Enum, ...]
+
+    def read(self, value: object, folder: Path) -> enum.Enum:
+        word = _Choice(tuple(member.name.lower() for member in self.members)).read(value, folder)
+        return next(member for member in self.members if member.name.lower() == word)
+
+    def show(self, value: enum.Enum) -> str:
+        return _quoted(value.name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    what: str
+
+    def read(self, value: object, folder: Path) -> Path:
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise _expected(self.what, value)
+        return (folder / value).absolute()
+
+    def show(self, value: Path) -> str:
+        return _quoted(str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    may_be_empty: bool = False
+
+    def read(self, value: object, folder: Path) -> str:
+        if not isinstance(value, str):
+            raise _expected('an address such as "127.0.0.1:7450"', value)
+        if value or not self.may_be_empty:
+            split_address(value)
+        return value
+
+    def show(self, value: str) -> str:
+        return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unless(Kind[T | None]):
+    """A value, or a word that stands for None."""
+
+    kind: Kind[T]
+    word: str
+
+    def read(self, value: object, folder: Path) -> T | None:
+        return None if value == self.word else self.kind.read(value, folder)
+
+    def show(self, value: T | None) -> str:
+        return _quoted(self.word) if value is None else self.kind.show(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maybe(Kind[T | None]):
+    """A value that may be left out, which is None; None is not written."""
+
+    kind: Kind[T]
+
+    def read(self, value: object, folder: Path) -> T | None:
+        return self.kind.read(value, folder)
+
+    def show(self, value: T | None) -> str:
+        assert value is not None, "render leaves it out"
+        return self.kind.show(value)
+
+
+def _bounded(value: int, low: int, high: int, show: Callable[[int], str]) -> int:
+    if value < low:
+        raise ValueError(f"{show(value)} is below the minimum, {show(low)}")
+    if value > high:
+        raise ValueError(f"{show(value)} is above the maximum, {show(high)}")
+    return value
+
+
+def _micros(text: str) -> int:
+    try:
+        return parse_micros(text)
+    except DurationError as error:
+        raise ValueError(str(error)) from None
+
+
+_SIZE = re.compile(r"([0-9]+)(?:\.([0-9]{1,18}))? *([A-Za-z]+)")
+_SIZE_UNITS: Final = {
+    "B": 1,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "TiB": 2**40,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes of a size such as `64MiB`, `1.5GiB`, `10MB`, `0B`. Raises ValueError."""
+    match = _SIZE.fullmatch(text)
+    units = "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
+    if match is None or len(text) > 50:
+        raise ValueError(f'size {_quoted(text[:50])} is not a number with a unit ({units}), such as "64MiB"')
+    unit = _SIZE_UNITS.get(match[3])
+    if unit is None:
+        raise ValueError(f"size {_quoted(text)} has the unknown unit {match[3]!r} (known: {units})")
+    fraction = match[2] or ""
+    size, rest = divmod(int(match[1] + fraction) * unit, cast(int, 10 ** len(fraction)))
+    if rest:
+        raise ValueError(f"size {_quoted(text)} is not a whole number of bytes")
+    return size
+
+
+def format_bytes(size: int) -> str:
+    """A size with the largest binary unit that divides it: `64MiB`, `1000B`, `0B`."""
+    for unit, name in ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size and size % unit == 0:
+            return f"{size // unit}{name}"
+    return f"{size}B"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[ipv6]:port`; port 0 lets the system choose. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{_quoted(text)} is not host:port, such as 127.0.0.1:7450 or [::1]:7450")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
+        raise ValueError(f"{_quoted(text)} has no port between 0 and 65535 after the last ':'")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError(f"{_quoted(text)}: {host!r} is no IPv6 address") from None
+    elif ":" in host:
+        raise ValueError(f"{_quoted(text)}: an IPv6 address is written in brackets, such as [::1]:7450")
+    elif not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+        raise ValueError(f"{_quoted(text)}: {host!r} is no host name")
+    return host, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only programs on this machine reach `address` (host:port)."""
+    host, _ = split_address(address)
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name() -> str:
+    """The machine's name, as an instance name."""
+    name = re.sub(r"[^A-Za-z0-9_.:-]", "-", socket.gethostname())[:100]
+    return name.lstrip("_") or "sow"
+
+
+# --- the sections ----------------------------------------------------------------------------------------------------
+
+_STORE: Final = StoreOptions()
+_WRITER: Final = WriterOptions()
+_ROCKS: Final = RocksOptions()
+_LIMITS: Final = Limits()
+_CLOCK: Final = ClockOptions()
+_TOPIC: Final = TopicSettings()
+
+
+def _knob(default: T, kind: Kind[T], *, key: str = "") -> T:
+    return field(default=default, metadata={"kind": kind, "key": key})
+
+
+def _count(default: int, low: int, high: int) -> int:
+    return _knob(default, _Count(low, high))
+
+
+def _size(default: int, low: int, high: int) -> int:
+    return _knob(default, _Size(low, high))
+
+
+def _duration(default: int, low: int, high: int) -> int:
+    return _knob(default, _Duration(low, high))
+
+
+def _flag(default: bool) -> bool:
+    return _knob(default, _Flag())
+
+
+def _named(default: E) -> E:
+    return field(default=default, metadata={"kind": _Named(tuple(type(default)))})
+
+
+_INSTANCE: Final = _Text(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}", "1 to 100 of [A-Za-z0-9_.:-], no leading '_'")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """[server]: where it listens, where the data is, how it answers."""
+
+    listen: str = _knob("127.0.0.1:7450", _Address())
+    data_dir: Path = _knob(Path("sow-data"), _File("the path of a directory"))
+    instance: str = field(default_factory=host_name, metadata={"kind": _INSTANCE})
+    durability: Durability = _named(Durability.FSYNC)
+    dynamic_topics: bool = _flag(False)
+    insecure: bool = _flag(False)
+    max_concurrent_rpcs: int = _count(1000, 1, 1_000_000)
+    reader_threads: int = _count(4, 1, 64)
+    stop_grace_micros: int = _duration(5 * MICROS, 0, _HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """[server.tls]: PEM files; with `client_ca` a client must present a certificate of that authority."""
+
+    certificate: Path = field(metadata={"kind": _File("the path of a PEM file")})
+    key: Path = field(metadata={"kind": _File("the path of a PEM file")})
+    client_ca: Path | None = _knob(None, _Maybe(_File("the path of a PEM file")))
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """[storage]: memory, files and commits."""
+
+    block_cache_bytes: int = _size(_ROCKS.block_cache_bytes, MIB, 1024 * GIB)
+    memtable_bytes: int = _size(_ROCKS.records_memtable_bytes, MIB, 16 * GIB)
+    other_memtable_bytes: int = _size(_ROCKS.other_memtable_bytes, MIB, 16 * GIB)
+    wal_bytes_max: int = _size(_ROCKS.log_bytes_max, MIB, 1024 * GIB)
+    background_jobs: int = _count(_ROCKS.background_jobs, 1, 64)
+    head_cache_records: int = _count(_STORE.head_cache_records, 0, 100_000_000)
+    verify_at_start_bytes: int = _size(_STORE.verify_at_start_bytes, 0, 1024 * 1024 * GIB)
+    commit_records_max: int = _count(_WRITER.commit_records_max, 1, 10_000)
+    buffered_sync_micros: int = _duration(_WRITER.buffered_sync_micros, _MILLI, 50 * _MILLI)
+    stall_patience_micros: int = _duration(_WRITER.stall_patience_micros, 0, 60 * MICROS)
+    publisher_ttl_micros: int = _duration(_STORE.publisher_ttl_micros, 60 * MICROS, 3650 * _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockConfig:
+    """[clock]: the bounds of rule L15."""
+
+    max_jump_micros: int = _duration(_CLOCK.jump_micros, 100 * _MILLI, 30 * _DAY)
+    max_behind_micros: int = _duration(_CLOCK.behind_max_micros, 0, 30 * _DAY)
+    max_ahead_micros: int = _duration(_CLOCK.ahead_max_micros, MICROS, 3650 * _DAY)
+    mark_interval_micros: int = _duration(MICROS, 100 * _MILLI, 60 * MICROS)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConfig:
+    """[sweep]: how much of the writer the removal of expired records takes (rule L14)."""
+
+    entries_max: int = _count(_WRITER.sweep_entries_max, 20, 10_000)
+    busy_time_micros: int = _duration(_WRITER.sweep_busy_micros, 100, MICROS)
+    pause_micros: int = _duration(_WRITER.sweep_pause_micros, 0, MICROS)
+    busy_window_micros: int = _duration(_WRITER.busy_window_micros, 0, 60 * MICROS)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """[journal]: upkeep of the journal; what is retained is set per topic."""
+
+    prune_interval_micros: int = _duration(60 * MICROS, 10 * _MILLI, _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """[limits]: the largest requests (rule K8), and what may wait for the writer."""
+
+    payload_bytes_max: int = _size(_LIMITS.payload_bytes_max, 1, 64 * MIB)
+    key_bytes_max: int = _size(_LIMITS.key_bytes_max, 16, 16 * KIB)
+    request_records_max: int = _count(_LIMITS.request_records_max, 1, 1_000_000)
+    request_bytes_max: int = _size(_LIMITS.request_bytes_max, KIB, 256 * MIB)
+    atomic_records_max: int = _count(_LIMITS.atomic_records_max, 1, 10_000)
+    queue_requests_max: int = _count(_WRITER.queue_requests_max, 1, 1_000_000)
+    queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest gRPC message: 20 MiB as at the clients, or a request and its envelope where that is more."""
+        return max(20 * MIB, self.request_bytes_max + 4 * MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """[metrics]: the Prometheus endpoint."""
+
+    listen: str = _knob("", _Address(may_be_empty=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """[log]: what is logged to standard error, and how."""
+
+    format: str = _knob("auto", _Choice(("auto", "console", "json")))
+    level: str = _knob("info", _Choice(("debug", "info", "warning", "error")))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How this server is set up. `accept_clock` holds for this start alone, so no file can set it."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    storage: StorageConfig = StorageConfig()
+    clock: ClockConfig = ClockConfig()
+    sweep: SweepConfig = SweepConfig()
+    journal: JournalConfig = JournalConfig()
+    limits: LimitsConfig = LimitsConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    tls: TlsConfig | None = None
+    log: LogConfig = LogConfig()
+    topics: Mapping[str, TopicSettings] = field(default_factory=lambda: MappingProxyType({}))
+    accept_clock: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicForm:
+    """[topics.NAME]: settings of a topic as they are written."""
+
+    key: tuple[str, ...] = _knob(_TOPIC.key, _Texts('key paths such as ["/id"]'))
+    message_type: MessageType = _named(_TOPIC.message_type)
+    expiration: str = _knob("disabled", _Text(what='"disabled", "enabled", "reject", or a duration such as "30s"'))
+    default_ttl_micros: int | None = _knob(None, _Maybe(_Duration(0, DURATION_MICROS_MAX)))
+    min_ttl_micros: int | None = _knob(None, _Maybe(_Duration(0, DURATION_MICROS_MAX)))
+    max_ttl_micros: int | None = _knob(None, _Maybe(_Duration(0, DURATION_MICROS_MAX)))
+    journal: bool = _flag(_TOPIC.journal)
+    separator: str = _knob(_TOPIC.separator.decode("latin-1"), _Text(r"[\x00-\xff]", "one byte as text"))
+    retain_time_micros: int | None = _knob(
+        _TOPIC.retain_time_micros, _Unless(_Duration(0, DURATION_MICROS_MAX), "unlimited")
+    )
+    retain_bytes: int | None = _knob(
+        _TOPIC.retain_bytes, _Unless(_Size(0, DURATION_MICROS_MAX), "unlimited"), key="retain_bytes"
+    )
+
+
+_SECTIONS: Final[tuple[tuple[str, type], ...]] = (
+    ("server", ServerConfig),
+    ("server.tls", TlsConfig),
+    ("storage", StorageConfig),
+    ("clock", ClockConfig),
+    ("sweep", SweepConfig),
+    ("journal", JournalConfig),
+    ("limits", LimitsConfig),
+    ("metrics", MetricsConfig),
+    ("log", LogConfig),
+    ("topics.NAME", _TopicForm),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One key of the file: where it stands, the field it sets, and what the documentation says of it.
+
+    `default` is TOML, "" where there is none or it depends; `bounds` are the least and the most, "" where a kind has
+    none.
+    """
+
+    table: str
+    key: str
+    field: str
+    kind: Kind[object]
+    default: str
+    bounds: str
+
+
+def knobs() -> Iterator[Knob]:
+    """Every key that a file may have, table by table."""
+    for table, section in _SECTIONS:
+        yield from _knobs(table, section)
+
+
+def _knobs(table: str, section: type) -> Iterator[Knob]:
+    for entry in dataclasses.fields(section):
+        kind: Kind[object] = entry.metadata["kind"]
+        key: str = entry.metadata.get("key") or re.sub("_(micros|bytes)$", "", entry.name)
+        none = entry.default is dataclasses.MISSING or (entry.default is None and not isinstance(kind, _Unless))
+        own = kind.kind if isinstance(kind, (_Maybe, _Unless)) else kind
+        bounds = ""
+        if isinstance(own, (_Count, _Size, _Duration)) and own.high < DURATION_MICROS_MAX:
+            bounds = f"{own.show(own.low)} … {own.show(own.high)}"
+        yield Knob(table, key, entry.name, kind, "" if none else kind.show(entry.default), bounds)
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says, as it was written; None and False: nothing."""
+
+    data_dir: str | None = None
+    listen: str | None = None
+    prune_interval: str | None = None
+    accept_clock: bool = False
+    insecure: bool = False
+
+
+def load(path: Path | None, overrides: Overrides | None = None) -> Config:
+    """The configuration of a file (None: defaults, with dynamic topics), overridden. Raises ConfigError."""
+    overrides = overrides or Overrides()
+    if path is None:
+        reader = _Reader("default configuration", Path.cwd())
+        tables: dict[str, object] = {"server": {"dynamic_topics": True}}
+    else:
+        reader = _Reader(str(path), path.absolute().parent)
+        tables = _parse(path)
+    config = _override(reader.config(tables), overrides)
+    _check_relations(reader, config)
+    return config
+
+
+def _parse(path: Path) -> dict[str, object]:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: is not UTF-8 at byte {error.start}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what = str(error)
+        where = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", what)
+        line, column = _end_of(text) if where is None or where[1] is None else (int(where[1]), int(where[2]))
+        message = what if where is None else what[: where.start()]
+        raise ConfigError(f"{path}:{line}:{column}: {message[:1].lower()}{message[1:]}") from error
+
+
+def _end_of(text: str) -> tuple[int, int]:
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+class _Reader:
+    """Reads the tables of one file; every error of it begins with the file's name."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+
+    def error(self, table: str, key: str, message: str) -> ConfigError:
+        where = f"[{table}] {key}" if table and key else f"[{table}]" if table else key
+        return ConfigError(f"{self._source}: {where}: {message}")
+
+    def config(self, tables: dict[str, object]) -> Config:
+        own = {name for name, _ in _SECTIONS if "." not in name} | {"topics"}
+        for name, value in tables.items():
+            if name not in own:
+                raise self._unknown_table(name, value, sorted(own))
+        server_table = self._table("server", tables)
+        tls_table = server_table.pop("tls", None)
+        server = self.section(ServerConfig, "server", server_table)
+        return Config(
+            server=dataclasses.replace(server, data_dir=self._folder / server.data_dir),
+            storage=self.section(StorageConfig, "storage", self._table("storage", tables)),
+            clock=self.section(ClockConfig, "clock", self._table("clock", tables)),
+            sweep=self.section(SweepConfig, "sweep", self._table("sweep", tables)),
+            journal=self.section(JournalConfig, "journal", self._table("journal", tables)),
+            limits=self.section(LimitsConfig, "limits", self._table("limits", tables)),
+            metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
+            tls=None if tls_table is None else self._tls(tls_table),
+            log=self.section(LogConfig, "log", self._table("log", tables)),
+            topics=MappingProxyType(
+                {name: self._topic(name, value) for name, value in self._table("topics", tables).items()}
+            ),
+        )
+
+    def _table(self, name: str, tables: dict[str, object]) -> dict[str, object]:
+        return self._as_table(name, tables.get(name, {}))
+
+    def _as_table(self, name: str, value: object) -> dict[str, object]:
+        if not isinstance(value, dict):
+            raise self.error("", name, f"expected the table [{name}], found {_noun(value)}")
+        return dict(value)
+
+    def section(self, make: Callable[..., T], table: str, given: dict[str, object]) -> T:
+        """Reads a table into the dataclass `make`."""
+        known = {knob.key: knob for knob in _knobs(table, cast(type, make))}
+        values: dict[str, object] = {}
+        for key, value in given.items():
+            knob = known.get(key)
+            if knob is None:
+                raise self._unknown_key(table, key, value, list(known))
+            try:
+                values[knob.field] = knob.kind.read(value, self._folder)
+            except ValueError as error:
+                raise self.error(table, key, str(error)) from None
+        for entry in dataclasses.fields(cast(type, make)):
+            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in values:
+                raise self.error(table, entry.name, "is missing")
+        return make(**values)
+
+    def _tls(self, value: object) -> TlsConfig:
+        table = "server.tls"
+        tls = self.section(TlsConfig, table, self._as_table(table, value))
+        for key, file in (("certificate", tls.certificate), ("key", tls.key), ("client_ca", tls.client_ca)):
+            if file is not None:
+                try:
+                    file.open("rb").close()
+                except OSError as error:
+                    raise self.error(table, key, f"{file} cannot be read ({error.strerror or error})") from error
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # The password: gRPC cannot use an encrypted key, and OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(tls.certificate, tls.key, password="")
+        except (ssl.SSLError, ValueError) as error:
+            message = f"{tls.certificate} and {tls.key} are not a certificate and its unencrypted key ({error})"
+            raise self.error(table, "certificate", message) from error
+        if tls.client_ca is not None:
+            try:
+                context.load_verify_locations(tls.client_ca)
+            except ssl.SSLError as error:
+                raise self.error(table, "client_ca", f"{tls.client_ca} holds no certificate ({error})") from error
+        return tls
+
+    def _topic(self, name: str, value: object) -> TopicSettings:
+        table = f"topics.{_toml_key(name)}"
+        form = self.section(_TopicForm, table, self._as_table(table, value))
+        try:
+            check_name(name)
+            settings = self._settings(table, form)
+            check_settings(settings)
+        except StoreError as error:
+            if error.field == "topic":
+                raise self.error(table, "", error.message.removeprefix("topic: ")) from None
+            key = error.field.removeprefix("settings.")
+            message = error.message.removeprefix(f"{key}: ")
+            raise self.error(table, "separator" if key == "fix_separator" else key, message) from None
+        return settings
+
+    def _settings(self, table: str, form: _TopicForm) -> TopicSettings:
+        words = tuple(word.value for word in Expiration)
+        default_ttl = form.default_ttl_micros
+        if form.expiration in words:
+            expiration = Expiration(form.expiration)
+        else:
+            if not form.expiration[:1].isdigit() and form.expiration[:1] not in (".", "-"):
+                near = difflib.get_close_matches(form.expiration, words, n=1)
+                hint = f", did you mean {_quoted(near[0])}?" if near else ""
+                expected = 'expected "disabled", "enabled", "reject", or a duration such as "30s"'
+                raise self.error(table, "expiration", f"{expected}, found {_noun(form.expiration)}{hint}")
+            try:
+                duration = _micros(form.expiration)
+            except ValueError as error:
+                raise self.error(table, "expiration", str(error)) from None
+            if default_ttl is not None:
+                raise self.error(
+                    table,
+                    "default_ttl",
+                    f"expiration = {_quoted(form.expiration)} sets it already; write one of the two",
+                )
+            expiration, default_ttl = Expiration.ENABLED, duration
+        return TopicSettings(
+            key=form.key,
+            message_type=form.message_type,
+            expiration=expiration,
+            default_ttl_micros=default_ttl,
+            min_ttl_micros=form.min_ttl_micros,
+            max_ttl_micros=form.max_ttl_micros,
+            journal=form.journal,
+            separator=form.separator.encode("latin-1"),
+            retain_time_micros=form.retain_time_micros,
+            retain_bytes=form.retain_bytes,
+        )
+
+    def _unknown_table(self, name: str, value: object, known: list[str]) -> ConfigError:
+        if isinstance(value, dict):
+            near = [f"[{table}]" for table in difflib.get_close_matches(name, known, n=1)]
+            return self.error(name, "", f"unknown table{_near(near) or _known(known)}")
+        return self._unknown_key("", name, value, [])
+
+    def _unknown_key(self, table: str, key: str, value: object, known: list[str]) -> ConfigError:
+        near = difflib.get_close_matches(key, known, n=1)
+        if near:
+            return self.error(table, key, f"unknown key{_near(near)}")
+        if isinstance(value, dict) and table.startswith("topics."):
+            dotted = f"{table.removeprefix('topics.')}.{key}"
+            return self.error(
+                table, key, f"unknown key; if it is part of a topic's name, write [topics.{_quoted(dotted)}]"
+            )
+        homes = [knob.table for knob in knobs() if knob.key == key and knob.table != table]
+        if homes:
+            return self.error(table, key, f"unknown key, it belongs in [{homes[0]}]")
+        return self.error(table, key, f"unknown key{_known(known)}")
+
+
+def _near(near: list[str]) -> str:
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _known(known: list[str]) -> str:
+    return f" (known: {', '.join(known)})" if known else ""
+
+
+def _override(config: Config, overrides: Overrides) -> Config:
+    def read(option: str, kind: Kind[T], text: str) -> T:
+        try:
+            return kind.read(text, Path.cwd())
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from None
+
+    server, journal = config.server, config.journal
+    if overrides.listen is not None:
+        server = dataclasses.replace(server, listen=read("--listen", _Address(), overrides.listen))
+    if overrides.data_dir is not None:
+        data_dir = read("--data-dir", _File("the path of a directory"), overrides.data_dir)
+        server = dataclasses.replace(server, data_dir=data_dir)
+    if overrides.insecure:
+        server = dataclasses.replace(server, insecure=True)
+    if overrides.prune_interval is not None:
+        (kind,) = (knob.kind for knob in _knobs("journal", JournalConfig) if knob.key == "prune_interval")
+        interval = read("--prune-interval", cast("Kind[int]", kind), overrides.prune_interval)
+        journal = dataclasses.replace(journal, prune_interval_micros=interval)
+    return dataclasses.replace(config, server=server, journal=journal, accept_clock=overrides.accept_clock)
+
+
+def _check_relations(reader: _Reader, config: Config) -> None:
+    server, limits, storage, clock = config.server, config.limits, config.storage, config.clock
+    if config.tls is None and not server.insecure and not is_loopback(server.listen):
+        raise reader.error(
+            "server",
+            "listen",
+            f"{server.listen} is reachable from other machines: set up [server.tls], or allow plain text with "
+            "--insecure (insecure = true)",
+        )
+    if config.tls is not None and server.insecure:
+        raise reader.error("server", "insecure", "contradicts [server.tls]; leave one of the two out")
+    if config.metrics.listen and config.metrics.listen == server.listen and split_address(server.listen)[1]:
+        raise reader.error("metrics", "listen", f"{server.listen} is the server's own address, see [server] listen")
+    if server.data_dir.exists() and not server.data_dir.is_dir():
+        raise reader.error("server", "data_dir", f"{server.data_dir} is not a directory")
+    ordered = (
+        ("limits", "payload_bytes_max", limits.payload_bytes_max, "request_bytes_max", limits.request_bytes_max),
+        ("limits", "key_bytes_max", limits.key_bytes_max, "request_bytes_max", limits.request_bytes_max),
+        ("limits", "request_bytes_max", limits.request_bytes_max, "queue_bytes_max", limits.queue_bytes_max),
+        ("limits", "atomic_records_max", limits.atomic_records_max, "request_records_max", limits.request_records_max),
+        ("storage", "memtable", storage.memtable_bytes, "wal_bytes_max", storage.wal_bytes_max),
+        ("storage", "other_memtable", storage.other_memtable_bytes, "wal_bytes_max", storage.wal_bytes_max),
+        ("clock", "max_jump", clock.max_jump_micros, "max_ahead", clock.max_ahead_micros),
+    )
+    for table, low_key, low, high_key, high in ordered:
+        if low > high:
+            kind = next(knob.kind for knob in knobs() if (knob.table, knob.key) == (table, low_key))
+            low_text, high_text = kind.show(low).strip('"'), kind.show(high).strip('"')
+            raise reader.error(table, low_key, f"{low_text} is above {high_key}, {high_text}")
+
+
+# --- printing --------------------------------------------------------------------------------------------------------
+
+
+def render(config: Config) -> str:
+    """The configuration as TOML with every key written out; `load` reads the same `Config` back (F3)."""
+    parts = [
+        _rendered("server", config.server),
+        *([] if config.tls is None else [_rendered("server.tls", config.tls)]),
+        _rendered("storage", config.storage),
+        _rendered("clock", config.clock),
+        _rendered("sweep", config.sweep),
+        _rendered("journal", config.journal),
+        _rendered("limits", config.limits),
+        _rendered("metrics", config.metrics),
+        _rendered("log", config.log),
+        *(_rendered(f"topics.{_toml_key(name)}", _form(settings)) for name, settings in config.topics.items()),
+    ]
+    return "\n".join(parts)
+
+
+def _rendered(table: str, section: object) -> str:
+    lines = [f"[{table}]"]
+    for knob in _knobs(table, type(section)):
+        value: object = getattr(section, knob.field)
+        if value is not None or isinstance(knob.kind, _Unless):
+            lines.append(f"{knob.key} = {knob.kind.show(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _form(settings: TopicSettings) -> _TopicForm:
+    return _TopicForm(
+        key=settings.key,
+        message_type=settings.message_type,
+        expiration=settings.expiration.value,
+        default_ttl_micros=settings.default_ttl_micros,
+        min_ttl_micros=settings.min_ttl_micros,
+        max_ttl_micros=settings.max_ttl_micros,
+        journal=settings.journal,
+        separator=settings.separator.decode("latin-1"),
+        retain_time_micros=settings.retain_time_micros,
+        retain_bytes=settings.retain_bytes,
+    )
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+# --- for the engine --------------------------------------------------------------------------------------------------
+
+
+def store_options(config: Config) -> StoreOptions:
+    """What the store is opened with."""
+    storage, limits, sweep = config.storage, config.limits, config.sweep
+    return StoreOptions(
+        instance=config.server.instance,
+        dynamic_topics=config.server.dynamic_topics,
+        head_cache_records=storage.head_cache_records,
+        verify_at_start_bytes=storage.verify_at_start_bytes,
+        publisher_ttl_micros=storage.publisher_ttl_micros,
+        writer=WriterOptions(
+            commit_records_max=storage.commit_records_max,
+            queue_requests_max=limits.queue_requests_max,
+            queue_bytes_max=limits.queue_bytes_max,
+            buffered_sync_micros=storage.buffered_sync_micros,
+            stall_patience_micros=storage.stall_patience_micros,
+            sweep_entries_max=sweep.entries_max,
+            sweep_busy_micros=sweep.busy_time_micros,
+            sweep_pause_micros=sweep.pause_micros,
+            busy_window_micros=sweep.busy_window_micros,
+            limits=Limits(
+                payload_bytes_max=limits.payload_bytes_max,
+                key_bytes_max=limits.key_bytes_max,
+                request_records_max=limits.request_records_max,
+                request_bytes_max=limits.request_bytes_max,
+                atomic_records_max=limits.atomic_records_max,
+            ),
+        ),
+        rocks=RocksOptions(
+            block_cache_bytes=storage.block_cache_bytes,
+            records_memtable_bytes=storage.memtable_bytes,
+            other_memtable_bytes=storage.other_memtable_bytes,
+            log_bytes_max=storage.wal_bytes_max,
+            background_jobs=storage.background_jobs,
+        ),
+    )
+
+
+def clock_options(config: Config) -> ClockOptions:
+    """What the guarded clock goes by."""
+    clock = config.clock
+    return ClockOptions(
+        jump_micros=clock.max_jump_micros,
+        behind_max_micros=clock.max_behind_micros,
+        ahead_max_micros=clock.max_ahead_micros,
+    )

@@ -1,0 +1,1 @@
+"""The store. Knows neither gRPC nor protobuf; `store.Store` is its only door."""

@@ -1,0 +1,433 @@
+"""Every byte layout on disk, drawn. Integers are big-endian; `FORMAT` is the version of all of it. Pure.
+
+    records   key    topic u32 | record key utf-8
+              value  header (40 bytes) | payload
+
+              header  0 format u8 | 1 flags u8 | 2 origin u16 | 4 payload length u32 | 8 version i64
+                      | 16 publish time i64 | 24 expire time i64 | 32 sequence i64 (of the record's last change)
+
+              40 bytes are five words, so that a run of headers is an array of int64 and a column of it a slice.
+
+    expiry    key    expire time i64 | topic u32 | record key        value  empty
+
+    journal   key    topic u32 | first sequence i64
+              value  format u8 | count u32 | commit time i64
+                     | columns: change u8*count, then (version, publish time, expire time, origin, previous sequence,
+                       removed version, removed origin), each
+                       kind u8: 0 constant (one i64), 1 counting up by one (first i64), 2 as it is (i64*count)
+                     | key lengths u16*count | payload lengths u32*count | keys | payloads
+
+    commits   key    first sequence i64
+              value  last sequence i64 | commit time i64 | runs: (topic u32 | first sequence i64 | count u32)*
+
+    meta      "format"  u32            "instance"  JSON: id, epoch, origins        "bounds"  version i64 | sequence i64
+              "clock"   i64            "sweep"     expiry key                      "next_topic" u32
+              "rearm/" u32   where putting the expiry entries of a topic goes on
+              "topic/" u32   JSON      "stats/" u32   six i64                      "publisher/" id   see publishers.py
+
+Stamps of expire times are compared as their eight bytes: all of them are positive, so the order is the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from struct import Struct
+from typing import Final, NamedTuple
+
+from sow_server.engine.model import Expiration, MessageType, Record, TopicSettings
+
+FORMAT: Final = 1
+
+HEADER_BYTES: Final = 40
+_HEADER: Final = Struct(">BBHIqqqq")
+_U32: Final = Struct(">I")
+_I64: Final = Struct(">q")
+_JOURNAL_HEAD: Final = Struct(">BIq")
+_COMMIT_HEAD: Final = Struct(">qq")
+_RUN: Final = Struct(">IqI")
+_STATS: Final = Struct(">6q")
+
+PUT: Final = 1
+TOUCH: Final = 2
+"""A put of the whole record that changed its lifetime only (rule P8)."""
+DELETE: Final = 3
+EXPIRE: Final = 4
+
+
+def u32(number: int) -> bytes:
+    """Four bytes."""
+    return _U32.pack(number)
+
+
+def i64(number: int) -> bytes:
+    """Eight bytes."""
+    return _I64.pack(number)
+
+
+def unpack_i64(eight: bytes) -> int:
+    """The number of eight bytes."""
+    number: int = _I64.unpack(eight)[0]
+    return number
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+HEADER_FAST: Final = Struct(">4sIq16sq")
+"""The header in five pieces: `header_start`, payload length, version, publish and expire time, sequence."""
+
+
+def header_start(origin: int) -> bytes:
+    """The first four bytes of a header."""
+    return bytes((FORMAT, 0, origin >> 8, origin & 0xFF))
+
+
+def header(
+    *, origin: int, payload_bytes: int, version: int, publish_time: int, expire_time: int, sequence: int
+) -> bytes:
+    """The 40 bytes in front of a payload."""
+    return _HEADER.pack(FORMAT, 0, origin, payload_bytes, version, publish_time, expire_time, sequence)
+
+
+class Header(NamedTuple):
+    """The words of one header."""
+
+    origin: int
+    payload_bytes: int
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    sequence: int
+
+
+def read_header(value: bytes) -> Header:
+    """The header of a stored value, or of a cached head."""
+    _, _, origin, length, version, publish_time, expire_time, sequence = _HEADER.unpack_from(value)
+    return Header(origin, length, version, publish_time, expire_time, sequence)
+
+
+def record(key: bytes, value: bytes) -> Record:
+    """The record that is stored as `value` under the record key `key`."""
+    _, _, origin, _, version, publish_time, expire_time, sequence = _HEADER.unpack_from(value)
+    return Record(key, value[HEADER_BYTES:], version, publish_time, expire_time, origin, sequence)
+
+
+_NO_HEAD: Final = bytes(HEADER_BYTES)
+
+
+def sequences(heads: Sequence[bytes | None]) -> array[int]:
+    """The sequences of many heads, 0 for None."""
+    words = array("q", b"".join([head or _NO_HEAD for head in heads]))
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words[4::5]
+
+
+def payload_bytes_total(heads: Sequence[bytes]) -> int:
+    """The sum of the payload lengths of many heads."""
+    halves = array("I", b"".join(heads))
+    if sys.byteorder == "little":
+        halves.byteswap()
+    return sum(halves[1::10])
+
+
+class HeaderColumns(NamedTuple):
+    """The words of many headers, column by column."""
+
+    version: array[int]
+    publish_time: array[int]
+    expire_time: array[int]
+    sequence: array[int]
+    origin: array[int]
+
+
+def header_columns(values: Sequence[bytes]) -> HeaderColumns:
+    """The headers of stored values, in columns: a slice an array instead of an unpack a record."""
+    headers = b"".join([value[:HEADER_BYTES] for value in values])
+    words, quarters = array("q", headers), array("H", headers)
+    if sys.byteorder == "little":
+        words.byteswap()
+        quarters.byteswap()
+    return HeaderColumns(words[1::5], words[2::5], words[3::5], words[4::5], quarters[1::20])
+
+
+# --- journal ---------------------------------------------------------------------------------------------------------
+
+
+class Column:
+    """A column of int64 that stays two numbers while it is constant or counts up by one, as most columns do."""
+
+    __slots__ = ("_first", "_length", "_numbers", "_step")
+
+    def __init__(self, numbers: Sequence[int] = ()) -> None:
+        self._first = 0
+        self._step = 0
+        self._length = 0
+        self._numbers: array[int] | None = None
+        for number in numbers:
+            self.append(number)
+
+    def __len__(self) -> int:
+        return self._length if self._numbers is None else len(self._numbers)
+
+    def __getitem__(self, index: int) -> int:
+        return self.tolist()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Column) and self.tolist() == other.tolist()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"Column({self.tolist()})"
+
+    def tolist(self) -> list[int]:
+        """The numbers."""
+        if self._numbers is not None:
+            return self._numbers.tolist()
+        if self._step:
+            return list(range(self._first, self._first + self._length))
+        return [self._first] * self._length
+
+    def append(self, number: int) -> None:
+        """Adds one number."""
+        if self._numbers is None and self._length == 1 and number == self._first + 1:
+            self._step = 1
+        self._add(number, 1, self._step)
+
+    def constant(self, number: int, count: int) -> None:
+        """Adds `count` times the same number."""
+        self._add(number, count, 0)
+
+    def counting(self, first: int, count: int) -> None:
+        """Adds `count` numbers that count up by one."""
+        if self._length == 1 and self._numbers is None and first == self._first + 1:
+            self._step = 1
+        self._add(first, count, 1 if count > 1 else self._step)
+
+    def numbers(self, numbers: array[int]) -> None:
+        """Adds any numbers."""
+        if not any(numbers):
+            self._add(0, len(numbers), 0)
+        else:
+            self._materialise().extend(numbers)
+
+    def _add(self, first: int, count: int, step: int) -> None:
+        if self._numbers is None:
+            if self._length == 0:
+                self._first, self._step, self._length = first, step, count
+                return
+            if step == self._step and first == self._first + self._step * self._length:
+                self._length += count
+                return
+        self._materialise().extend(range(first, first + count) if step else repeat(first, count))
+
+    def _materialise(self) -> array[int]:
+        if self._numbers is None:
+            self._numbers = array("q", self.tolist())
+        return self._numbers
+
+    def encode(self) -> bytes:
+        """The column on disk."""
+        if self._numbers is not None:
+            return b"\2" + _big_endian("q", self._numbers)
+        return (b"\1" if self._step else b"\0") + _I64.pack(self._first)
+
+    @classmethod
+    def decode(cls, value: bytes, at: int, count: int) -> tuple[Column, int]:
+        """The column at a position of a journal value, and where it ends."""
+        column = cls()
+        kind = value[at]
+        if kind == 2:
+            column._numbers, end = _read_array("q", value, at + 1, count)
+            return column, end
+        column._add(unpack_i64(value[at + 1 : at + 9]), count, kind)
+        return column, at + 9
+
+
+class Changes(NamedTuple):
+    """Consecutive changes of one topic in one commit, in columns of equal length.
+
+    The payload is the new record's for PUT and TOUCH, the removed record's for DELETE and EXPIRE; `previous` is the
+    sequence of the key's previous change, 0 when there was no live record (rule J1). A DELETE has a version of its own,
+    an EXPIRE that of the record; `removed_version` and `removed_origin` are those of the record that went, else 0.
+    """
+
+    first_sequence: int
+    commit_time_micros: int
+    change: bytes
+    version: Column
+    publish_time_micros: Column
+    expire_time_micros: Column
+    origin: Column
+    previous: Column
+    removed_version: Column
+    removed_origin: Column
+    keys: Sequence[bytes]
+    payloads: Sequence[bytes]
+
+
+def journal_key(topic_id: int, first_sequence: int) -> bytes:
+    """Where the changes of one topic in one commit stand."""
+    return _U32.pack(topic_id) + _I64.pack(first_sequence)
+
+
+def encode_changes(changes: Changes) -> bytes:
+    """One journal value."""
+    count = len(changes.keys)
+    return b"".join(
+        [
+            _JOURNAL_HEAD.pack(FORMAT, count, changes.commit_time_micros),
+            changes.change,
+            changes.version.encode(),
+            changes.publish_time_micros.encode(),
+            changes.expire_time_micros.encode(),
+            changes.origin.encode(),
+            changes.previous.encode(),
+            changes.removed_version.encode(),
+            changes.removed_origin.encode(),
+            _big_endian("H", list(map(len, changes.keys))),
+            _big_endian("I", list(map(len, changes.payloads))),
+            *changes.keys,
+            *changes.payloads,
+        ]
+    )
+
+
+def decode_changes(first_sequence: int, value: bytes) -> Changes:
+    """The changes of a journal value."""
+    _, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
+    at = _JOURNAL_HEAD.size
+    change = value[at : at + count]
+    at += count
+    columns: list[Column] = []
+    for _ in range(7):
+        column, at = Column.decode(value, at, count)
+        columns.append(column)
+    key_lengths, at = _read_array("H", value, at, count)
+    payload_lengths, at = _read_array("I", value, at, count)
+    keys: list[bytes] = []
+    for length in key_lengths:
+        keys.append(value[at : at + length])
+        at += length
+    payloads: list[bytes] = []
+    for length in payload_lengths:
+        payloads.append(value[at : at + length])
+        at += length
+    version, publish_time, expire_time, origin, previous, removed_version, removed_origin = columns
+    return Changes(
+        first_sequence,
+        commit_time,
+        change,
+        version,
+        publish_time,
+        expire_time,
+        origin,
+        previous,
+        removed_version,
+        removed_origin,
+        keys,
+        payloads,
+    )
+
+
+def changes_head(value: bytes) -> tuple[int, int]:
+    """(count, commit time) of a journal value, without decoding the rest."""
+    _, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
+    return count, commit_time
+
+
+def _big_endian(typecode: str, numbers: Sequence[int]) -> bytes:
+    packed = array(typecode, numbers)
+    if sys.byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _read_array(typecode: str, value: bytes, at: int, count: int) -> tuple[array[int], int]:
+    numbers = array(typecode)
+    end = at + numbers.itemsize * count
+    numbers.frombytes(value[at:end])
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers, end
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """Consecutive sequences of one topic."""
+
+    topic_id: int
+    first_sequence: int
+    length: int
+
+
+class Commit(NamedTuple):
+    """One row of the total order (rule J1)."""
+
+    first_sequence: int
+    last_sequence: int
+    commit_time_micros: int
+    runs: tuple[Run, ...]
+
+
+def encode_commit(commit: Commit) -> tuple[bytes, bytes]:
+    """Key and value of a commit."""
+    value = _COMMIT_HEAD.pack(commit.last_sequence, commit.commit_time_micros)
+    return _I64.pack(commit.first_sequence), value + b"".join([_RUN.pack(*run) for run in commit.runs])
+
+
+def decode_commit(key: bytes, value: bytes) -> Commit:
+    """The commit of a row."""
+    last, commit_time = _COMMIT_HEAD.unpack_from(value)
+    runs = tuple(Run(*run) for run in _RUN.iter_unpack(value[_COMMIT_HEAD.size :]))
+    return Commit(unpack_i64(key), last, commit_time, runs)
+
+
+# --- meta ------------------------------------------------------------------------------------------------------------
+
+
+class StoredStatistics(NamedTuple):
+    """What is counted per topic, in the same batch as what it counts."""
+
+    records: int = 0
+    record_bytes: int = 0
+    journal_entries: int = 0
+    journal_bytes: int = 0
+    floor_sequence: int = 0
+    created_sequence: int = 0
+
+
+def encode_statistics(statistics: StoredStatistics) -> bytes:
+    """Six words."""
+    return _STATS.pack(*statistics)
+
+
+def decode_statistics(value: bytes) -> StoredStatistics:
+    """The statistics of a row."""
+    return StoredStatistics(*_STATS.unpack(value))
+
+
+def settings_to_json(settings: TopicSettings) -> dict[str, object]:
+    """Settings as a JSON object; the names are those of `TopicSettings`."""
+    fields = settings._asdict()
+    fields["separator"] = settings.separator.decode("latin-1")
+    return fields
+
+
+def settings_from_json(fields: dict[str, object]) -> TopicSettings:
+    """The settings of a stored JSON object."""
+    known: dict[str, object] = {name: value for name, value in fields.items() if name in TopicSettings._fields}
+    known["key"] = tuple(known["key"])  # type: ignore[arg-type]  # JSON as settings_to_json wrote it
+    known["message_type"] = MessageType(str(known["message_type"]))
+    known["expiration"] = Expiration(str(known["expiration"]))
+    known["separator"] = str(known["separator"]).encode("latin-1")
+    return TopicSettings(**known)  # type: ignore[arg-type]  # as above

@@ -1,0 +1,71 @@
+"""Why the store says no.
+
+One vocabulary: `Reason` has the names of `sow.v1.ErrorReason` without the prefix (a test compares them). The
+engine raises `StoreError` for a whole request; a single record that is refused travels as a `model.Refusal`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.IntEnum):
+    """Reasons, numbered as in `sow.v1.ErrorReason`."""
+
+    INVALID_ARGUMENT = 1
+    TOPIC_NOT_FOUND = 2
+    TOPIC_NAME_INVALID = 3
+    TOPIC_EXISTS = 4
+    TOPIC_NOT_EMPTY = 5
+    SET_IN_CONFIG = 6
+    KEY_NOT_ALLOWED = 7
+    KEY_REQUIRED = 8
+    KEY_FIELD_MISSING = 9
+    KEY_FIELD_NOT_SCALAR = 10
+    KEY_TOO_LARGE = 11
+    KEY_NOT_UTF8 = 12
+    PAYLOAD_TOO_LARGE = 13
+    PAYLOAD_MALFORMED = 14
+    REQUEST_TOO_LARGE = 15
+    ATOMIC_TOO_LARGE = 16
+    ATOMIC_ABORTED = 17
+    CONDITION_FAILED = 18
+    LIFETIME_REJECTED = 19
+    LIFETIME_NEGATIVE = 20
+    LIFETIME_TOO_LONG = 21
+    RECORD_NOT_FOUND = 22
+    UNSUPPORTED_FOR_MESSAGE_TYPE = 23
+    FILTER_INVALID = 24
+    PAGE_TOKEN_INVALID = 25
+    PUBLISHER_FENCED = 26
+    OUTCOME_UNKNOWN = 27
+    STREAM_BROKEN = 28
+    OVERLOADED = 29
+    WRITE_STALLED = 30
+    DISK_FULL = 31
+    STORE_FAILED = 32
+    DATA_DAMAGED = 33
+    STOPPING = 34
+    INTERNAL = 35
+
+
+class StoreError(Exception):
+    """A request that the store refuses as a whole.
+
+    `field` names the request's field at fault ("" when there is none); `retry_after_micros` is 0 when waiting does
+    not help; `applied` counts the records of the request that stand although the rest was refused.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, *, field: str = "", retry_after_micros: int = 0, applied: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.retry_after_micros = retry_after_micros
+        self.applied = applied
+
+
+class OpenError(Exception):
+    """The data directory cannot be opened: one message that says what is wrong and what to do."""

@@ -1,0 +1,176 @@
+"""The sweep: physical removal of what is overdue, in deadline order, through the writer (rules L9 to L11, L14).
+
+The expiry index holds at least one entry at or before the expire time of every record that can expire. The sweep pops
+entries from its floor on. What it finds decides, read in the writer's own turn:
+
+    record gone            → drop the entry
+    stamp still ahead      → re-arm: put an entry at the stamp (the record was refreshed; it stays, always)
+    stamp due              → expire: remove the record, journal EXPIRE
+
+    E1  Entries below the floor have been popped; a stamp that comes in below it lowers it.
+    E2  The sweep has commits of its own, never a share of a publisher's.
+    E3  It is bounded by the entries visited, not by those that turn out due.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from sow_server.engine.codec import i64, unpack_i64
+from sow_server.engine.model import NEVER
+from sow_server.engine.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
+from sow_server.engine.stage import Stage
+from sow_server.engine.topics import Topic, Topics
+
+FLOOR_KEY: Final = b"sweep"
+
+
+class Sweep:
+    """Owns the floor and the time of the next entry. Used by the writer thread alone."""
+
+    __slots__ = ("_next_floor", "_next_known", "_rocks", "_topics", "floor", "next_due")
+
+    def __init__(self, rocks: Rocks, topics: Topics) -> None:
+        self._rocks = rocks
+        self._topics = topics
+        self.floor = rocks.get(META, FLOOR_KEY) or b""
+        self.next_due = NEVER
+        """When the next entry is due; exact after a sweep, and never later than the truth."""
+        self._next_floor = self.floor
+        self._next_known = NEVER
+        self.next_due = self._peek()
+
+    def _peek(self) -> int:
+        cursor = self._rocks.cursor(EXPIRY)
+        try:
+            for entry in cursor.keys(self.floor, None, limit=1):
+                return unpack_i64(entry[:8])
+        finally:
+            cursor.close()
+        return NEVER
+
+    def stage(self, stage: Stage, entries_max: int) -> int:
+        """Stages the removal of what is due, visiting at most `entries_max` entries. Returns the entries visited."""
+        cursor = self._rocks.cursor(EXPIRY)
+        entries: list[bytes] = []
+        try:
+            cursor.fill_keys(self.floor, entries_max + 1, entries)
+        finally:
+            cursor.close()
+        # Entries are in the order of their times, so what is not due is a tail of them.
+        due = bisect.bisect_right(entries, stage.now_bytes, key=_time_of, hi=min(len(entries), entries_max))
+        self._next_known = unpack_i64(entries[due][:8]) if due < len(entries) else NEVER
+        self._next_floor = self.floor
+        del entries[due:]
+        if not entries:
+            return 0
+        found = stage.read([entry[8:] for entry in entries])
+        for prefix in {key[:4] for key in found}:
+            topic = self._topics.by_id.get(int.from_bytes(prefix, "big"))
+            if topic is not None and topic.acts:
+                self._decide(stage, topic, {key: value for key, value in found.items() if key[:4] == prefix})
+        # An expired record's own entry is among these too; deleting it once is enough.
+        stage.batch.deletes[EXPIRY] = entries
+        self._next_floor = entries[-1] + b"\0"
+        stage.batch.puts[META][FLOOR_KEY] = self._next_floor
+        return len(entries)
+
+    def _decide(self, stage: Stage, topic: Topic, found: dict[bytes, bytes]) -> None:
+        """Expires the records that are due, re-arms the others. A topic at a time, in deadline order within it."""
+        now = stage.now_bytes
+        due = {key: value for key, value in found.items() if value[24:32] <= now}
+        if due:
+            stage.expire_all(topic, list(due), list(due.values()))
+        if len(due) < len(found):
+            for key, value in found.items():
+                if now < value[24:32] < _NEVER_BYTES:
+                    stage.arm(unpack_i64(value[24:32]), key)
+
+    def swept(self, stage: Stage) -> None:
+        """The sweep staged last has been committed."""
+        self.floor = self._next_floor
+        self.next_due = self._next_known
+        self.committed(stage)
+
+    def lower(self, stage: Stage) -> None:
+        """Before any commit: makes its batch lower the floor where it puts an entry below it (E1)."""
+        # Also when the times are equal: its key may come before that of the floor.
+        if stage.earliest != NEVER and i64(stage.earliest) <= self._floor_after(stage)[:8]:
+            stage.batch.puts[META][FLOOR_KEY] = i64(stage.earliest)
+
+    def _floor_after(self, stage: Stage) -> bytes:
+        return stage.batch.puts[META].get(FLOOR_KEY, self.floor)
+
+    def committed(self, stage: Stage) -> None:
+        """After any commit: the entries that it put count."""
+        if stage.earliest < self.next_due:
+            self.next_due = stage.earliest
+        if stage.earliest != NEVER and i64(stage.earliest) <= self.floor[:8]:
+            self.floor = i64(stage.earliest)
+
+    def overdue(
+        self, now_micros: int, *, prefix: bytes = b"", at_most: int, cut: OverdueCut | None = None
+    ) -> dict[int, int]:
+        """Counts overdue records that are not yet swept, by topic id, ending once `at_most` are found. From any thread.
+
+        `prefix` is a topic's, for that one alone. Entries whose record has been refreshed or deleted are looked up and
+        left out, as is the second entry of a record. With a `cut`, which it closes, all of that is as of the cut;
+        without one, what is swept meanwhile may be missing.
+        """
+        found: set[bytes] = set()
+        pending: list[bytes] = []
+        due = i64(now_micros)
+        cut = cut or self.overdue_cut()
+        try:
+            for entry in cut.entries.keys(cut.floor, i64(now_micros + 1)):
+                if not entry.startswith(prefix, 8):
+                    continue
+                pending.append(entry[8:])
+                if len(pending) >= 1000:
+                    self._add_overdue(pending, due, found, cut)
+                    pending.clear()
+                    if len(found) >= at_most:
+                        break
+            self._add_overdue(pending, due, found, cut)
+        finally:
+            cut.close()
+        counts = Counter(key[:4] for key in found)
+        return {int.from_bytes(topic, "big"): count for topic, count in counts.items()}
+
+    def overdue_cut(self) -> OverdueCut:
+        """What `overdue` reads, as of now; of one instant if the caller sees to it that nothing is committed."""
+        return OverdueCut(
+            self.floor, self._rocks.cursor(EXPIRY, fill_cache=False), self._rocks.cursor(RECORDS, fill_cache=False)
+        )
+
+    def _add_overdue(self, store_keys: list[bytes], due: bytes, found: set[bytes], cut: OverdueCut) -> None:
+        topics = self._topics.by_id
+        for key in sorted(store_keys):  # in order, so that a seek lands near the one before
+            value = cut.records.find(key)
+            topic = topics.get(int.from_bytes(key[:4], "big"))
+            if value is not None and topic is not None and topic.acts and value[24:32] <= due:
+                found.add(key)
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueCut:
+    """The expiry index and the records at one instant."""
+
+    floor: bytes
+    entries: Cursor
+    records: Cursor
+
+    def close(self) -> None:
+        """Lets go of both."""
+        self.entries.close()
+        self.records.close()
+
+
+_NEVER_BYTES: Final = i64(NEVER)
+
+
+def _time_of(entry: bytes) -> bytes:
+    return entry[:8]

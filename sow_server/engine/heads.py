@@ -1,0 +1,58 @@
+"""The head cache: record key → 40-byte header, so that an update need not read the old record (owned by the writer).
+
+H1  An entry is what is on disk: entries change only after their commit, and go with their record.
+H2  About `capacity` entries, in two generations; the older goes when, after a commit, the younger is half full.
+    That is nearly least-recently-used, and costs no bookkeeping per look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class HeadCache:
+    """Two generations of headers by store key (topic ‖ record key)."""
+
+    __slots__ = ("_half", "_old", "_young")
+
+    def __init__(self, capacity: int) -> None:
+        self._half = max(1, capacity // 2)
+        self._young: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def find(self, keys: Sequence[bytes], heads: dict[bytes, bytes | None]) -> list[bytes]:
+        """Puts the cached heads of `keys` into `heads`; returns the keys that are in neither."""
+        if heads:
+            keys = [key for key in keys if key not in heads]
+        # Whole columns, as this is on the path of every publish.
+        heads.update(zip(keys, map(self._young.get, keys), strict=True))
+        missing = [key for key in keys if heads[key] is None]
+        if missing and self._old:
+            heads.update(zip(missing, map(self._old.get, missing), strict=True))
+            missing = [key for key in missing if heads[key] is None]
+        for key in missing:
+            heads.pop(key, None)
+        return missing
+
+    def update(self, heads: Mapping[bytes, bytes | None], removed: Sequence[bytes]) -> None:
+        """Takes over the heads of a commit; `removed` are the keys whose record is gone."""
+        young = self._young
+        if removed or None in heads.values():
+            forget_young, forget_old = young.pop, self._old.pop
+            for key in removed:
+                if heads[key] is None:
+                    forget_young(key, None)
+                    forget_old(key, None)
+            # Keys that were looked up and are not there have no place here either.
+            young.update({key: head for key, head in heads.items() if head is not None})
+        else:
+            young.update(heads)  # type: ignore[arg-type]  # there is no None among them
+        if len(young) > self._half:
+            self._old, self._young = young, {}
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._young, self._old = {}, {}

@@ -1,0 +1,217 @@
+"""The values that pass through the store's door: requests, outcomes, records, settings of topics.
+
+Times are int microseconds since the epoch, ttls int microseconds; `NEVER` is the expire time of what never expires
+(inside the server only: on the wire never is spelled out, rule L2).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sow_server.engine.errors import Reason
+
+NEVER: Final = 2**63 - 1
+MICROS: Final = 1_000_000
+TTL_MAX_MICROS: Final = 3_653 * 86_400 * MICROS
+"""Longest lifetime: ten years with their leap days (rule L18)."""
+
+
+class MessageType(enum.StrEnum):
+    """Encoding of a topic's payloads (rule K2)."""
+
+    JSON = "json"
+    MSGPACK = "msgpack"
+    FIX = "fix"
+    NVFIX = "nvfix"
+    BINARY = "binary"
+
+
+class Expiration(enum.StrEnum):
+    """Whether and how a topic's records expire (rule L3)."""
+
+    DISABLED = "disabled"
+    ENABLED = "enabled"
+    REJECT = "reject"
+
+
+class LifetimeKind(enum.IntEnum):
+    """What a publisher says of a lifetime (rule L2); numbered as in `sow.v1.LifetimeKind`."""
+
+    ABSENT = 0
+    TTL = 1
+    EXPIRE_TIME = 2
+    NEVER = 3
+
+
+class Lifetime(NamedTuple):
+    """A lifetime as a publisher gives it: `micros` is a ttl or an expire time by `kind`, else 0."""
+
+    kind: LifetimeKind
+    micros: int = 0
+
+
+ABSENT: Final = Lifetime(LifetimeKind.ABSENT)
+PERMANENT: Final = Lifetime(LifetimeKind.NEVER)
+
+
+class TtlMode(enum.IntEnum):
+    """What an update does to the stamp of a live record (rule L6)."""
+
+    RESET = 1
+    KEEP = 2
+
+
+class Durability(enum.IntEnum):
+    """When a write is acknowledged (rule P5); numbered as in `sow.v1.Durability`."""
+
+    FSYNC = 1
+    BUFFERED = 2
+
+
+class ConditionKind(enum.IntEnum):
+    """What must hold of the live record for a write to be applied (rule P3)."""
+
+    IF_ABSENT = 1
+    IF_PRESENT = 2
+    IF_VERSION = 3
+
+
+class Condition(NamedTuple):
+    """A condition; `version` counts for IF_VERSION only."""
+
+    kind: ConditionKind
+    version: int = 0
+
+
+class PublisherPosition(NamedTuple):
+    """Who publishes, and the sequence of the request's first record (rule P6)."""
+
+    publisher_id: str
+    epoch: int
+    first_sequence: int
+
+
+class PublishChannel:
+    """What the requests of one publish stream have in common: once broken, nothing after is applied (rule P6)."""
+
+    __slots__ = ("broken",)
+
+    def __init__(self) -> None:
+        self.broken = False
+
+
+@dataclass(slots=True, eq=False)
+class Publish:
+    """Records to put, in columns; every column that is not None is as long as `payloads`."""
+
+    topic: str
+    payloads: Sequence[bytes]
+    keys: Sequence[str] | None = None
+    lifetime: Lifetime = ABSENT
+    lifetimes: Sequence[Lifetime] | None = None
+    ttl_mode: TtlMode = TtlMode.RESET
+    conditions: Sequence[Condition | None] | None = None
+    durability: Durability = Durability.FSYNC
+    atomic: bool = False
+    publisher: PublisherPosition | None = None
+    channel: PublishChannel | None = None
+    want_results: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Touch:
+    """Keys whose records get a new lifetime, without a payload (rule P8)."""
+
+    topic: str
+    keys: Sequence[str]
+    lifetime: Lifetime = ABSENT
+    condition: Condition | None = None
+    durability: Durability = Durability.FSYNC
+
+
+@dataclass(slots=True, eq=False)
+class Delete:
+    """Records to delete: by keys, or by a payload whose key is derived as for a publish (rule D1)."""
+
+    topic: str
+    keys: Sequence[str] | None = None
+    payload: bytes | None = None
+    durability: Durability = Durability.FSYNC
+
+
+class Refusal(NamedTuple):
+    """One record that was not applied."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a refusal
+    reason: Reason
+    message: str
+    current_version: int = 0
+
+
+class Applied(NamedTuple):
+    """One record that was applied; version and sequence are 0 for a duplicate."""
+
+    key: str
+    version: int
+    expire_time_micros: int
+    sequence: int
+    ttl_ignored: bool = False
+    duplicate: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request. `results` (one per record) only where the request wants them."""
+
+    durability: Durability = Durability.FSYNC
+    applied: int = 0
+    duplicates: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    last_version: int = 0
+    last_sequence: int = 0
+    results: list[Applied | Refusal] | None = None
+
+
+class Record(NamedTuple):
+    """A record as stored (rule K6); `key` is the UTF-8 of the record key."""
+
+    key: bytes
+    payload: bytes
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    origin: int
+    sequence: int
+
+
+class TopicSettings(NamedTuple):
+    """What an administrator sets on a topic. None: no such bound, or unlimited."""
+
+    key: tuple[str, ...] = ()
+    message_type: MessageType = MessageType.JSON
+    expiration: Expiration = Expiration.DISABLED
+    default_ttl_micros: int | None = None
+    min_ttl_micros: int | None = None
+    max_ttl_micros: int | None = None
+    journal: bool = True
+    separator: bytes = b"\x01"
+    retain_time_micros: int | None = 600 * MICROS
+    retain_bytes: int | None = 256 * 2**20
+
+    @property
+    def acts_on_expiration(self) -> bool:
+        """Whether a stamp makes a record expire (rule L7). Stamps from before `reject` was set still count."""
+        return self.expiration is not Expiration.DISABLED
+
+
+class TopicStatistics(NamedTuple):
+    """Figures of a topic (rule L16)."""
+
+    stored_records: int
+    stored_bytes: int
+    journal_bytes: int
+    journal_entries: int
+    floor_sequence: int

@@ -1,0 +1,603 @@
+"""What a publish, a touch and a delete do: the rules, record by record, on a `Stage`.
+
+A `Job` is a request on its way through the writer, perhaps over several commits. Each step stages one slice of it and
+returns a `Slice`, the outcome of which the writer merges only after the commit: a commit that fails changes no job.
+
+    M1  Records are decided in the order of the request (rules P4, P7).
+    M2  A refused record changes nothing but the memory of its publisher.
+    M3  Publisher sequences at or below the highest seen are never applied again (rule P6).
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Final
+
+from sow_server.engine import lifetimes
+from sow_server.engine.codec import (
+    HEADER_FAST,
+    PUT,
+    TOUCH,
+    header_start,
+    i64,
+    payload_bytes_total,
+    read_header,
+    sequences,
+)
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.lifetimes import LifetimeError
+from sow_server.engine.model import (
+    NEVER,
+    Applied,
+    Condition,
+    ConditionKind,
+    Delete,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Outcome,
+    Publish,
+    PublisherPosition,
+    Refusal,
+    Touch,
+    TtlMode,
+)
+from sow_server.engine.payloads import BadRecord, KeyColumn
+from sow_server.engine.publishers import Publisher, PublisherCache
+from sow_server.engine.rocks import RECORDS
+from sow_server.engine.stage import Stage
+from sow_server.engine.topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of rule K8."""
+
+    payload_bytes_max: int = 2**20
+    key_bytes_max: int = 1024
+    request_records_max: int = 10_000
+    request_bytes_max: int = 16 * 2**20
+    atomic_records_max: int = 1000
+
+
+Result = Applied | Refusal
+Done = Callable[[Outcome | StoreError], None]
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """What one commit does of a job, or would have done."""
+
+    count: int
+    applied: int = 0
+    duplicates: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    last_version: int = 0
+    last_sequence: int = 0
+    results: list[Result] = field(default_factory=list)
+
+
+class AtomicAborted(Exception):
+    """A record of an atomic request was refused: nothing of the stage may be written."""
+
+    def __init__(self, refusals: list[Refusal]) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+
+class Job:
+    """A request in the writer's hands. `keys` is complete once `prepare` has run."""
+
+    __slots__ = ("all_have_keys", "done", "keys", "outcome", "position", "request", "size", "store_keys", "topic")
+
+    def __init__(self, request: Publish | Touch | Delete, done: Done) -> None:
+        self.request = request
+        self.done = done
+        self.topic: Topic | None = None
+        self.keys: KeyColumn = []
+        self.store_keys: list[bytes] = []
+        """topic ‖ record key, in the order of `keys`; empty for a record without a key."""
+        self.all_have_keys = True
+        self.position = 0
+        self.size = sum(map(len, request.payloads)) if isinstance(request, Publish) else 0
+        """Bytes of payload, for the bounds on requests and on the queue."""
+        self.outcome = Outcome(durability=request.durability)
+        if not isinstance(request, Publish) or request.want_results:
+            self.outcome.results = []
+
+    @property
+    def alone(self) -> bool:
+        """Whether the job needs a commit of its own: undoing an atomic request undoes the whole commit."""
+        return isinstance(self.request, Publish) and self.request.atomic and len(self.request.payloads) > 1
+
+    @property
+    def left(self) -> int:
+        """Records not yet decided."""
+        return len(self.keys) - self.position
+
+    def merge(self, part: Slice) -> None:
+        """Takes over what a commit has done."""
+        outcome = self.outcome
+        self.position += part.count
+        outcome.applied += part.applied
+        outcome.duplicates += part.duplicates
+        outcome.refusals += part.refusals
+        outcome.last_version = part.last_version or outcome.last_version
+        outcome.last_sequence = part.last_sequence or outcome.last_sequence
+        if outcome.results is not None:
+            outcome.results += part.results
+
+
+# --- preparing -------------------------------------------------------------------------------------------------------
+
+
+def prepare(job: Job, topic: Topic, limits: Limits) -> None:
+    """Checks a request against its topic and the limits, and derives its keys. Raises StoreError."""
+    request = job.request
+    job.topic = topic
+    match request:
+        case Publish():
+            check_size(request, job.size, limits)
+            job.keys = _publish_keys(request, topic)
+            _check_lengths(job.keys, request.payloads, limits)
+        case Touch():
+            job.keys = _given_keys(request.keys, limits)
+        case Delete(payload=None, keys=keys):
+            assert keys is not None, "a delete has keys or a payload; the services check it"
+            job.keys = _given_keys(keys, limits)
+        case Delete(payload=payload):
+            assert payload is not None, "as above"
+            if topic.derive_keys is None:
+                raise StoreError(
+                    Reason.KEY_REQUIRED,
+                    f"payload: topic {topic.name} has no key fields to derive a key from; delete by key",
+                    field="by_payload",
+                )
+            job.keys = topic.derive_keys([payload])
+            if isinstance(bad := job.keys[0], BadRecord):
+                raise StoreError(bad.reason, bad.message, field="by_payload")
+    job.all_have_keys = BadRecord not in set(map(type, job.keys))
+    prefix = topic.prefix
+    job.store_keys = [prefix + key if type(key) is bytes else b"" for key in job.keys]
+
+
+def check_size(request: Publish, size: int, limits: Limits) -> None:
+    """Raises StoreError for a request beyond the limits of rule K8, or with columns of unequal length."""
+    count = len(request.payloads)
+    if count == 0:
+        raise StoreError(Reason.INVALID_ARGUMENT, "payload: a publish needs at least one record", field="payload")
+    for name, column in (("key", request.keys), ("lifetime_kind", request.lifetimes)):
+        if column is not None and len(column) != count:
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"{name}: has {len(column)} entries for {count} payloads", field=name
+            )
+    if count > limits.request_records_max:
+        raise StoreError(
+            Reason.REQUEST_TOO_LARGE,
+            f"payload: {count} records are more than the limit of {limits.request_records_max} per request",
+            field="payload",
+        )
+    if size > limits.request_bytes_max:
+        raise StoreError(
+            Reason.REQUEST_TOO_LARGE,
+            f"payload: {size} bytes are more than the limit of {limits.request_bytes_max} per request",
+            field="payload",
+        )
+    if request.atomic and count > limits.atomic_records_max:
+        raise StoreError(
+            Reason.ATOMIC_TOO_LARGE,
+            f"payload: {count} records are more than the limit of {limits.atomic_records_max} per atomic request",
+            field="payload",
+        )
+
+
+def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
+    if topic.derive_keys is not None:
+        if request.keys is not None:
+            raise StoreError(
+                Reason.KEY_NOT_ALLOWED,
+                f"key: topic {topic.name} derives its keys from {', '.join(topic.settings.key)}",
+                field="key",
+            )
+        return topic.derive_keys(request.payloads)
+    if request.keys is None:
+        raise StoreError(
+            Reason.KEY_REQUIRED,
+            f"key: topic {topic.name} has no key fields, so every record needs a key",
+            field="key",
+        )
+    keys: KeyColumn = []
+    check = topic.format.check
+    for key, payload in zip(request.keys, request.payloads, strict=True):
+        bad = check(payload)
+        if bad is not None:
+            keys.append(bad)
+        elif not key:
+            keys.append(BadRecord(Reason.KEY_REQUIRED, "key: is empty"))
+        else:
+            keys.append(_encode_key(key))
+    return keys
+
+
+def _encode_key(key: str) -> bytes | BadRecord:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        return BadRecord(Reason.KEY_NOT_UTF8, "key: is not well-formed Unicode")
+
+
+def _given_keys(keys: Sequence[str], limits: Limits) -> KeyColumn:
+    if not keys:
+        raise StoreError(Reason.INVALID_ARGUMENT, "keys: at least one key is needed", field="keys")
+    if len(keys) > limits.request_records_max:
+        raise StoreError(
+            Reason.REQUEST_TOO_LARGE,
+            f"keys: {len(keys)} keys are more than the limit of {limits.request_records_max} per request",
+            field="keys",
+        )
+    return [_encode_key(key) for key in keys]
+
+
+def _check_lengths(keys: KeyColumn, payloads: Sequence[bytes], limits: Limits) -> None:
+    """Replaces the keys of records that are too large by the reason."""
+    if max(map(len, payloads)) > limits.payload_bytes_max:
+        for index, payload in enumerate(payloads):
+            if len(payload) > limits.payload_bytes_max:
+                keys[index] = BadRecord(
+                    Reason.PAYLOAD_TOO_LARGE,
+                    f"payload: {len(payload)} bytes are more than the limit of {limits.payload_bytes_max}",
+                )
+    if max(map(len, keys)) > limits.key_bytes_max:
+        for index, key in enumerate(keys):
+            if type(key) is bytes and len(key) > limits.key_bytes_max:
+                keys[index] = BadRecord(
+                    Reason.KEY_TOO_LARGE, f"key: {len(key)} bytes are more than the limit of {limits.key_bytes_max}"
+                )
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+def store_keys(job: Job, count: int) -> list[bytes]:
+    """The store keys of the next `count` records of a job that have one."""
+    keys = job.store_keys[job.position : job.position + count]
+    return keys if job.all_have_keys else [key for key in keys if key]
+
+
+def stage_job(stage: Stage, job: Job, count: int, publishers: PublisherCache) -> Slice:
+    """Stages the next `count` records of a job. Raises StoreError (nothing of the job is staged) or AtomicAborted."""
+    topic = job.topic
+    assert topic is not None, "the job has been prepared"
+    match job.request:
+        case Publish() as publish:
+            return _stage_publish(stage, job, publish, topic, count, publishers)
+        case Touch() as touch:
+            return _stage_touch(stage, job, touch, topic, count)
+        case Delete():
+            return _stage_delete(stage, job, topic, count)
+
+
+def _stage_publish(
+    stage: Stage, job: Job, request: Publish, topic: Topic, count: int, publishers: PublisherCache
+) -> Slice:
+    part = Slice(count)
+    start, stop = job.position, job.position + count
+    position = request.publisher
+    publisher: Publisher | None = None
+    if position is not None:
+        publisher = stage.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
+        publisher = publisher.admit(position)
+        start = _skip_duplicates(job, request, position, publisher, part, start, stop)
+    _put_all(stage, job, request, topic, start, stop, part)
+    if request.atomic and part.refusals and part.applied:
+        raise AtomicAborted(part.refusals)
+    if publisher is not None and position is not None and start < stop:
+        refused = [
+            refusal._replace(index=position.first_sequence + refusal.index)
+            for refusal in part.refusals
+            if refusal.index >= start
+        ]
+        stage.publishers[position.publisher_id] = publisher.advance(
+            position.first_sequence + stop - 1, refused, stage.now
+        )
+    return part
+
+
+def _skip_duplicates(
+    job: Job,
+    request: Publish,
+    position: PublisherPosition,
+    publisher: Publisher,
+    part: Slice,
+    start: int,
+    stop: int,
+) -> int:
+    """Answers the records that were decided before with their original outcome; returns where new ones begin."""
+    first_new = min(stop, max(start, publisher.highest_sequence + 1 - position.first_sequence))
+    for index in range(start, first_new):
+        conditional = request.conditions is not None and request.conditions[index] is not None
+        refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional)
+        key = job.keys[index]
+        if refusal is not None:
+            refusal = refusal._replace(index=index)
+        elif isinstance(key, BadRecord):
+            refusal = Refusal(index, key.reason, key.message)
+        if refusal is not None:
+            part.refusals.append(refusal)
+            part.results.append(refusal)
+        else:
+            assert isinstance(key, bytes), "either a key or a reason"
+            part.duplicates += 1
+            if request.want_results:
+                part.results.append(Applied(key.decode(), 0, NEVER, 0, duplicate=True))
+    return first_new
+
+
+def _put_all(stage: Stage, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
+    """Puts the records of a slice: runs of plain ones column by column, what needs more thought record by record.
+
+    More thought needs a record without a key, one whose lifetime is refused or is over at once, and one that meets an
+    overdue record; and all of them where the request has conditions, keeps stamps, is atomic, or wants results.
+    """
+    count = stop - start
+    if (
+        request.conditions is not None
+        or request.ttl_mode is TtlMode.KEEP
+        or request.want_results
+        or request.atomic
+        or count < PLAIN_RECORDS_MIN
+    ):
+        _put_each(stage, job, request, topic, start, stop, part)
+        return
+    expire_times = _expire_times(request, topic, stage.now, start, stop)
+    store_keys = job.store_keys[start:stop]
+    thought: set[int] = set()
+    if min(expire_times) <= stage.now:
+        thought.update(index for index, expire_time in enumerate(expire_times) if expire_time <= stage.now)
+    if not job.all_have_keys:
+        thought.update(index for index, store_key in enumerate(store_keys) if not store_key)
+    if topic.acts:
+        stamps = [_NEVER_BYTES if head is None else head[24:32] for head in map(stage.heads.get, store_keys)]
+        if min(stamps) <= stage.now_bytes:
+            thought.update(index for index, stamp in enumerate(stamps) if stamp <= stage.now_bytes)
+    if len(thought) * PLAIN_RECORDS_MIN > count:
+        _put_each(stage, job, request, topic, start, stop, part)
+        return
+    at = 0
+    for index in sorted(thought):
+        if at < index:
+            _put_plain(stage, job, request, topic, expire_times[at:index], start + at, start + index, part)
+        _put_each(stage, job, request, topic, start + index, start + index + 1, part)
+        at = index + 1
+    if at < count:
+        _put_plain(stage, job, request, topic, expire_times[at:], start + at, stop, part)
+
+
+def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, stop: int) -> list[int]:
+    """The stamps of a slice of records; 0 where the lifetime is refused."""
+
+    def stamp(lifetime: Lifetime) -> int:
+        try:
+            return lifetimes.expire_time(topic.settings, lifetime, now_micros)
+        except LifetimeError:
+            return 0
+
+    common = stamp(request.lifetime)
+    if request.lifetimes is None:
+        return [common] * (stop - start)
+    given = request.lifetimes[start:stop]
+    # Publishers use few different lifetimes, so each is worked out once.
+    stamps = {lifetime: stamp(lifetime) for lifetime in set(given) if lifetime.kind is not LifetimeKind.ABSENT}
+    return [stamps.get(lifetime, common) for lifetime in given]
+
+
+def _put_plain(
+    stage: Stage,
+    job: Job,
+    request: Publish,
+    topic: Topic,
+    expire_times: list[int],
+    start: int,
+    stop: int,
+    part: Slice,
+) -> None:
+    """The hot path: unconditional puts with expire times ahead, over nothing overdue. Publishing is as fast as this.
+
+    It does to each record what `Stage.put` does, column by column instead of record by record, so that the interpreter
+    runs a few bytecodes a record and C the rest; the property tests hold the two together.
+    """
+    keys, payloads, store_keys = job.keys[start:stop], request.payloads[start:stop], job.store_keys[start:stop]
+    count, version, sequence = stop - start, stage.next_version, stage.next_sequence
+    alike = min(expire_times) == max(expire_times)
+    expire_bytes = [i64(expire_times[0])] * count if alike else list(map(i64, expire_times))
+    now_bytes = stage.now_bytes
+    lengths = list(map(len, payloads))
+    new_heads = list(
+        map(
+            HEADER_FAST.pack,
+            repeat(header_start(stage.origin)),
+            lengths,
+            range(version, version + count),
+            repeat(now_bytes + expire_bytes[0]) if alike else [now_bytes + stamp for stamp in expire_bytes],
+            range(sequence, sequence + count),
+        )
+    )
+    heads = stage.heads
+    old_heads: list[bytes | None] = []
+    for store_key, new_head in zip(store_keys, new_heads, strict=True):
+        # One by one, as a key may come twice: then its second old head is its first new one.
+        old_heads.append(heads[store_key])
+        heads[store_key] = new_head
+    if topic.acts and not (alike and expire_times[0] == NEVER):
+        stage.arm_all(
+            min(expire_times),
+            [
+                stamp + store_key
+                for stamp, store_key, head in zip(expire_bytes, store_keys, old_heads, strict=True)
+                if stamp != _NEVER_BYTES and (head is None or stamp < head[24:32])
+            ],
+        )
+    stage.batch.puts[RECORDS].update(zip(store_keys, map(operator.add, new_heads, payloads), strict=True))
+    found = [head for head in old_heads if head is not None]
+    size = sum(lengths) - payload_bytes_total(found)
+    if len(found) < count:
+        size += sum(len(key) for key, head in zip(keys, old_heads, strict=True) if head is None)
+    stage.count(topic, count - len(found), size)
+    chunk = stage.chunk(topic)
+    if chunk is not None:
+        chunk.change += bytes((PUT,)) * count
+        chunk.version.counting(version, count)
+        chunk.publish_time.constant(stage.now, count)
+        if alike:
+            chunk.expire_time.constant(expire_times[0], count)
+        else:
+            chunk.expire_time.numbers(array("q", expire_times))
+        chunk.origin.constant(stage.origin, count)
+        chunk.previous.numbers(sequences(old_heads))
+        chunk.removed_version.constant(0, count)
+        chunk.removed_origin.constant(0, count)
+        chunk.keys += keys  # type: ignore[arg-type]  # all of them are bytes
+        chunk.payloads += payloads
+    stage.next_version, stage.next_sequence = version + count, sequence + count
+    part.applied += count
+    part.last_version, part.last_sequence = version + count - 1, sequence + count - 1
+
+
+def _put_each(stage: Stage, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
+    """Puts record by record: conditions, lifetimes of their own, kept stamps, results."""
+    for index in range(start, stop):
+        key = job.keys[index]
+        result: Result
+        if isinstance(key, BadRecord):
+            result = Refusal(index, key.reason, key.message)
+        else:
+            lifetime = request.lifetime
+            if request.lifetimes is not None and request.lifetimes[index].kind is not LifetimeKind.ABSENT:
+                lifetime = request.lifetimes[index]
+            condition = None if request.conditions is None else request.conditions[index]
+            result = _put_one(stage, topic, index, key, request.payloads[index], lifetime, request.ttl_mode, condition)
+        _add(part, result)
+
+
+def _put_one(
+    stage: Stage,
+    topic: Topic,
+    index: int,
+    key: bytes,
+    payload: bytes,
+    lifetime: Lifetime,
+    ttl_mode: TtlMode,
+    condition: Condition | None,
+) -> Result:
+    store_key = topic.prefix + key
+    try:
+        expire_time = lifetimes.expire_time(topic.settings, lifetime, stage.now)
+    except LifetimeError as error:
+        return Refusal(index, error.reason, error.message)
+    head = stage.live_head(topic, key, store_key)
+    if condition is not None and (failed := _failed(condition, head, index)) is not None:
+        return failed
+    if ttl_mode is TtlMode.KEEP and head is not None:
+        expire_time = read_header(head).expire_time_micros
+    version, sequence = stage.put(
+        topic, key, store_key, head, payload, change=PUT, publish_time=stage.now, expire_time=expire_time
+    )
+    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=_ttl_ignored(topic, lifetime))
+
+
+def _stage_touch(stage: Stage, job: Job, request: Touch, topic: Topic, count: int) -> Slice:
+    part = Slice(count)
+    stage.fetch_bodies(store_keys(job, count))
+    for index in range(job.position, job.position + count):
+        key = job.keys[index]
+        if isinstance(key, BadRecord):
+            _add(part, Refusal(index, key.reason, key.message))
+        else:
+            _add(part, _touch_one(stage, topic, index, key, request.lifetime, request.condition))
+    return part
+
+
+def _touch_one(
+    stage: Stage, topic: Topic, index: int, key: bytes, lifetime: Lifetime, condition: Condition | None
+) -> Result:
+    store_key = topic.prefix + key
+    try:
+        expire_time = lifetimes.expire_time(topic.settings, lifetime, stage.now)
+    except LifetimeError as error:
+        return Refusal(index, error.reason, error.message)
+    head = stage.live_head(topic, key, store_key)
+    if head is None:
+        return Refusal(index, Reason.RECORD_NOT_FOUND, f"key: there is no live record {_shown(key)}")
+    if condition is not None and (failed := _failed(condition, head, index)) is not None:
+        return failed
+    version, sequence = stage.put(
+        topic,
+        key,
+        store_key,
+        head,
+        stage.body(store_key),
+        change=TOUCH,
+        publish_time=read_header(head).publish_time_micros,
+        expire_time=expire_time,
+    )
+    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=_ttl_ignored(topic, lifetime))
+
+
+def _stage_delete(stage: Stage, job: Job, topic: Topic, count: int) -> Slice:
+    """Deletes; a key without a live record is no refusal: it does not match (rule D2)."""
+    part = Slice(count)
+    stage.fetch_bodies(store_keys(job, count))
+    for index in range(job.position, job.position + count):
+        key = job.keys[index]
+        if isinstance(key, BadRecord):
+            continue
+        store_key = topic.prefix + key
+        head = stage.live_head(topic, key, store_key)
+        if head is not None:
+            part.last_sequence = stage.delete(topic, key, store_key, head)
+            part.applied += 1
+    return part
+
+
+def _failed(condition: Condition, head: bytes | None, index: int) -> Refusal | None:
+    """Why a condition does not hold; None when it does (rule P3)."""
+    current = 0 if head is None else read_header(head).version
+    if condition.kind is ConditionKind.IF_ABSENT:
+        holds, wanted = head is None, "to be absent"
+    elif condition.kind is ConditionKind.IF_PRESENT:
+        holds, wanted = head is not None, "to be present"
+    else:
+        holds, wanted = head is not None and current == condition.version, f"at version {condition.version}"
+    if holds:
+        return None
+    found = "there is none" if head is None else f"it is at version {current}"
+    return Refusal(index, Reason.CONDITION_FAILED, f"condition: the record was wanted {wanted}, {found}", current)
+
+
+def _ttl_ignored(topic: Topic, lifetime: Lifetime) -> bool:
+    return topic.settings.expiration is Expiration.DISABLED and lifetime.kind is not LifetimeKind.ABSENT
+
+
+def _add(part: Slice, result: Result) -> None:
+    part.results.append(result)
+    if isinstance(result, Refusal):
+        part.refusals.append(result)
+    else:
+        part.applied += 1
+        part.last_version, part.last_sequence = result.version, result.sequence
+
+
+def _shown(key: bytes) -> str:
+    text = key.decode()
+    return repr(text if len(text) <= 80 else text[:77] + "…")
+
+
+_NEVER_BYTES: Final = i64(NEVER)
+PLAIN_RECORDS_MIN: Final = 8
+"""Going column by column has a price of its own, which this many records earn back."""
+FETCH_LATER: Final = (Touch, Delete)
+"""Requests that read whole records, not just heads."""

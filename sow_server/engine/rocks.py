@@ -1,0 +1,487 @@
+"""RocksDB, and the only module that imports rocksdict: each of its traps is handled here, and nowhere else.
+
+T1  Snapshots do not isolate iterators; an iterator is consistent as of its creation. `Rocks.cursor` opens one;
+    a cut over column families opens all of them between two commits.
+T2  `set_iterate_lower_bound` sets the upper bound: never called; a cursor seeks.
+T3  Iterator bounds dangle with their ReadOptions: no bounds are set; a cursor compares keys in Python and keeps
+    its ReadOptions alive.
+T4  `items()` ends silently at a corrupt block: a cursor checks `status()` whenever it runs out.
+T5  `write` holds the GIL, `flush_wal` does not: batches are written unsynced, then the log is synced.
+T6  A stalled `write` would freeze every thread: `no_slowdown`, and `Stalled` is raised. A WriteBatch is consumed
+    even by a failed write: a `Batch` is plain data and can be written again.
+T7  After a failed log write the database stays broken: `Failed` is final for this handle.
+T8  The default log recovery drops all that follows a damaged spot: a torn tail opens, damage before it refuses.
+T9  `close` frees the lock only when every handle and iterator is gone: `Rocks` owns and closes them all.
+T10 Keys and values are exactly bytes; errors are bare exceptions, told apart by prefix in `_translate` only.
+T11 A database whose CURRENT file is gone would be created anew, empty: `create` says whether that is meant.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import rocksdict
+
+RECORDS: Final = "records"
+EXPIRY: Final = "expiry"
+JOURNAL: Final = "journal"
+COMMITS: Final = "commits"
+INDEXES: Final = "indexes"
+META: Final = "meta"
+FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, META)
+
+
+class RocksError(Exception):
+    """Whatever RocksDB says, told apart by subclass."""
+
+
+class Locked(RocksError):
+    """Another process has the database open."""
+
+
+class Damaged(RocksError):
+    """A checksum or a file does not hold."""
+
+
+class Stalled(RocksError):
+    """A write would have had to wait for compaction; nothing was written, the same batch may be tried again."""
+
+
+class Failed(RocksError):
+    """Input or output failed. After a failed write the handle is broken for good (T7)."""
+
+
+class DiskFull(Failed):
+    """There is no space, or a file may not grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RocksOptions:
+    """Memory and work that RocksDB may use."""
+
+    block_cache_bytes: int = 128 * 2**20
+    records_memtable_bytes: int = 32 * 2**20
+    other_memtable_bytes: int = 16 * 2**20
+    log_bytes_max: int = 256 * 2**20
+    background_jobs: int = 2
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one atomic write changes: first ranges, then deletes, then puts, per column family.
+
+    Plain data, so that it survives a write that stalls (T6). A key stands in at most one of deletes and puts.
+    """
+
+    puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
+    deletes: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in FAMILIES})
+    ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+
+
+class Cursor:
+    """A position in one column family, consistent as of the cursor's creation (T1). Used by one thread at a time."""
+
+    __slots__ = ("__weakref__", "_iterator", "_read_options", "_reading")
+
+    def __init__(self, iterator: rocksdict.RdictIter, read_options: rocksdict.ReadOptions) -> None:
+        self._iterator: rocksdict.RdictIter | None = iterator
+        self._read_options = read_options  # T3
+        self._reading: weakref.ref[Generator[object, None, None]] | None = None
+
+    def rows(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from `start` (included) to `stop` (excluded; None: to the end), at most `limit`. Raises Damaged (T4).
+
+        One such reading at a time: each moves the cursor.
+        """
+        reading = self._rows(start, stop, limit)
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def _rows(self, start: bytes, stop: bytes | None, limit: int | None) -> Generator[tuple[bytes, bytes], None, None]:
+        at = self._open()
+        at.seek(start)
+        left = -1 if limit is None else limit
+        # Bound methods: a row costs four calls, and looking each of them up would cost as much again.
+        valid, key_of, value_of, step = at.valid, at.key, at.value, at.next
+        while left and valid():
+            key = key_of()
+            if stop is not None and key >= stop:
+                return
+            yield key, value_of()
+            left -= 1
+            step()
+        if left:
+            self._check(at)
+
+    def fill(
+        self,
+        start: bytes,
+        stop: bytes,
+        limit: int,
+        keys: list[bytes],
+        values: list[bytes],
+        *,
+        bytes_max: int = 2**20,
+    ) -> bytes | None:
+        """Appends at most `limit` rows from `start` to `stop` (excluded), ending early once the values reach
+        `bytes_max`; returns where to go on, None at the end.
+
+        The bulk form of `rows`: a generator would add to the cost of every row.
+        """
+        at = self._open()
+        at.seek(start)
+        add_key, add_value = keys.append, values.append
+        size, had = 0, len(keys)
+        valid, key_of, value_of, step = at.valid, at.key, at.value, at.next
+        for _ in range(limit):
+            if not valid():
+                self._check(at)
+                break
+            add_key(key_of())
+            value = value_of()
+            add_value(value)
+            step()
+            size += len(value)
+            if size >= bytes_max:
+                break
+        # Whether the end has been passed is asked once, not of every row.
+        end = bisect.bisect_left(keys, stop, lo=had)
+        if end < len(keys):
+            del values[end - len(keys) :], keys[end:]
+            return None
+        if not valid():
+            self._check(at)
+            return None
+        following: bytes = key_of()
+        return following if following < stop else None
+
+    def fill_keys(self, start: bytes, limit: int, keys: list[bytes]) -> None:
+        """Appends at most `limit` keys from `start` on: the bulk form of `keys`."""
+        at = self._open()
+        at.seek(start)
+        add = keys.append
+        valid, key_of, step = at.valid, at.key, at.next
+        for _ in range(limit):
+            if not valid():
+                self._check(at)
+                return
+            add(key_of())
+            step()
+
+    def keys(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[bytes]:
+        """Like `rows`, keys only."""
+        reading = self._keys(start, stop, limit)
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def _keys(self, start: bytes, stop: bytes | None, limit: int | None) -> Generator[bytes, None, None]:
+        at = self._open()
+        at.seek(start)
+        left = -1 if limit is None else limit
+        valid, key_of, step = at.valid, at.key, at.next
+        while left and valid():
+            key = key_of()
+            if stop is not None and key >= stop:
+                return
+            yield key
+            left -= 1
+            step()
+        if left:
+            self._check(at)
+
+    def find(self, key: bytes) -> bytes | None:
+        """The value of one key, as of the cursor's creation."""
+        at = self._open()
+        at.seek(key)
+        if at.valid():
+            return at.value() if at.key() == key else None
+        self._check(at)
+        return None
+
+    def last_before(self, stop: bytes) -> tuple[bytes, bytes] | None:
+        """The last row at or before `stop`."""
+        at = self._open()
+        at.seek_for_prev(stop)
+        if at.valid():
+            return at.key(), at.value()
+        self._check(at)
+        return None
+
+    def last(self) -> tuple[bytes, bytes] | None:
+        """The last row of the column family."""
+        at = self._open()
+        at.seek_to_last()
+        if at.valid():
+            return at.key(), at.value()
+        self._check(at)
+        return None
+
+    def close(self) -> None:
+        """Lets go of the iterator (T9); using the cursor afterwards is an error of the caller."""
+        self._iterator = None
+        if self._reading is not None and (reading := self._reading()) is not None:
+            reading.close()  # one that stopped half-way holds the iterator in its frame
+
+    def _open(self) -> rocksdict.RdictIter:
+        if self._iterator is None:
+            raise Failed("the store is closed")
+        return self._iterator
+
+    @staticmethod
+    def _check(at: rocksdict.RdictIter) -> None:
+        try:
+            at.status()
+        except Exception as error:
+            raise _translate(error) from error
+
+
+class Rocks:
+    """Owns the database handle, its column families, and every cursor on it."""
+
+    def __init__(self, path: Path, options: RocksOptions | None = None, *, create: bool) -> None:
+        """Opens the database at `path`; `create` makes a new one, which must not be there yet (T11).
+
+        Raises Locked, Damaged, DiskFull or Failed.
+        """
+        options = options or RocksOptions()
+        if create == (path / "CURRENT").exists():
+            raise Damaged(f"{path} holds a database already" if create else f"{path / 'CURRENT'} is missing")
+        self._path = path
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        try:
+            families = {name: _family_options(name, options) for name in FAMILIES}
+            self._db: rocksdict.Rdict | None = rocksdict.Rdict(
+                str(path), options=_database_options(options, create=create), column_families=families
+            )
+            self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
+            self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        except Exception as error:
+            raise _translate(error) from error
+        self._write_options = rocksdict.WriteOptions()
+        self._write_options.no_slowdown = True  # T6
+
+    # -- writing: the writer thread alone ---------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        """Applies `batch` atomically, without syncing. Raises Stalled (try again) or Failed (final)."""
+        db = self._open()
+        write = rocksdict.WriteBatch(raw_mode=True)
+        for name, begin, end in batch.ranges:
+            write.delete_range(begin, end, self._handles[name])
+        for name, keys in batch.deletes.items():
+            if keys:
+                write.set_default_column_family(self._handles[name])
+                deque(map(write.delete, keys), maxlen=0)
+        for name, puts in batch.puts.items():
+            if puts:
+                write.set_default_column_family(self._handles[name])
+                # map() in C: the loop costs less than the puts.
+                deque(map(write.put, puts.keys(), puts.values()), maxlen=0)
+        try:
+            db.write(write, self._write_options)
+        except Exception as error:
+            raise _translate(error) from error
+
+    def sync(self) -> None:
+        """Makes all that was written durable, without holding the GIL (T5). Raises Failed (final)."""
+        try:
+            self._open().flush_wal(True)
+        except Exception as error:
+            raise _translate(error) from error
+
+    # -- reading: any thread ----------------------------------------------------------------------------------------
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of one key."""
+        try:
+            value: bytes | None = self._family(family).get(key)
+        except Exception as error:
+            raise _translate(error) from error
+        return value
+
+    def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of many keys, in their order, without holding the GIL (T5)."""
+        if len(keys) < 2:
+            # A list-get pays for letting go of the GIL, which one key is not worth.
+            return [self.get(family, key) for key in keys]
+        try:
+            values: list[bytes | None] = self._family(family).get(list(keys))  # type: ignore[assignment]  # a list for a list
+        except Exception as error:
+            raise _translate(error) from error
+        return values
+
+    def cursor(self, family: str, *, fill_cache: bool = True) -> Cursor:
+        """A cursor on the state as of now."""
+        read_options = rocksdict.ReadOptions()
+        read_options.fill_cache(fill_cache)  # type: ignore[call-arg]  # a method; the stub says property
+        with self._lock:
+            cursor = Cursor(self._family(family).iter(read_options), read_options)
+            self._cursors.add(cursor)
+        return cursor
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    def verify(self) -> int:
+        """Reads every block of every column family once. Returns the rows read; raises Damaged."""
+        rows = 0
+        for name in FAMILIES:
+            read_options = rocksdict.ReadOptions()
+            read_options.fill_cache(False)  # type: ignore[call-arg]  # a method; the stub says property
+            at = self._family(name).iter(read_options)
+            at.seek_to_first()
+            valid, step = at.valid, at.next
+            while valid():
+                rows += 1
+                step()
+            Cursor._check(at)
+        return rows
+
+    def table_bytes(self) -> int:
+        """Bytes of the live table files."""
+        return sum(int(file["size"]) for file in self._open().live_files())
+
+    def flush(self) -> None:
+        """Writes the memtables out as table files."""
+        for name in FAMILIES:
+            try:
+                self._family(name).flush()
+            except Exception as error:
+                raise _translate(error) from error
+
+    def compact(self, family: str, begin: bytes | None = None, end: bytes | None = None) -> None:
+        """Compacts a key range, without holding the GIL."""
+        options = rocksdict.CompactOptions()
+        options.set_exclusive_manual_compaction(False)
+        options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
+        try:
+            self._family(family).compact_range(begin, end, options)
+        except Exception as error:
+            raise _translate(error) from error
+
+    def write_stalled(self) -> bool:
+        """Whether RocksDB is slowing writes down or stopping them at this moment."""
+        db = self._open()
+        return bool(
+            db.property_int_value("rocksdb.is-write-stopped")
+            or db.property_int_value("rocksdb.actual-delayed-write-rate")
+        )
+
+    def close(self) -> None:
+        """Closes everything and frees the lock (T9). No other thread may be inside a call."""
+        with self._lock:
+            db, self._db = self._db, None
+            if db is None:
+                return
+            for cursor in list(self._cursors):
+                cursor.close()
+            handles, self._handles = self._handles, {}
+            families, self._families = self._families, {}
+            # Closing flushes, and a broken handle (T7) fails at that once more. Nothing is lost with it: what was
+            # synced is in the log. Without suppressing it, the rest would stay open, and the lock taken.
+            for family in families.values():
+                with contextlib.suppress(Exception):
+                    family.close()
+            families.clear()
+            handles.clear()
+            with contextlib.suppress(Exception):
+                db.close()
+
+    def _open(self) -> rocksdict.Rdict:
+        if self._db is None:
+            raise Failed("the store is closed")
+        return self._db
+
+    def _family(self, name: str) -> rocksdict.Rdict:
+        try:
+            return self._families[name]
+        except KeyError:
+            raise Failed("the store is closed") from None
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes that the files below `path` take on disk."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:  # compaction removed it meanwhile
+                continue
+    return total
+
+
+def _database_options(options: RocksOptions, *, create: bool) -> rocksdict.Options:
+    database = rocksdict.Options(raw_mode=True)
+    database.create_if_missing(create)
+    database.create_missing_column_families(True)
+    database.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())  # T8
+    database.set_paranoid_checks(True)
+    database.set_max_total_wal_size(options.log_bytes_max)
+    database.set_max_background_jobs(options.background_jobs)
+    database.set_keep_log_file_num(4)
+    database.set_max_log_file_size(4 * 2**20)
+    database.set_bytes_per_sync(2**20)
+    return database
+
+
+def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
+    family = rocksdict.Options(raw_mode=True)
+    records = name == RECORDS
+    family.set_write_buffer_size(options.records_memtable_bytes if records else options.other_memtable_bytes)
+    family.set_max_write_buffer_number(4)
+    family.set_compression_type(rocksdict.DBCompressionType.lz4())
+    family.set_level_compaction_dynamic_level_bytes(True)
+    # Under no_slowdown a slowed write is a refused one, so slowing down starts late and stopping later still.
+    family.set_level_zero_slowdown_writes_trigger(40)
+    family.set_level_zero_stop_writes_trigger(60)
+    family.set_soft_pending_compaction_bytes_limit(64 * 2**30)
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_cache(_shared_cache(options.block_cache_bytes))
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    if records:
+        table.set_bloom_filter(10, False)
+        # Most look-ups of a publish are for keys that are not there: the memtable's own filter answers those.
+        family.set_memtable_prefix_bloom_ratio(0.1)
+        family.set_memtable_whole_key_filtering(True)
+    if name == EXPIRY:
+        # The head of this family is deleted all the time; compact files that are mostly tombstones.
+        family.add_compact_on_deletion_collector_factory(1000, 500, 0.5)
+    family.set_block_based_table_factory(table)
+    return family
+
+
+_caches: dict[int, rocksdict.Cache] = {}
+
+
+def _shared_cache(capacity: int) -> rocksdict.Cache:
+    """One block cache for all column families of a size; RocksDB keeps what an open database uses alive."""
+    return _caches.setdefault(capacity, rocksdict.Cache(capacity))
+
+
+def _translate(error: Exception) -> RocksError:
+    """The one place that reads RocksDB's error texts (T10)."""
+    if isinstance(error, RocksError):
+        return error
+    text = " ".join(str(error).split())  # some run over several lines, and a message is one
+    low = text.lower()
+    if "result incomplete" in low or "write stall" in low:
+        return Stalled(text)
+    if "lock hold by current process" in low or ("/lock" in low and "temporarily unavailable" in low):
+        return Locked(text)
+    if low.startswith("corruption") or "checksum mismatch" in low or "corrupted" in low:
+        return Damaged(text)
+    if os.strerror(errno.ENOSPC).lower() in low or os.strerror(errno.EFBIG).lower() in low or "maxsize" in low:
+        return DiskFull(text)
+    return Failed(text)

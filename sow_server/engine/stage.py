@@ -1,0 +1,299 @@
+"""One commit under construction: the mechanics of putting, deleting and expiring records.
+
+A `Stage` is plain data until the writer writes its batch; dropping it undoes everything. It mints versions and
+sequences from the writer's counters, which the writer takes over only after the write.
+
+    ST1  A record, its expiry entry, its journal entry and the topic's figures change in the one batch.
+    ST2  Every record that can expire has an expiry entry at or before its expire time. So an update to a later expire
+         time costs no index write: the old entry comes first, and the sweep re-arms it.
+    ST3  An overdue record is expired before anything else is done with its key (rule L10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sow_server.engine import journal
+from sow_server.engine.codec import (
+    DELETE,
+    EXPIRE,
+    HEADER_BYTES,
+    StoredStatistics,
+    encode_statistics,
+    header,
+    header_columns,
+    i64,
+    read_header,
+    u32,
+)
+from sow_server.engine.heads import HeadCache
+from sow_server.engine.journal import ChunkBuilder
+from sow_server.engine.model import NEVER
+from sow_server.engine.publishers import Publisher
+from sow_server.engine.publishers import encode as encode_publisher
+from sow_server.engine.rocks import EXPIRY, META, RECORDS, Batch, Rocks
+from sow_server.engine.topics import Topic
+
+STATISTICS_KEY: Final = b"stats/"
+PUBLISHER_KEY: Final = b"publisher/"
+
+
+class Stage:
+    """What one commit will change. Used by the writer thread alone, and once."""
+
+    __slots__ = (
+        "_cache",
+        "_rocks",
+        "_values",
+        "after",
+        "batch",
+        "chunks",
+        "earliest",
+        "expire_times",
+        "heads",
+        "next_sequence",
+        "next_version",
+        "now",
+        "now_bytes",
+        "origin",
+        "publishers",
+        "removed",
+        "result",
+        "statistics",
+    )
+
+    def __init__(
+        self, rocks: Rocks, cache: HeadCache, *, now_micros: int, last_version: int, next_sequence: int, origin: int
+    ) -> None:
+        self._rocks = rocks
+        self._cache = cache
+        self._values: dict[bytes, bytes] = {}
+        self.now = now_micros
+        self.now_bytes = i64(now_micros)
+        self.next_version = max(now_micros, last_version + 1)
+        self.next_sequence = next_sequence
+        self.origin = origin
+        self.batch = Batch()
+        self.chunks: list[ChunkBuilder] = []
+        self.heads: dict[bytes, bytes | None] = {}
+        """Heads as this commit leaves them; None where there is no record."""
+        self.removed: list[bytes] = []
+        self.statistics: dict[int, StoredStatistics] = {}
+        self.publishers: dict[str, Publisher] = {}
+        self.earliest = NEVER
+        """The earliest expire time among the expiry entries that this commit puts."""
+        self.after: Callable[[], object] | None = None
+        """What else follows from the commit, such as a topic's new settings: done before anybody can see a cut."""
+        self.result: object = None
+        """What `after` has returned."""
+        self.expire_times: list[int] = []
+        """Expire times of the records that this commit expires, for the lag metric."""
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def fetch_heads(self, store_keys: Sequence[bytes]) -> None:
+        """Makes `heads` complete for these keys: from the cache, the misses with one list-get."""
+        heads = self.heads
+        missing = self._cache.find(store_keys, heads)
+        if missing:
+            values = self._values
+            for key, value in zip(missing, self._rocks.multi_get(RECORDS, missing), strict=True):
+                if value is None:
+                    heads[key] = None
+                else:
+                    heads[key] = value[:HEADER_BYTES]
+                    values[key] = value
+
+    def fetch_bodies(self, store_keys: list[bytes]) -> None:
+        """Makes `body` cheap for these keys, and `heads` complete."""
+        wanted = [key for key in store_keys if key not in self._values and key not in self.heads]
+        for key, value in zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True):
+            self.heads[key] = None if value is None else value[:HEADER_BYTES]
+            if value is not None:
+                self._values[key] = value
+
+    def read(self, store_keys: list[bytes]) -> dict[bytes, bytes]:
+        """The stored values of those of the keys that have one, each key once. Before anything is staged."""
+        values = dict(zip(store_keys, self._rocks.multi_get(RECORDS, store_keys), strict=True))
+        return {key: value for key, value in values.items() if value is not None}
+
+    def body(self, store_key: bytes) -> bytes:
+        """The payload of a record that is there."""
+        value = self.batch.puts[RECORDS].get(store_key) or self._values.get(store_key)
+        if value is None:
+            value = self._rocks.get(RECORDS, store_key)
+            assert value is not None, "a head without a record: the head cache has lost touch with the store"
+        return value[HEADER_BYTES:]
+
+    def live_head(self, topic: Topic, key: bytes, store_key: bytes) -> bytes | None:
+        """The head of the live record of a fetched key; one that is overdue is expired first (ST3)."""
+        head = self.heads[store_key]
+        if head is not None and topic.acts and head[24:32] <= self.now_bytes:
+            self.expire(topic, key, store_key, head)
+            return None
+        return head
+
+    # -- changing ---------------------------------------------------------------------------------------------------
+
+    def chunk(self, topic: Topic) -> ChunkBuilder | None:
+        """Where the next change of `topic` is journaled; None for a topic without a journal."""
+        if not topic.settings.journal:
+            return None
+        last = self.chunks[-1] if self.chunks else None
+        if last is None or last.topic is not topic or last.first_sequence + len(last.keys) != self.next_sequence:
+            last = ChunkBuilder(topic, self.next_sequence)
+            self.chunks.append(last)
+        return last
+
+    def put(
+        self,
+        topic: Topic,
+        key: bytes,
+        store_key: bytes,
+        head: bytes | None,
+        payload: bytes,
+        *,
+        change: int,
+        publish_time: int,
+        expire_time: int,
+    ) -> tuple[int, int]:
+        """Puts a record over the live one with `head`; returns its version and sequence.
+
+        One that is due already is put and expired in this commit (rule L7).
+        """
+        version, sequence = self.next_version, self.next_sequence
+        chunk = self.chunk(topic)
+        new_head = header(
+            origin=self.origin,
+            payload_bytes=len(payload),
+            version=version,
+            publish_time=publish_time,
+            expire_time=expire_time,
+            sequence=sequence,
+        )
+        if chunk is not None:
+            chunk.change.append(change)
+            chunk.version.append(version)
+            chunk.publish_time.append(publish_time)
+            chunk.expire_time.append(expire_time)
+            chunk.origin.append(self.origin)
+            chunk.previous.append(0 if head is None else read_header(head).sequence)
+            chunk.removed_version.append(0)
+            chunk.removed_origin.append(0)
+            chunk.keys.append(key)
+            chunk.payloads.append(payload)
+        self.heads[store_key] = new_head
+        self.batch.puts[RECORDS][store_key] = new_head + payload
+        self.next_version = version + 1
+        self.next_sequence = sequence + 1
+        if head is None:
+            self.count(topic, 1, len(key) + len(payload))
+        else:
+            self.count(topic, 0, len(payload) - read_header(head).payload_bytes)
+        if topic.acts:
+            if expire_time <= self.now:
+                self.expire(topic, key, store_key, new_head)
+            elif expire_time != NEVER and (head is None or expire_time < read_header(head).expire_time_micros):
+                self.arm(expire_time, store_key)
+        return version, sequence
+
+    def delete(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> int:
+        """Deletes the live record with `head`; returns the sequence. The delete has a version of its own (D3, R4)."""
+        sequence = self._remove(topic, key, store_key, head, change=DELETE, version=self.next_version)
+        self.next_version += 1
+        return sequence
+
+    def expire(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> None:
+        """Expires the overdue record with `head` (rule L10)."""
+        due = read_header(head)
+        self._remove(topic, key, store_key, head, change=EXPIRE, version=due.version)
+        self.expire_times.append(due.expire_time_micros)
+
+    def expire_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
+        """Expires overdue records of one topic, each given once, with their stored values: what `expire` does,
+        but column by column. Their expiry entries are the caller's, the sweep's, to delete."""
+        count = len(store_keys)
+        columns = header_columns(values)
+        chunk = self.chunk(topic)
+        if chunk is not None:
+            chunk.change += bytes((EXPIRE,)) * count
+            chunk.version.numbers(columns.version)
+            chunk.publish_time.numbers(columns.publish_time)
+            chunk.expire_time.numbers(columns.expire_time)
+            chunk.origin.constant(self.origin, count)
+            chunk.previous.numbers(columns.sequence)
+            chunk.removed_version.numbers(columns.version)
+            chunk.removed_origin.numbers(columns.origin)
+            chunk.keys += [key[4:] for key in store_keys]
+            chunk.payloads += [value[HEADER_BYTES:] for value in values]
+        self.heads.update(dict.fromkeys(store_keys))
+        self.removed += store_keys
+        self.batch.deletes[RECORDS] += store_keys
+        self.expire_times += columns.expire_time
+        self.next_sequence += count
+        stored = sum(map(len, store_keys)) + sum(map(len, values))
+        self.count(topic, -count, (4 + HEADER_BYTES) * count - stored)
+
+    def arm(self, expire_time: int, store_key: bytes) -> None:
+        """Puts an expiry entry (ST2)."""
+        self.batch.puts[EXPIRY][i64(expire_time) + store_key] = b""
+        self.earliest = min(self.earliest, expire_time)
+
+    def arm_all(self, expire_time: int, entries: list[bytes]) -> None:
+        """Puts expiry entries of one expire time, whole (`expire time ‖ store key`)."""
+        if entries:
+            self.batch.puts[EXPIRY].update(dict.fromkeys(entries, b""))
+            self.earliest = min(self.earliest, expire_time)
+
+    def _remove(self, topic: Topic, key: bytes, store_key: bytes, head: bytes, *, change: int, version: int) -> int:
+        sequence = self.next_sequence
+        old = read_header(head)
+        chunk = self.chunk(topic)
+        if chunk is not None:
+            chunk.change.append(change)
+            chunk.version.append(version)
+            chunk.publish_time.append(old.publish_time_micros)
+            chunk.expire_time.append(old.expire_time_micros)
+            chunk.origin.append(self.origin)
+            chunk.previous.append(old.sequence)
+            chunk.removed_version.append(old.version)
+            chunk.removed_origin.append(old.origin)
+            chunk.keys.append(key)
+            chunk.payloads.append(self.body(store_key))
+        self.heads[store_key] = None
+        self.removed.append(store_key)
+        self.batch.puts[RECORDS].pop(store_key, None)
+        self.batch.deletes[RECORDS].append(store_key)
+        if topic.acts and old.expire_time_micros != NEVER:
+            # Its own entry, if it has one, need not wait for the sweep. A later put in this commit wins over this.
+            entry = head[24:32] + store_key
+            if entry not in self.batch.puts[EXPIRY]:
+                self.batch.deletes[EXPIRY].append(entry)
+        self.next_sequence = sequence + 1
+        self.count(topic, -1, -len(key) - old.payload_bytes)
+        return sequence
+
+    def count(self, topic: Topic, records: int, size: int) -> None:
+        """Adds to the topic's figures."""
+        figures = self.figures(topic)
+        self.statistics[topic.id] = figures._replace(
+            records=figures.records + records, record_bytes=figures.record_bytes + size
+        )
+
+    def figures(self, topic: Topic) -> StoredStatistics:
+        """The topic's figures as this commit leaves them."""
+        return self.statistics.setdefault(topic.id, topic.statistics)
+
+    # -- finishing --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> Batch:
+        """The complete batch."""
+        batch = self.batch
+        journal.append(batch, self.chunks, self.statistics, self.now)
+        meta = batch.puts[META]
+        for topic_id, figures in self.statistics.items():
+            meta[STATISTICS_KEY + u32(topic_id)] = encode_statistics(figures)
+        for publisher_id, publisher in self.publishers.items():
+            meta[PUBLISHER_KEY + publisher_id.encode()] = encode_publisher(publisher)
+        return batch

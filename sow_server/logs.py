@@ -1,0 +1,74 @@
+"""Logs: one stream of events with fields, on standard error; the standard library's loggers join it.
+
+    G1  Every line has `time` (UTC), `level`, `event` and `logger`; the rest are the event's own fields.
+    G2  On a terminal lines are for people, otherwise each line is a JSON object; `[log] format` decides against that.
+
+Modules log with `structlog.get_logger(__name__).info("event_name", field=…)`: an event is a name, not a sentence.
+The event `ready` (field `address`) says that the server answers; programs that start one wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from sow_server.config import LogConfig
+
+_FIRST: Final = ("time", "level", "event", "logger")
+_QUIET: Final = ("apscheduler",)
+"""Libraries that tell at level info what is no news: every run of every job."""
+
+
+def configure(config: LogConfig, stream: TextIO | None = None) -> None:
+    """Sets up structlog and the root logger; may be called again. `stream`: standard error."""
+    stream = stream or sys.stderr
+    console = config.format == "console" or (config.format == "auto" and stream.isatty())
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    last: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=stream.isatty(), timestamp_key="time")]
+        if console
+        else [structlog.processors.format_exc_info, _in_order, structlog.processors.JSONRenderer(default=str)]
+    )
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(_is_news)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        # Loggers live as long as their modules; caching would keep the first configuration for good.
+        cache_logger_on_first_use=False,
+    )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leaves out what gRPC logs, with a traceback, for every client that goes away while it is being answered."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (record.name == "grpc._cython.cygrpc" and type(error).__name__ == "ExecuteBatchError")
+
+
+def _in_order(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    """The fields that every line has, first: a line is read from the left."""
+    return {key: event.pop(key) for key in _FIRST if key in event} | dict(event)

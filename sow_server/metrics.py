@@ -1,0 +1,278 @@
+"""The metrics: one registry, filled by the writer (as its observer), by the RPCs, and at the scrape from the store.
+
+    Z1  What is called per commit or per call adds to plain numbers: no lock, no allocation per label, so that a
+        hundred thousand expiries a second are counted for next to nothing. Each number has one writing thread.
+    Z2  A scrape costs in proportion to the topics shown and the overdue records counted; both are bounded.
+    Z3  After `release` no scrape touches the store: it may be closed.
+
+Every name is in docs/metrics.md; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sow_server import __version__
+from sow_server.config import split_address
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.errors import Reason
+from sow_server.engine.model import MICROS
+from sow_server.engine.store import Store
+
+TOPICS_MAX: Final = 1000
+"""Topics with figures of their own, the first by name; the others are added up under `OTHER_TOPICS`."""
+OTHER_TOPICS: Final = "_other"
+"""No topic has this name: a leading underscore is reserved (rule K1)."""
+OVERDUE_MAX: Final = 2000
+"""Overdue records are counted up to here, all topics together: a scrape amid a mass expiry must not cost like one."""
+FAILURES: Final = (Reason.DISK_FULL, Reason.STORE_FAILED, Reason.DATA_DAMAGED, Reason.INTERNAL)
+"""Why writing may have ended (rule X3); always shown, so that an alert has a series to look at."""
+
+FEW: Final = 8
+"""Below this many values adding them one by one is cheaper than looking for each bound among them."""
+
+_LAG_SECONDS: Final = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0),
+)
+_COMMIT_SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_COMMIT_RECORDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
+_RPC_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+
+
+class ListenError(Exception):
+    """The metrics endpoint cannot be opened: one message."""
+
+
+class Distribution:
+    """Counts of values by upper bound, and their sum. One thread adds; any thread reads."""
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self.total: float = 0
+
+    def add(self, value: float) -> None:
+        """Counts one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """Counts many values: sorting them and finding the bounds among them is all done in C."""
+        if len(values) < FEW:
+            for value in values:
+                self.add(value)
+            return
+        # Lags of a sweep come in order already, so the sort is a single pass.
+        ordered = sorted(values)
+        below = 0
+        for index, bound in enumerate(self._bounds):
+            upto = bisect_right(ordered, bound, lo=below)
+            self._counts[index] += upto - below
+            below = upto
+            if below == len(ordered):
+                break
+        self._counts[-1] += len(ordered) - below
+        self.total += sum(ordered)
+
+    def buckets(self, unit: float = 1) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound (in `unit`s), as Prometheus has them."""
+        found: list[tuple[str, float]] = []
+        cumulative = 0
+        for bound, count in zip((*self._bounds, float("inf")), list(self._counts), strict=True):
+            cumulative += count
+            found.append(("+Inf" if bound == float("inf") else repr(float(bound / unit)), cumulative))
+        return found
+
+
+class Metrics(Collector):
+    """Owns the registry and every number in it. An `engine.writer.Observer`, and the observer of the RPCs."""
+
+    def __init__(self) -> None:
+        self.registry: Final = CollectorRegistry()
+        self._store: Store | None = None
+        self._clock: GuardedClock | None = None
+        self._scrape = threading.Lock()
+        # Written by the writer's thread.
+        self._commit_seconds = Distribution(_COMMIT_SECONDS)
+        self._commit_records = Distribution(_COMMIT_RECORDS)
+        self._lag_micros = Distribution([bound * MICROS for bound in _LAG_SECONDS])
+        self._stalls = 0
+        # Written by the event loop.
+        self._rpcs: dict[tuple[str, str], int] = {}
+        self._rpc_seconds: dict[str, Distribution] = {}
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def watch(self, store: Store, clock: GuardedClock) -> None:
+        """From now on a scrape reads the store and the clock too."""
+        with self._scrape:
+            self._store, self._clock = store, clock
+
+    def release(self) -> None:
+        """Waits for a scrape that is under way; later ones leave the store alone (Z3). Before the store is closed."""
+        with self._scrape:
+            self._store = self._clock = None
+
+    # -- what the writer tells: engine.writer.Observer --------------------------------------------------------------
+
+    def committed(self, records: int, seconds: float) -> None:
+        """A commit of `records` applied records took `seconds`, sync included."""
+        self._commit_seconds.add(seconds)
+        self._commit_records.add(records)
+
+    def expired(self, lags_micros: list[int]) -> None:
+        """The sweep removed records, so long after their expire time."""
+        self._lag_micros.add_all(lags_micros)
+
+    def stalled(self) -> None:
+        """A write found RocksDB stalled."""
+        self._stalls += 1
+
+    # -- what the services tell -------------------------------------------------------------------------------------
+
+    def rpc_finished(self, method: str, code: str, seconds: float) -> None:
+        """A call of `method` ended with the gRPC status `code` after `seconds`; a stream's are those of all of it."""
+        ended = (method, code)
+        self._rpcs[ended] = self._rpcs.get(ended, 0) + 1
+        taken = self._rpc_seconds.get(method)
+        if taken is None:
+            taken = self._rpc_seconds[method] = Distribution(_RPC_SECONDS)
+        taken.add(seconds)
+
+    # -- what Prometheus asks ---------------------------------------------------------------------------------------
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read the store."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, as of now."""
+        build = GaugeMetricFamily("sow_build_info", "The version that runs; always 1.", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
+        yield from self._writer_metrics()
+        yield from self._rpc_metrics()
+        with self._scrape:
+            store, clock = self._store, self._clock
+            # A list: what is read from the store is read under the lock.
+            held = [] if store is None or clock is None else [*_store_metrics(store, clock), *_topic_metrics(store)]
+        yield from held
+
+    def _writer_metrics(self) -> Iterator[Metric]:
+        yield HistogramMetricFamily(
+            "sow_commit_seconds",
+            "Time to commit published, touched and deleted records, from staging to the end of the sync.",
+            buckets=self._commit_seconds.buckets(),
+            sum_value=self._commit_seconds.total,
+        )
+        yield HistogramMetricFamily(
+            "sow_commit_records",
+            "Applied records per commit.",
+            buckets=self._commit_records.buckets(),
+            sum_value=self._commit_records.total,
+        )
+        yield HistogramMetricFamily(
+            "sow_expiry_lag_seconds",
+            "How long after its expire time the sweep had removed a record.",
+            buckets=self._lag_micros.buckets(MICROS),
+            sum_value=self._lag_micros.total / MICROS,
+        )
+        yield CounterMetricFamily(
+            "sow_write_stalls", "Attempts to write that found RocksDB stalled.", value=self._stalls
+        )
+
+    def _rpc_metrics(self) -> Iterator[Metric]:
+        # dict() copies in one step, whatever the event loop adds meanwhile.
+        calls = CounterMetricFamily("sow_rpcs", "Calls that have ended, by gRPC status.", labels=["method", "code"])
+        for (method, code), count in sorted(dict(self._rpcs).items()):
+            calls.add_metric([method, code], count)
+        yield calls
+        seconds = HistogramMetricFamily("sow_rpc_seconds", "Time of calls; of a stream, all of it.", labels=["method"])
+        for method, taken in sorted(dict(self._rpc_seconds).items()):
+            seconds.add_metric([method], taken.buckets(), taken.total)
+        yield seconds
+
+
+def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
+    writer = store.writer
+    requests, size = writer.queue_depth
+    yield GaugeMetricFamily("sow_write_queue_requests", "Requests that wait for the writer or are with it.", requests)
+    yield GaugeMetricFamily("sow_write_queue_bytes", "Payload bytes of these requests.", size)
+    yield GaugeMetricFamily(
+        "sow_write_stalled", "1 while RocksDB slows writes down or stops them.", int(store.write_stalled())
+    )
+    yield CounterMetricFamily(
+        "sow_records_expired", "Records that have expired and been removed.", writer.expired_total
+    )
+    yield GaugeMetricFamily("sow_last_sequence", "The last sequence written to the journal.", writer.last_sequence)
+    yield CounterMetricFamily("sow_clock_jumps", "Forward jumps of the wall clock, see rule L15.", clock.jumps_total)
+    yield GaugeMetricFamily(
+        "sow_sweep_paused", "1 while the sweep is paused by a jump of the wall clock.", int(clock.paused)
+    )
+    failed = GaugeMetricFamily("sow_store_failed", "1 once writing has ended for this reason.", labels=["reason"])
+    failure = writer.failure
+    reasons = FAILURES if failure is None or failure.reason in FAILURES else (*FAILURES, failure.reason)
+    for reason in reasons:
+        failed.add_metric([reason.name], int(failure is not None and failure.reason is reason))
+    yield failed
+    yield GaugeMetricFamily("sow_disk_bytes", "Bytes that the data directory takes on disk.", store.disk_bytes())
+    yield GaugeMetricFamily("sow_topics", "Topics.", len(store.topics.by_name))
+
+
+def _topic_metrics(store: Store) -> Iterator[Metric]:
+    topics = sorted(store.topics.by_name.values(), key=lambda topic: topic.name)
+    overdue = store.overdue_by_topic(at_most=OVERDUE_MAX)
+    live = GaugeMetricFamily("sow_records_live", "Live records.", labels=["topic"])
+    late = GaugeMetricFamily(
+        "sow_records_overdue", f"Expired records not yet removed, counted up to {OVERDUE_MAX}.", labels=["topic"]
+    )
+    stored = GaugeMetricFamily("sow_records_bytes", "Key and payload bytes of the stored records.", labels=["topic"])
+    journal_bytes = GaugeMetricFamily("sow_journal_bytes", "Bytes of the retained journal.", labels=["topic"])
+    entries = GaugeMetricFamily("sow_journal_entries", "Changes in the retained journal.", labels=["topic"])
+    families = (live, late, stored, journal_bytes, entries)
+    others = [0] * len(families)
+    for index, topic in enumerate(topics):
+        figures = topic.statistics
+        expired = overdue.get(topic.id, 0)
+        values = (
+            max(0, figures.records - expired),
+            expired,
+            figures.record_bytes,
+            figures.journal_bytes,
+            figures.journal_entries,
+        )
+        if index < TOPICS_MAX:
+            for family, value in zip(families, values, strict=True):
+                family.add_metric([topic.name], value)
+        else:
+            others = [total + value for total, value in zip(others, values, strict=True)]
+    if len(topics) > TOPICS_MAX:
+        for family, total in zip(families, others, strict=True):
+            family.add_metric([OTHER_TOPICS], total)
+    yield from families
+
+
+def serve_metrics(listen: str, metrics: Metrics) -> WSGIServer | None:
+    """Serves the metrics over HTTP on `listen` (host:port), in threads of its own; "" serves nothing.
+
+    Raises ListenError. To end it call `shutdown` and `server_close` of what is returned.
+    """
+    if not listen:
+        return None
+    host, port = split_address(listen)
+    try:
+        server, _ = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise ListenError(f"[metrics] listen: cannot listen on {listen} ({error.strerror or error})") from error
+    return server

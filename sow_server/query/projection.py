@@ -1,0 +1,36 @@
+"""Checks a `select` against its topic (rule Q2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.keys import parse_path
+from sow_server.engine.model import MessageType
+from sow_server.engine.payloads import Projection
+from sow_server.engine.topics import Topic
+
+PATHS_MAX: Final = 1000
+
+
+def projection(topic: Topic, include: Sequence[str], exclude: Sequence[str]) -> Projection | None:
+    """The projection that a request asks for; None for whole payloads. Raises StoreError naming the path at fault."""
+    if not include and not exclude:
+        return None
+    if include and exclude:
+        raise StoreError(
+            Reason.INVALID_ARGUMENT, "select: gives both include and exclude; give one of them", field="select"
+        )
+    if topic.settings.message_type is MessageType.BINARY:
+        raise StoreError(
+            Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,
+            f"select: topic {topic.name} is binary, its payloads have no fields",
+            field="select",
+        )
+    if len(include) + len(exclude) > PATHS_MAX:
+        raise StoreError(Reason.INVALID_ARGUMENT, f"select: more than {PATHS_MAX} paths", field="select")
+    try:
+        return Projection(tuple(parse_path(path) for path in include), tuple(parse_path(path) for path in exclude))
+    except ValueError as error:
+        raise StoreError(Reason.INVALID_ARGUMENT, f"select: {error}", field="select") from None

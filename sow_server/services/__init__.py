@@ -1,0 +1,1 @@
+"""gRPC adapters: validate, call, translate. Protobuf goes no further in than this."""

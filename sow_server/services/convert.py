@@ -1,0 +1,447 @@
+"""Between protobuf messages and the engine's values. Every check of a single field stands here, and names the field."""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_server.engine.codec import record as stored_record
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import (
+    ABSENT,
+    NEVER,
+    PERMANENT,
+    Applied,
+    Condition,
+    ConditionKind,
+    Durability,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    MessageType,
+    Outcome,
+    Publish,
+    PublishChannel,
+    PublisherPosition,
+    Refusal,
+    TopicSettings,
+    Touch,
+    TtlMode,
+)
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.query.scan import RecordBatch
+
+PUBLISHER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
+_KINDS: Final = {kind.value: kind for kind in LifetimeKind}
+_DURABILITIES: Final = {durability.value: durability for durability in Durability}
+
+
+def invalid(field: str, message: str) -> StoreError:
+    """INVALID_ARGUMENT on a field."""
+    return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=field)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def durability(number: int, default: Durability) -> Durability:
+    """The durability asked for, or the server's default."""
+    if number == 0:
+        return default
+    try:
+        return _DURABILITIES[number]
+    except KeyError:
+        raise invalid("durability", f"{number} is not a durability of this server") from None
+
+
+def ttl_mode(number: int) -> TtlMode:
+    """The ttl mode asked for."""
+    if number == types_pb2.TTL_MODE_KEEP:
+        return TtlMode.KEEP
+    if number in (types_pb2.TTL_MODE_UNSPECIFIED, types_pb2.TTL_MODE_RESET):
+        return TtlMode.RESET
+    raise invalid("ttl_mode", f"{number} is not a ttl mode")
+
+
+def lifetime(message: types_pb2.Lifetime, field: str = "lifetime") -> Lifetime:
+    """The lifetime of a message; ABSENT for an unset one."""
+    match message.WhichOneof("lifetime"):
+        case None:
+            return ABSENT
+        case "ttl_micros":
+            return Lifetime(LifetimeKind.TTL, message.ttl_micros)
+        case "expire_time_micros":
+            return Lifetime(LifetimeKind.EXPIRE_TIME, message.expire_time_micros)
+        case "never":
+            if not message.never:
+                raise invalid(f"{field}.never", "false has no meaning; leave the lifetime unset")
+            return PERMANENT
+
+
+def condition(message: types_pb2.Condition, field: str = "condition") -> Condition | None:
+    """The condition of a message; None for an unset one."""
+    match message.WhichOneof("condition"):
+        case None:
+            return None
+        case "only_if_absent":
+            if not message.only_if_absent:
+                raise invalid(f"{field}.only_if_absent", "false has no meaning; leave the condition unset")
+            return Condition(ConditionKind.IF_ABSENT)
+        case "only_if_present":
+            if not message.only_if_present:
+                raise invalid(f"{field}.only_if_present", "false has no meaning; leave the condition unset")
+            return Condition(ConditionKind.IF_PRESENT)
+        case "only_if_version":
+            return Condition(ConditionKind.IF_VERSION, message.only_if_version)
+
+
+def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
+    """The publisher's position."""
+    publisher_id(message.publisher_id, "publisher.publisher_id")
+    if message.publisher_epoch < 0:
+        raise invalid("publisher.publisher_epoch", "must not be negative")
+    if not 1 <= message.first_sequence <= 2**62:
+        raise invalid("publisher.first_sequence", "must be 1 or more")
+    return PublisherPosition(message.publisher_id, message.publisher_epoch, message.first_sequence)
+
+
+def publisher_id(text: str, field: str) -> str:
+    """A publisher id that keeps the form."""
+    if not PUBLISHER_ID.match(text):
+        raise invalid(field, "must be 1 to 200 characters of [A-Za-z0-9_.:-]")
+    return text
+
+
+def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
+    """A unary publish. Keys must be given by all records or by none."""
+    records = request.records
+    given = [record.HasField("key") for record in records]
+    if any(given) and not all(given):
+        raise invalid(f"records[{given.index(False)}].key", "is missing, while other records have one")
+    own = [
+        lifetime(record.lifetime, f"records[{index}].lifetime") if record.HasField("lifetime") else ABSENT
+        for index, record in enumerate(records)
+    ]
+    conditions = [
+        condition(record.condition, f"records[{index}].condition") if record.HasField("condition") else None
+        for index, record in enumerate(records)
+    ]
+    return Publish(
+        request.topic,
+        [record.payload for record in records],
+        keys=[record.key for record in records] if any(given) else None,
+        lifetime=lifetime(request.lifetime),
+        lifetimes=own if any(entry is not ABSENT for entry in own) else None,
+        ttl_mode=ttl_mode(request.ttl_mode),
+        conditions=conditions if any(entry is not None for entry in conditions) else None,
+        durability=durability(request.durability, default),
+        atomic=request.atomic,
+        publisher=position(request.publisher) if request.HasField("publisher") else None,
+        want_results=True,
+    )
+
+
+def publish_stream(
+    request: sow_pb2.PublishStreamRequest, topic: str, default: Durability, channel: PublishChannel
+) -> Publish:
+    """One request of a publish stream: columns stay columns."""
+    payloads = list(request.payload)
+    count = len(payloads)
+    own: list[Lifetime] | None = None
+    if request.lifetime_kind or request.lifetime_micros:
+        for name, column in (("lifetime_kind", request.lifetime_kind), ("lifetime_micros", request.lifetime_micros)):
+            if len(column) != count:
+                raise invalid(name, f"has {len(column)} entries for {count} payloads")
+        own = _lifetimes(request.lifetime_kind, request.lifetime_micros)
+    common = condition(request.condition) if request.HasField("condition") else None
+    return Publish(
+        topic,
+        payloads,
+        keys=list(request.key) if request.key else None,
+        lifetime=lifetime(request.lifetime),
+        lifetimes=own,
+        ttl_mode=ttl_mode(request.ttl_mode),
+        conditions=None if common is None else [common] * count,
+        durability=durability(request.durability, default),
+        atomic=request.atomic,
+        publisher=position(request.publisher) if request.HasField("publisher") else None,
+        channel=channel,
+    )
+
+
+def _lifetimes(kinds: Sequence[int], micros: Sequence[int]) -> list[Lifetime]:
+    lifetimes: list[Lifetime] = []
+    for index, (kind, value) in enumerate(zip(kinds, micros, strict=True)):
+        try:
+            lifetimes.append(Lifetime(_KINDS[kind], value))
+        except KeyError:
+            raise invalid(f"lifetime_kind[{index}]", f"{kind} is not a kind of lifetime") from None
+        if value and kind in (LifetimeKind.ABSENT, LifetimeKind.NEVER):
+            raise invalid(f"lifetime_micros[{index}]", "must be 0 for this kind of lifetime")
+    return lifetimes
+
+
+def touch(request: sow_pb2.TouchRequest, default: Durability) -> Touch:
+    """A touch."""
+    return Touch(
+        request.topic,
+        list(request.keys),
+        lifetime=lifetime(request.lifetime),
+        condition=condition(request.condition) if request.HasField("condition") else None,
+        durability=durability(request.durability, default),
+    )
+
+
+# --- responses -------------------------------------------------------------------------------------------------------
+
+
+def refusal(entry: Refusal) -> types_pb2.Refusal:
+    """A refused record."""
+    return types_pb2.Refusal(
+        index=entry.index,
+        reason=entry.reason.value,  # type: ignore[arg-type]  # same numbers
+        message=entry.message,
+        current_version=entry.current_version,
+    )
+
+
+def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
+    """What became of one record."""
+    if isinstance(entry, Refusal):
+        return sow_pb2.PublishResult(refusal=refusal(entry))
+    return sow_pb2.PublishResult(
+        key=entry.key,
+        version=entry.version,
+        expire_time_micros=None if entry.expire_time_micros == NEVER else entry.expire_time_micros,
+        sequence=entry.sequence,
+        ttl_ignored=entry.ttl_ignored,
+        duplicate=entry.duplicate,
+    )
+
+
+def results(outcome: Outcome) -> list[sow_pb2.PublishResult]:
+    """What became of each record."""
+    assert outcome.results is not None, "the request wanted them"
+    return [result(entry) for entry in outcome.results]
+
+
+def stream_response(outcome: Outcome) -> sow_pb2.PublishStreamResponse:
+    """The answer to one request of a publish stream."""
+    return sow_pb2.PublishStreamResponse(
+        applied=outcome.applied,
+        duplicates=outcome.duplicates,
+        refusals=[refusal(entry) for entry in outcome.refusals],
+        last_version=outcome.last_version,
+        last_sequence=outcome.last_sequence,
+        durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
+    )
+
+
+def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes | None = None) -> types_pb2.Record:
+    """A stored record; `payload` replaces its own (a projection)."""
+    found = stored_record(key, value)
+    return types_pb2.Record(
+        topic=topic.name,
+        key=key.decode(),
+        payload=found.payload if payload is None else payload,
+        version=found.version,
+        publish_time_micros=found.publish_time_micros,
+        expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
+        origin=store.origins[found.origin],
+        sequence=found.sequence,
+    )
+
+
+def fill_columns(columns: types_pb2.RecordColumns, store: Store, batch: RecordBatch) -> None:
+    """Fills a message with records in columns. In place: setting a message in another one would copy it."""
+    headers = batch.headers
+    origins = headers.origin
+    first = origins[0]
+    columns.key.extend([key.decode() for key in batch.keys])
+    if batch.payloads is not None:
+        columns.payload.extend(batch.payloads)
+    # A packed column of sfixed64 is, on the wire, the little-endian array itself. Merging those bytes is one copy;
+    # extend() would make a Python integer of every entry; a query is twice as fast for it.
+    columns.MergeFromString(
+        b"".join(
+            [
+                _packed(_VERSION, headers.version),
+                _packed(_PUBLISH_TIME, headers.publish_time),
+                _packed(_EXPIRE_TIME, headers.expire_time),
+                _packed(_SEQUENCE, headers.sequence),
+            ]
+        )
+    )
+    if origins.count(first) == len(origins):
+        columns.origins.append(store.origins[first])
+    else:
+        columns.origin.extend(origins)
+        columns.origins.extend(store.origins)
+
+
+def _packed(tag: bytes, column: array[int]) -> bytes:
+    """A packed column of sfixed64, as it is on the wire."""
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    blob = column.tobytes()
+    length, size = bytearray(), len(blob)
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return tag + length + blob
+
+
+def _tag(field: str) -> bytes:
+    """The tag of a length-delimited field; its number is below 16, so it is one byte."""
+    return bytes((types_pb2.RecordColumns.DESCRIPTOR.fields_by_name[field].number << 3 | 2,))
+
+
+_VERSION: Final = _tag("version")
+_PUBLISH_TIME: Final = _tag("publish_time_micros")
+_EXPIRE_TIME: Final = _tag("expire_time_micros")
+_SEQUENCE: Final = _tag("sequence")
+
+
+def timestamp(micros: int) -> Timestamp:
+    """A point in time of an admin message."""
+    stamp = Timestamp()
+    stamp.FromMicroseconds(micros)
+    return stamp
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+_TYPES: Final = {
+    admin_pb2.MESSAGE_TYPE_UNSPECIFIED: MessageType.JSON,
+    admin_pb2.MESSAGE_TYPE_JSON: MessageType.JSON,
+    admin_pb2.MESSAGE_TYPE_MSGPACK: MessageType.MSGPACK,
+    admin_pb2.MESSAGE_TYPE_FIX: MessageType.FIX,
+    admin_pb2.MESSAGE_TYPE_NVFIX: MessageType.NVFIX,
+    admin_pb2.MESSAGE_TYPE_BINARY: MessageType.BINARY,
+}
+_EXPIRATIONS: Final = {
+    admin_pb2.EXPIRATION_UNSPECIFIED: Expiration.DISABLED,
+    admin_pb2.EXPIRATION_DISABLED: Expiration.DISABLED,
+    admin_pb2.EXPIRATION_ENABLED: Expiration.ENABLED,
+    admin_pb2.EXPIRATION_REJECT: Expiration.REJECT,
+}
+_TYPE_NUMBERS: Final = {value: number for number, value in _TYPES.items() if number}
+_EXPIRATION_NUMBERS: Final = {value: number for number, value in _EXPIRATIONS.items() if number}
+_FIELDS: Final = {
+    "key": "key",
+    "message_type": "message_type",
+    "expiration": "expiration",
+    "default_ttl": "default_ttl_micros",
+    "min_ttl": "min_ttl_micros",
+    "max_ttl": "max_ttl_micros",
+    "journal": "journal",
+    "fix_separator": "separator",
+    "retain_time": "retain_time_micros",
+    "retain_time_unlimited": "retain_time_micros",
+    "retain_bytes": "retain_bytes",
+}
+
+
+def settings(message: admin_pb2.TopicSettings) -> TopicSettings:
+    """The settings of a message, defaults filled in."""
+    defaults = TopicSettings()
+
+    def span(field: str) -> int | None:
+        duration: Duration = getattr(message, field)
+        return duration.ToMicroseconds() if message.HasField(field) else None  # type: ignore[arg-type]  # a field name
+
+    try:
+        message_type, expiration = _TYPES[message.message_type], _EXPIRATIONS[message.expiration]
+    except KeyError as error:
+        raise invalid("settings", f"{error} is not a message type or an expiration") from None
+    separator = defaults.separator
+    if message.fix_separator:
+        try:
+            separator = message.fix_separator.encode("latin-1")
+        except UnicodeEncodeError:
+            raise invalid("settings.fix_separator", "must be one byte") from None
+    retain_time = span("retain_time") if message.HasField("retain_time") else defaults.retain_time_micros
+    if message.retain_time_unlimited:
+        if message.HasField("retain_time"):
+            raise invalid("settings.retain_time", "is given, and unlimited as well")
+        retain_time = None
+    retain_bytes: int | None = defaults.retain_bytes
+    if message.HasField("retain_bytes"):
+        retain_bytes = None if message.retain_bytes == -1 else message.retain_bytes
+    return TopicSettings(
+        key=tuple(message.key),
+        message_type=message_type,
+        expiration=expiration,
+        default_ttl_micros=span("default_ttl"),
+        min_ttl_micros=span("min_ttl"),
+        max_ttl_micros=span("max_ttl"),
+        journal=message.journal if message.HasField("journal") else defaults.journal,
+        separator=separator,
+        retain_time_micros=retain_time,
+        retain_bytes=retain_bytes,
+    )
+
+
+def altered(before: TopicSettings, given: TopicSettings, update_paths: Sequence[str]) -> TopicSettings:
+    """Settings with the fields of `update_paths` replaced."""
+    if not update_paths:
+        raise invalid("update_paths", "names no setting to change")
+    changes: dict[str, object] = {}
+    for path in update_paths:
+        if path not in _FIELDS:
+            raise invalid("update_paths", f"there is no setting {path!r}; there are {', '.join(sorted(_FIELDS))}")
+        changes[_FIELDS[path]] = getattr(given, _FIELDS[path])
+    return before._replace(**changes)  # type: ignore[arg-type]  # names and values of the same type
+
+
+def settings_message(settings: TopicSettings) -> admin_pb2.TopicSettings:
+    """Settings as a message, every default filled in."""
+    message = admin_pb2.TopicSettings(
+        key=settings.key,
+        message_type=_TYPE_NUMBERS[settings.message_type],
+        expiration=_EXPIRATION_NUMBERS[settings.expiration],
+        journal=settings.journal,
+        retain_bytes=-1 if settings.retain_bytes is None else settings.retain_bytes,
+        retain_time_unlimited=settings.retain_time_micros is None,
+    )
+    if settings.message_type in (MessageType.FIX, MessageType.NVFIX):
+        message.fix_separator = settings.separator.decode("latin-1")
+    for name in ("default_ttl", "min_ttl", "max_ttl", "retain_time"):
+        micros: int | None = getattr(settings, f"{name}_micros")
+        if micros is not None:
+            getattr(message, name).FromMicroseconds(micros)
+    return message
+
+
+def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = None) -> admin_pb2.Topic:
+    """A topic; with its figures where `overdue` (records by topic id) is given, as they exclude those (rule L16)."""
+    message = admin_pb2.Topic(
+        name=found.name,
+        settings=settings_message(found.settings),
+        set_in_config=found.in_config,
+        create_time=timestamp(found.create_time_micros),
+    )
+    if overdue is not None:
+        figures = store.statistics(found)
+        hidden = overdue.get(found.id, 0)
+        message.statistics.CopyFrom(
+            admin_pb2.TopicStatistics(
+                live_records=max(0, figures.stored_records - hidden),
+                stored_bytes=figures.stored_bytes,
+                overdue_records=hidden,
+                journal_bytes=figures.journal_bytes,
+                journal_entries=figures.journal_entries,
+                floor_sequence=figures.floor_sequence,
+            )
+        )
+    return message

@@ -1,0 +1,84 @@
+"""The one table from the store's reasons to gRPC status codes, and how an error travels (rule X1)."""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from sow_server.engine.errors import Reason, StoreError
+
+DOMAIN: Final = "sow"
+_BAD_REQUEST: Final = grpc.StatusCode.INVALID_ARGUMENT
+
+CODES: Final[dict[Reason, grpc.StatusCode]] = {
+    Reason.INVALID_ARGUMENT: _BAD_REQUEST,
+    Reason.TOPIC_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.TOPIC_NAME_INVALID: _BAD_REQUEST,
+    Reason.TOPIC_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.TOPIC_NOT_EMPTY: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SET_IN_CONFIG: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.KEY_NOT_ALLOWED: _BAD_REQUEST,
+    Reason.KEY_REQUIRED: _BAD_REQUEST,
+    Reason.KEY_FIELD_MISSING: _BAD_REQUEST,
+    Reason.KEY_FIELD_NOT_SCALAR: _BAD_REQUEST,
+    Reason.KEY_TOO_LARGE: _BAD_REQUEST,
+    Reason.KEY_NOT_UTF8: _BAD_REQUEST,
+    Reason.PAYLOAD_TOO_LARGE: _BAD_REQUEST,
+    Reason.PAYLOAD_MALFORMED: _BAD_REQUEST,
+    Reason.REQUEST_TOO_LARGE: _BAD_REQUEST,
+    Reason.ATOMIC_TOO_LARGE: _BAD_REQUEST,
+    Reason.ATOMIC_ABORTED: grpc.StatusCode.ABORTED,
+    Reason.CONDITION_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LIFETIME_REJECTED: _BAD_REQUEST,
+    Reason.LIFETIME_NEGATIVE: _BAD_REQUEST,
+    Reason.LIFETIME_TOO_LONG: _BAD_REQUEST,
+    Reason.RECORD_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.UNSUPPORTED_FOR_MESSAGE_TYPE: _BAD_REQUEST,
+    Reason.FILTER_INVALID: _BAD_REQUEST,
+    Reason.PAGE_TOKEN_INVALID: _BAD_REQUEST,
+    Reason.PUBLISHER_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.OUTCOME_UNKNOWN: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STREAM_BROKEN: grpc.StatusCode.ABORTED,
+    Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.WRITE_STALLED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.DISK_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.STORE_FAILED: grpc.StatusCode.UNAVAILABLE,
+    Reason.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
+    Reason.STOPPING: grpc.StatusCode.UNAVAILABLE,
+    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+def status(error: StoreError) -> status_pb2.Status:
+    """The status with its details: ErrorInfo always, BadRequest with a field, RetryInfo where waiting helps."""
+    details: list[any_pb2.Any] = []
+
+    def add(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> None:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        details.append(packed)
+
+    metadata = {"field": error.field} if error.field else {}
+    if error.applied:
+        metadata["applied"] = str(error.applied)
+    add(error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=metadata))
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        add(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_micros:
+        delay = Duration()
+        delay.FromMicroseconds(error.retry_after_micros)
+        add(error_details_pb2.RetryInfo(retry_delay=delay))
+    code: int = CODES[error.reason].value[0]
+    return status_pb2.Status(code=code, message=error.message, details=details)
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: StoreError) -> NoReturn:
+    """Ends a call with the error's status and details."""
+    trailing = (("grpc-status-details-bin", status(error).SerializeToString()),)
+    await context.abort(CODES[error.reason], error.message, trailing)
+    raise AssertionError("abort has raised")

@@ -1,0 +1,159 @@
+"""Around every RPC: times it, counts it, and turns exceptions into statuses (rules X1, X2).
+
+A StoreError ends the call with its own status; anything else is INTERNAL without details, logged with them. Bytes that
+are no message of the method are INVALID_ARGUMENT: left to gRPC, they would be UNKNOWN and a traceback in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.rocks import Damaged, RocksError
+from sow_server.services.errors import CODES, abort
+
+log = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class RpcObserver(Protocol):
+    """Who counts calls (the metrics)."""
+
+    def rpc_finished(self, method: str, code: str, seconds: float) -> None:
+        """A call of `method` ended with the gRPC status `code` (a name such as OK) after `seconds`."""
+
+
+class Guarded(Protocol):
+    """A service whose RPCs are guarded."""
+
+    rpcs: RpcObserver
+
+
+Self = TypeVar("Self", bound=Guarded)
+
+
+class Unreadable:
+    """Stands for a request whose bytes are no message of its method."""
+
+
+_UNREADABLE: Final = Unreadable()
+_KINDS: Final = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """The handlers of a service, as the generated `add_…_to_server` makes them, but for requests that do not parse:
+    its RPCs get an `Unreadable`, which `unary` and `readable` refuse."""
+    return grpc.method_handlers_generic_handler(
+        service.full_name,
+        {
+            method.name: _KINDS[method.client_streaming, method.server_streaming](
+                getattr(servicer, method.name),
+                request_deserializer=_reader(GetMessageClass(method.input_type)),
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+            for method in service.methods
+        },
+    )
+
+
+def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
+    parse = kind.FromString
+
+    def read(data: bytes) -> Message | Unreadable:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    return read
+
+
+def readable(request: object) -> None:
+    """Raises StoreError for a request that is `Unreadable`."""
+    if request is _UNREADABLE:
+        raise StoreError(
+            Reason.INVALID_ARGUMENT,
+            "request: these bytes are no request of this method, or a text among them is not UTF-8",
+            field="request",
+        )
+
+
+def unary(
+    handler: Callable[[Self, Request, Context], Awaitable[Response]],
+) -> Callable[[Self, Request, Context], Awaitable[Response]]:
+    """Guards a handler that answers once."""
+
+    async def guarded(self: Self, request: Request, context: Context) -> Response:
+        started = time.perf_counter()
+        code = grpc.StatusCode.OK
+        try:
+            readable(request)
+            return await handler(self, request, context)
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and told as INTERNAL
+            known = _known(error, handler.__name__)
+            code = CODES[known.reason]
+            await abort(context, known)
+        finally:
+            self.rpcs.rpc_finished(handler.__name__, code.name, time.perf_counter() - started)
+
+    return guarded
+
+
+def streaming(
+    handler: Callable[[Self, Request, Context], AsyncIterator[Response]],
+) -> Callable[[Self, Request, Context], AsyncIterator[Response]]:
+    """Guards a handler that answers with a stream."""
+
+    async def guarded(self: Self, request: Request, context: Context) -> AsyncIterator[Response]:
+        started = time.perf_counter()
+        code = grpc.StatusCode.OK
+        responses = handler(self, request, context)
+        try:
+            readable(request)
+            async for response in responses:
+                yield response
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and told as INTERNAL
+            known = _known(error, handler.__name__)
+            code = CODES[known.reason]
+            await abort(context, known)
+        finally:
+            await responses.aclose()  # type: ignore[attr-defined]  # handlers are async generators
+            self.rpcs.rpc_finished(handler.__name__, code.name, time.perf_counter() - started)
+
+    return guarded
+
+
+def _known(error: Exception, method: str) -> StoreError:
+    match error:
+        case StoreError():
+            return error
+        case Damaged():
+            log.error("read_failed", method=method, reason=Reason.DATA_DAMAGED.name, cause=str(error))
+            return StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}")
+        case RocksError():
+            log.error("read_failed", method=method, reason=Reason.STORE_FAILED.name, cause=str(error))
+            return StoreError(Reason.STORE_FAILED, f"reading failed: {error}")
+    log.error("rpc_failed", method=method, exc_info=error)
+    return StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")

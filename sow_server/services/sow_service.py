@@ -1,0 +1,319 @@
+"""`sow.v1.SowService`: publish, read, delete, touch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, TypeVar
+
+from sow.v1 import sow_pb2, sow_pb2_grpc
+from sow_server.engine import model
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import Delete, Durability, Outcome, PublishChannel
+from sow_server.engine.store import Store, payload_of
+from sow_server.engine.topics import Topic
+from sow_server.query.projection import projection
+from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
+from sow_server.services import convert
+from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+
+T = TypeVar("T")
+
+STREAM_REQUESTS_MAX: Final = 16
+"""Requests of one publish stream that may be under way; the next is read when the first is answered."""
+OVERLOAD_PATIENCE_SECONDS: Final = 30.0
+"""How long a publish stream waits for room in the write queue before it is refused."""
+GET_KEYS_MAX: Final = 10_000
+GET_BYTES_MAX: Final = 16 * 2**20
+GET_CHUNK: Final = 256
+"""Keys that a get reads on the event loop at a time; more go to a reader thread."""
+DELETE_CHUNK: Final = 1000
+"""Records that one commit of a delete removes; up to this many a delete is atomic (rule D2)."""
+
+
+class Changes:
+    """Hands changes to the writer and awaits their outcome."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def submit(self, request: model.Publish | model.Touch | Delete) -> asyncio.Future[Outcome]:
+        """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._store.submit(request, lambda outcome: settle(future, outcome))
+        return future
+
+
+def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
+    """Gives a future its outcome, unless its call has gone away meanwhile."""
+    if future.done():
+        return
+    if isinstance(outcome, StoreError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+class SowService(sow_pb2_grpc.SowServiceServicer):
+    """Validates, calls the store, translates; owns nothing."""
+
+    def __init__(self, store: Store, readers: Executor, durability: Durability, rpcs: RpcObserver) -> None:
+        self._store = store
+        self._changes = Changes(store)
+        self._readers = readers
+        self._durability = durability
+        self.rpcs = rpcs
+
+    # -- publishing -------------------------------------------------------------------------------------------------
+
+    @unary
+    async def Publish(self, request: sow_pb2.PublishRequest, context: Context) -> sow_pb2.PublishResponse:
+        outcome = await self._changes.submit(convert.publish(request, self._durability))
+        return sow_pb2.PublishResponse(
+            results=convert.results(outcome),
+            durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
+        )
+
+    @streaming
+    async def PublishStream(
+        self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], context: Context
+    ) -> AsyncIterator[sow_pb2.PublishStreamResponse]:
+        """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
+        under_way: asyncio.Queue[asyncio.Future[Outcome] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+        reading = asyncio.create_task(self._read_stream(requests, under_way, room))
+        try:
+            while (future := await under_way.get()) is not None:
+                outcome = await future
+                room.release()
+                yield convert.stream_response(outcome)
+            await reading  # raises what ended the reading
+        finally:
+            reading.cancel()
+            while not under_way.empty():
+                left = under_way.get_nowait()
+                if left is not None:
+                    # Their answers can no longer be sent; an error among them has been told by the one before.
+                    left.cancel()
+
+    async def _read_stream(
+        self,
+        requests: AsyncIterator[sow_pb2.PublishStreamRequest],
+        under_way: asyncio.Queue[asyncio.Future[Outcome] | None],
+        room: asyncio.Semaphore,
+    ) -> None:
+        channel = PublishChannel()
+        topic = ""
+        try:
+            async for request in requests:
+                readable(request)
+                await room.acquire()
+                topic = request.topic or topic
+                publish = convert.publish_stream(request, topic, self._durability, channel)
+                under_way.put_nowait(await self._submit_patiently(publish))
+        finally:
+            under_way.put_nowait(None)
+
+    async def _submit_patiently(self, publish: model.Publish) -> asyncio.Future[Outcome]:
+        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
+        while True:
+            try:
+                return self._changes.submit(publish)
+            except StoreError as error:
+                if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
+                    raise
+                await asyncio.sleep(0.005)
+
+    @unary
+    async def Touch(self, request: sow_pb2.TouchRequest, context: Context) -> sow_pb2.TouchResponse:
+        outcome = await self._changes.submit(convert.touch(request, self._durability))
+        return sow_pb2.TouchResponse(
+            results=convert.results(outcome),
+            durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
+        )
+
+    @unary
+    async def GetPublisher(
+        self, request: sow_pb2.GetPublisherRequest, context: Context
+    ) -> sow_pb2.GetPublisherResponse:
+        epoch, sequence = self._store.publisher_position(convert.publisher_id(request.publisher_id, "publisher_id"))
+        return sow_pb2.GetPublisherResponse(publisher_epoch=epoch, highest_sequence=sequence)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    @unary
+    async def Get(self, request: sow_pb2.GetRequest, context: Context) -> sow_pb2.GetResponse:
+        topic = self._store.topics.find(request.topic)
+        if not request.keys:
+            raise convert.invalid("keys", "at least one key is needed")
+        if len(request.keys) > GET_KEYS_MAX:
+            raise StoreError(
+                Reason.REQUEST_TOO_LARGE,
+                f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
+                field="keys",
+            )
+        if len(request.keys) <= GET_CHUNK:
+            # On the loop: a look-up costs microseconds and a change of threads more than that.
+            return self._get(topic, request)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, topic, request)
+
+    def _get(self, topic: Topic, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
+        projected = projection(topic, request.select.include, request.select.exclude)
+        keys = point_keys(request.keys)
+        now, values = self._store.get(topic, keys)
+        response = sow_pb2.GetResponse(as_of_micros=now)
+        size = 0
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                continue
+            payload = None if projected is None else topic.format.project(payload_of(value), projected)
+            found = convert.record(self._store, topic, key, value, payload)
+            size += len(found.payload)
+            if size > GET_BYTES_MAX:
+                raise StoreError(
+                    Reason.REQUEST_TOO_LARGE,
+                    f"keys: the records are more than {GET_BYTES_MAX} bytes; ask for fewer, or query",
+                    field="keys",
+                )
+            response.records.append(found)
+        return response
+
+    @streaming
+    async def Query(self, request: sow_pb2.QueryRequest, context: Context) -> AsyncIterator[sow_pb2.QueryResponse]:
+        topic = self._store.topics.find(request.topic)
+        scan = Scan(
+            self._store,
+            Query(
+                topic,
+                keys=point_keys(request.keys),
+                projection=projection(topic, request.select.include, request.select.exclude),
+                batch_size=request.batch_size or 1000,
+                keys_only=request.keys_only,
+                count_only=request.count_only,
+                skip_n=request.skip_n,
+                top_n=request.top_n,
+                page_size=request.page_size,
+                page_token=request.page_token,
+            ),
+        )
+
+        def next_response() -> sow_pb2.QueryResponse | None:
+            batch = scan.next_batch()
+            if batch is None:
+                return None
+            response = sow_pb2.QueryResponse()
+            convert.fill_columns(response.batch, self._store, batch)
+            return response
+
+        run: Callable[..., asyncio.Future[sow_pb2.QueryResponse | None]] = asyncio.get_running_loop().run_in_executor
+        # One batch ahead: the next one is read while this one is being sent.
+        ahead = run(self._readers, next_response)
+        try:
+            yield sow_pb2.QueryResponse(
+                header=sow_pb2.QueryHeader(
+                    bookmark=self._store.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
+                )
+            )
+            while (response := await asyncio.shield(ahead)) is not None:
+                ahead = run(self._readers, next_response)
+                yield response
+            footer = scan.footer()
+            yield sow_pb2.QueryResponse(
+                footer=sow_pb2.QueryFooter(
+                    matched=footer.matched,
+                    returned=footer.returned,
+                    scanned=footer.scanned,
+                    next_page_token=footer.next_page_token,
+                )
+            )
+        finally:
+            # A cursor must not be closed under a reader's hands: it goes when the batch ahead is done.
+            ahead.add_done_callback(lambda done: _close(scan, done))
+
+    # -- deleting ---------------------------------------------------------------------------------------------------
+
+    @streaming
+    async def SowDelete(
+        self, request: sow_pb2.SowDeleteRequest, context: Context
+    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+        topic = self._store.topics.find(request.topic)
+        durability = convert.durability(request.durability, self._durability)
+        selection = request.WhichOneof("selection")
+        if selection is None:
+            raise convert.invalid("selection", "one of by_keys, by_payload or all is needed")
+        if selection == "all":
+            if not request.all:
+                raise convert.invalid("all", "false has no meaning; select by key or by payload")
+            responses = self._delete_all(topic, durability, dry_run=request.dry_run)
+        else:
+            delete = Delete(topic.name, durability=durability)
+            if selection == "by_keys":
+                delete.keys = list(request.by_keys.keys)
+            else:
+                delete.payload = request.by_payload
+            responses = self._delete_some(delete, topic, dry_run=request.dry_run)
+        async for response in responses:
+            yield response
+
+    async def _delete_some(
+        self, delete: Delete, topic: Topic, *, dry_run: bool
+    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+        if dry_run:
+            yield sow_pb2.SowDeleteResponse(matched=self._count(delete, topic), done=True)
+            return
+        outcome = await self._changes.submit(delete)
+        yield sow_pb2.SowDeleteResponse(
+            matched=outcome.applied, deleted=outcome.applied, done=True, last_sequence=outcome.last_sequence
+        )
+
+    def _count(self, delete: Delete, topic: Topic) -> int:
+        keys: Sequence[bytes]
+        if delete.payload is not None:
+            keys = [self._store.key_of(topic, delete.payload)]
+        elif delete.keys:
+            keys = sorted(set(point_keys(delete.keys)))
+        else:
+            raise convert.invalid("by_keys.keys", "at least one key is needed")
+        _, values = self._store.get(topic, keys)
+        return sum(value is not None for value in values)
+
+    async def _delete_all(
+        self, topic: Topic, durability: Durability, *, dry_run: bool
+    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+        """Deletes the keys that are there now, in batches; each answer is the progress so far."""
+        loop = asyncio.get_running_loop()
+        if dry_run:
+            matched = await loop.run_in_executor(self._readers, self._store.count, topic)
+            yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
+            return
+        scan = Scan(self._store, Query(topic, batch_size=DELETE_CHUNK, keys_only=True))
+        progress = sow_pb2.SowDeleteResponse()
+        reading: asyncio.Future[RecordBatch | None] | None = None
+        try:
+            while True:
+                reading = loop.run_in_executor(self._readers, scan.next_batch)
+                batch = await asyncio.shield(reading)
+                if batch is None:
+                    break
+                outcome = await self._changes.submit(
+                    Delete(topic.name, keys=[key.decode() for key in batch.keys], durability=durability)
+                )
+                progress.matched += len(batch.keys)
+                progress.deleted += outcome.applied
+                progress.last_sequence = outcome.last_sequence or progress.last_sequence
+                yield progress
+            progress.done = True
+            yield progress
+        finally:
+            if reading is not None:
+                reading.add_done_callback(lambda done: _close(scan, done))
+
+
+def _close(scan: Scan, reading: asyncio.Future[Any]) -> None:
+    """Closes a scan whose last read has ended; what that read raised has been told already, or nobody listens."""
+    if not reading.cancelled():
+        reading.exception()
+    scan.close()
