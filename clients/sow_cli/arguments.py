@@ -1,0 +1,116 @@
+"""Checks of command line text. Each function is the `type=` of an option; wrong text is a usage error (exit code 2).
+
+Plain functions instead of `click.ParamType` classes: click wraps them, and adds the option's name to the message.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from sow.durations import DurationError, parse_micros
+
+UNLIMITED: Final = -1
+"""What `--retain-bytes unlimited` becomes."""
+
+_SIZE = re.compile(r"(\d{1,18})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_SIZE_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_EXPIRATIONS: Final = ("disabled", "enabled", "reject")
+
+
+def duration(text: str) -> str:
+    """`30s`, `1h30m`, `2d` (rule L1). A bare number is refused: nobody knows its unit."""
+    try:
+        parse_micros(text)
+    except DurationError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
+
+
+def ttl(text: str) -> str:
+    """A lifetime: a duration, or `never`."""
+    return text if text == "never" else duration(text)
+
+
+def bound(text: str) -> str:
+    """A duration, or `none` to take a bound away."""
+    return text if text == "none" else duration(text)
+
+
+def retain_time(text: str) -> str:
+    """A duration, or `unlimited`."""
+    return text if text == "unlimited" else duration(text)
+
+
+def retain_bytes(text: str) -> int:
+    """A size such as `64MiB`, `1GB` or `1048576`, or `unlimited` (-1)."""
+    if text == "unlimited":
+        return UNLIMITED
+    match = _SIZE.fullmatch(text)
+    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise click.BadParameter(f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB, kB, MB or GB")
+    return int(match[1]) * unit
+
+
+def instant(text: str) -> datetime:
+    """An ISO 8601 time with a zone, as UTC. Without a zone it is refused: the server may be in another one."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a time; write it like 2030-01-31T12:00:00Z") from error
+    if time.tzinfo is None:
+        raise click.BadParameter(f"{text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
+    return time.astimezone(UTC)
+
+
+def expiration(text: str) -> str:
+    """`disabled`, `enabled`, `reject`, or a duration: enabled with that as the default lifetime (rule L3)."""
+    if text in _EXPIRATIONS:
+        return text
+    try:
+        parse_micros(text)
+    except DurationError as error:
+        raise click.BadParameter(f"{text!r} is not {', '.join(_EXPIRATIONS)} or a duration: {error}") from error
+    return text
+
+
+def key(text: str) -> str:
+    """A record key. A shell can pass bytes that are not UTF-8; no key has them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.BadParameter(f"{text!r} is not UTF-8") from error
+    return text
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    """`a,b,c` as its parts. There is no escape; the options that take such a list may be repeated instead."""
+    parts = tuple(key(text).split(","))
+    if not all(parts):
+        raise click.BadParameter(f"{text!r} has an empty part")
+    return parts
+
+
+def separator(text: str) -> str:
+    r"""One byte as text; `\x01` and `SOH` name bytes that a shell does not type easily."""
+    named = {"SOH": "\x01", "soh": "\x01"}.get(text, text)
+    if match := re.fullmatch(r"\\x([0-9a-fA-F]{2})", named):
+        named = chr(int(match[1], 16))
+    if len(named) != 1 or ord(named) > 127:
+        raise click.BadParameter(rf"{text!r} is not one ASCII character; write it as it is, as \x01, or SOH")
+    return named

@@ -1,0 +1,85 @@
+"""The command `sow`: the options that say which server, and the list of subcommands.
+
+A subcommand gets a `Session` through `click.pass_obj` and opens the client in it only when it has something to ask,
+so that `--help` and usage errors need no server. Tests pass their own way to connect as `obj`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from sow_cli import publishing, records, server, topics
+from sow_cli.exits import RootGroup
+from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
+from sow_client import Tls
+
+
+def _version() -> str:
+    try:
+        return version("sow")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
+
+
+_EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--server",
+    "address",
+    default=DEFAULT_SERVER,
+    envvar="SOW_SERVER",
+    show_default=True,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="Address of the server.",
+)
+@click.option("--tls-ca", type=_EXISTING_FILE, metavar="FILE", help="PEM certificates to trust; turns TLS on.")
+@click.option("--tls-cert", type=_EXISTING_FILE, metavar="FILE", help="PEM certificate of this client; turns TLS on.")
+@click.option("--tls-key", type=_EXISTING_FILE, metavar="FILE", help="PEM key of --tls-cert.")
+@click.option("--tls-server-name", metavar="NAME", help="Name to expect in the server's certificate; turns TLS on.")
+@click.version_option(_version(), message="%(prog)s %(version)s")
+@click.pass_context
+def sow(
+    ctx: click.Context,
+    address: str,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_server_name: str | None,
+) -> None:
+    """Publish, read and delete records of a SOW server: the last value of every key, with lifetimes.
+
+    Results go to stdout, as a table on a terminal and as NDJSON in a pipe (--format of each command); everything
+    else goes to stderr.
+
+    Exit codes: 0 done, 1 the server said no, 2 wrong usage, 3 the server is not reachable, 130 Ctrl-C.
+    """
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")
+    tls = None
+    if tls_ca or tls_cert or tls_server_name:
+        tls = Tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_server_name)
+    replacement: Connect | None = ctx.obj
+    ctx.obj = Session(address, tls, replacement or connect)
+
+
+for _command in (
+    topics.topics,
+    topics.topic,
+    publishing.publish,
+    records.get,
+    records.query,
+    records.count,
+    records.delete,
+    records.touch,
+    records.persist,
+    server.status,
+    server.compact,
+    server.accept_clock,
+):
+    sow.add_command(_command)

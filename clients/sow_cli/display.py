@@ -1,0 +1,97 @@
+"""How values look to people: times, sizes, counts, and text that may hold anything.
+
+Pure functions. Machines get the exact values in the other formats, so here brevity wins over precision.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+# Control characters would move the cursor or colour the terminal of whoever looks at somebody else's data.
+_CONTROL: Final = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
+    # Bidirectional overrides can make a line read as another one.
+    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+}
+_TABLE_TEXT_MAX: Final = 2_000
+_DAY_MICROS: Final = 86_400_000_000
+
+
+def safe(text: str) -> str:
+    """`text` on one line, with everything that a terminal would act upon spelled out."""
+    return text if text.isprintable() else text.translate(_CONTROL)
+
+
+def safe_bytes(data: bytes, length_max: int = _TABLE_TEXT_MAX) -> str:
+    """The beginning of `data` as text: what is not UTF-8 or not printable is spelled out."""
+    text = safe(data[:length_max].decode("utf-8", "backslashreplace"))
+    return text + "…" if len(data) > length_max else text
+
+
+def duration(micros: int) -> str:
+    """A length of time with about three digits: `850ms`, `12.3s`, `4m05s`, `3h20m`, `2d4h`. Not for parsing."""
+    if micros < 1_000:
+        return f"{micros}µs"
+    if micros < 1_000_000:
+        return f"{micros / 1_000:.3g}ms" if micros < 999_500 else "1s"
+    seconds = micros / 1_000_000
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{whole_seconds:02}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours}h"
+
+
+def expires(expire_time_micros: int | None, now_micros: int) -> str:
+    """`in 12.3s`, `12.3s ago`, or `never`."""
+    if expire_time_micros is None:
+        return "never"
+    left = expire_time_micros - now_micros
+    return f"in {duration(left)}" if left >= 0 else f"{duration(-left)} ago"
+
+
+def instant(micros: int) -> str:
+    """A time in UTC to the millisecond; the raw number where a calendar has no such year."""
+    try:
+        time = datetime.fromtimestamp(micros // 1_000_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{micros}µs"
+    # isoformat, as strftime costs ten times as much, and a table has one of these in every row.
+    return f"{time.replace(tzinfo=None).isoformat(' ')}.{micros // 1_000 % 1_000:03}Z"
+
+
+def short_instant(micros: int, now_micros: int) -> str:
+    """A time in UTC: without the date if that is today's."""
+    text = instant(micros)
+    return text[11:] if micros // _DAY_MICROS == now_micros // _DAY_MICROS else text
+
+
+def size(byte_count: int) -> str:
+    """Bytes with a binary unit and about three digits: `512 B`, `1.4 MiB`."""
+    if byte_count < 1_024:
+        return f"{byte_count} B"
+    amount = float(byte_count)
+    for unit in ("KiB", "MiB", "GiB"):
+        amount /= 1_024
+        if amount < 1_023.95:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1_024:.1f} TiB"
+
+
+def count(number: int) -> str:
+    """A whole number in groups of three."""
+    return f"{number:,}"
+
+
+def records(number: int) -> str:
+    """`1 record`, `2,000 records`."""
+    return "1 record" if number == 1 else f"{number:,} records"

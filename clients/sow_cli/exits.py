@@ -1,0 +1,95 @@
+"""Exit codes, and the one place where errors become them.
+
+| code | meaning |
+|---|---|
+| 0   | done; also when the reader of a pipe went away (`sow query … | head`) |
+| 1   | the server said no, to all of it or to some records; or you did, when asked |
+| 2   | wrong usage: arguments, options, input that cannot be read |
+| 3   | the server is not reachable, or gave no answer in time |
+| 130 | Ctrl-C |
+
+Errors go to stderr: the server's reason, its message, then the details it gave (field, position) one to a line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final, NoReturn
+
+import click
+
+from sow_cli import display
+from sow_client import DeadlineExceeded, SowError, Unavailable
+
+SERVER_SAID_NO: Final = 1
+NOT_REACHABLE: Final = 3
+INTERRUPTED: Final = 130
+
+_NO_ANSWER: Final = frozenset({"UNREACHABLE", "STREAM_CUT", "UNAVAILABLE"})
+
+
+class Refused(click.ClickException):
+    """The server said no."""
+
+    exit_code = SERVER_SAID_NO
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"sow: {self.message}", err=True)
+
+
+class NotReached(Refused):
+    """No answer came from the server."""
+
+    exit_code = NOT_REACHABLE
+
+
+class RootGroup(click.Group):
+    """The command `sow`: whatever goes wrong in a subcommand leaves through here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they were added: what belongs together stands together."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            _leave_quietly(ctx)
+        except SowError as error:
+            failure = NotReached if is_unanswered(error) else Refused
+            raise failure(describe(error)) from error
+        return result
+
+
+def is_unanswered(error: SowError) -> bool:
+    """Whether the server had no say in it.
+
+    A server that is stopping, or whose store has failed, answers UNAVAILABLE too, but with its own reason: it said no.
+    """
+    return isinstance(error, DeadlineExceeded) or (isinstance(error, Unavailable) and error.reason in _NO_ANSWER)
+
+
+def describe(error: SowError) -> str:
+    """Reason and message, then each detail on a line of its own."""
+    lines = [f"{error.reason}: {display.safe(error.message)}"]
+    lines += [f"  {name}: {display.safe(str(value))}" for name, value in sorted(error.details.items())]
+    if error.retry_after is not None:
+        lines.append(f"  retry after: {error.retry_after:g} s")
+    return "\n".join(lines)
+
+
+def _leave_quietly(ctx: click.Context) -> NoReturn:
+    """Ends with 0, and keeps the interpreter from complaining when it flushes stdout once more at its own end."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        descriptor = -1
+    if descriptor >= 0:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
+    ctx.exit(0)

@@ -1,0 +1,160 @@
+"""Lines of input to records: reading without buffering it whole, and saying exactly which line is wrong and why.
+
+N1  Memory is bounded: one chunk and one line of at most `LINE_BYTES_MAX`, whatever the file is.
+N2  A refusal names the line that it is about, although empty and bad lines take no place in the publisher's stream.
+N3  What a pipe holds is taken at once, so that `tail -f … | sow publish …` does not wait for a full buffer.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+LINE_BYTES_MAX: Final = 16 * 2**20  # a request holds no more (rule K8)
+_CHUNK_BYTES: Final = 256 * 1024
+
+
+class Item(NamedTuple):
+    """What one line publishes. A tuple, as there is one per record."""
+
+    data: bytes
+    key: str | None = None
+    expire_time_micros: int | None = None
+
+
+class BadLine(Exception):
+    """A line that is no record. The reason is one of the server's, so that scripts need only one vocabulary."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+Parse: TypeAlias = Callable[[bytes], Item]
+
+
+def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
+    """Yields the lines of `stream` in lists, without their line ends; None stands for one that is too long (N1)."""
+    rest = b""
+    skipping = False
+    while data := stream.read1(_CHUNK_BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        parts: list[bytes | None] = [line if len(line) <= LINE_BYTES_MAX else None for line in whole]
+        if skipping and parts:
+            parts[0], skipping = None, False
+        if len(rest) > LINE_BYTES_MAX or skipping:
+            rest, skipping = b"", True
+        yield parts
+    if skipping:
+        yield [None]
+    elif rest:
+        yield [rest]
+
+
+class LineNumbers:
+    """Which line the n-th published record came from (N2).
+
+    Costs nothing per record: only lines that take no place are noted, as the offset from there on.
+    """
+
+    __slots__ = ("_offsets", "_positions")
+
+    def __init__(self) -> None:
+        self._positions = [0]
+        self._offsets = [1]
+
+    def skip(self, next_position: int) -> None:
+        """The line before the record `next_position` (from 0) takes no place."""
+        if self._positions[-1] == next_position:
+            self._offsets[-1] += 1
+        else:
+            # The offset first: another thread that looks up an earlier refusal finds a whole pair or none.
+            self._offsets.append(self._offsets[-1] + 1)
+            self._positions.append(next_position)
+
+    def line(self, position: int) -> int:
+        """The line, from 1, of the record `position`, from 0."""
+        return position + self._offsets[bisect_right(self._positions, position) - 1]
+
+
+def document(line: bytes) -> Item:
+    """A line as it is: a JSON document, or raw bytes."""
+    return Item(line)
+
+
+def base64_payload(line: bytes) -> Item:
+    """A line with the base64 text of a payload: for message types whose bytes may hold line ends."""
+    try:
+        return Item(base64.b64decode(line, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise BadLine("PAYLOAD_MALFORMED", f"not base64: {error} (for payloads as they are: --raw)") from error
+
+
+def keyed_by(field: str) -> Parse:
+    """Documents whose `field`, a name or a path such as `/a/b`, is the record key, as canonical text (rule K4)."""
+    steps = field.removeprefix("/").split("/") if field.startswith("/") else [field]
+    if not all(steps):
+        raise ValueError(f"{field!r} has an empty step")
+    # msgspec skips what the struct does not name: about 0.2 µs a line instead of 2 µs for the whole document.
+    wanted: type = object
+    for step in reversed(steps):
+        kind = wanted if wanted is object else wanted | msgspec.UnsetType
+        wanted = msgspec.defstruct("Wanted", [("value", kind, msgspec.UNSET)], rename={"value": step})
+    decode: Callable[[bytes], object] = msgspec.json.Decoder(wanted).decode
+
+    def keyed(line: bytes) -> Item:
+        try:
+            value: object = decode(line)
+            for _ in steps:
+                value = getattr(value, "value", msgspec.UNSET)
+        except msgspec.ValidationError as error:
+            raise BadLine("KEY_FIELD_MISSING", f"no field {field}: {error}") from error
+        except msgspec.DecodeError as error:
+            raise BadLine("PAYLOAD_MALFORMED", str(error)) from error
+        return Item(line, _canonical_text(value, field))
+
+    return keyed
+
+
+def _canonical_text(value: object, field: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if value is None or value is msgspec.UNSET:
+        raise BadLine("KEY_FIELD_MISSING", f"field {field} is {'null' if value is None else 'missing'}")
+    raise BadLine("KEY_FIELD_NOT_SCALAR", f"field {field} is an object or an array")
+
+
+class _RecordLine(msgspec.Struct):
+    payload: msgspec.Raw
+    key: str | None = None
+    expire_time_micros: int | None = None
+
+
+def record_form(*, payload_is_json: bool, with_key: bool) -> Parse:
+    """Lines as `sow query --format ndjson` writes them. `with_key`: the topic wants a key, and takes the line's."""
+    decode = msgspec.json.Decoder(_RecordLine).decode
+    decode_text = msgspec.json.Decoder(str).decode
+
+    def parsed(line: bytes) -> Item:
+        try:
+            record = decode(line)
+            encoded = None if payload_is_json else decode_text(record.payload).encode()
+        except msgspec.DecodeError as error:
+            raise BadLine("PAYLOAD_MALFORMED", f"not a record: {error}") from error
+        data = bytes(record.payload) if encoded is None else base64_payload(encoded).data
+        return Item(data, record.key if with_key else None, record.expire_time_micros)
+
+    return parsed

@@ -1,0 +1,461 @@
+"""Results on stdout, in one of four formats.
+
+O1  `ndjson` and `csv` (and `json` but for its brackets) write as they read: memory is one batch, whatever comes.
+O2  The machine formats carry exact values under names that never change; an absent value is left out of JSON and is
+    empty in CSV.
+O3  A record's payload is never decoded on its way: it is put into the line as the bytes that were published.
+O4  A table is for people: times relative, long values cut with `…`, nothing a terminal would act upon.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import sys
+from binascii import b2a_base64
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import repeat
+from typing import Final, TypeAlias, TypeVar
+
+import click
+import msgspec
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from sow_cli import display
+from sow_client import Record, RecordBatch
+
+Scalar: TypeAlias = str | int | float | bool | None
+Batch: TypeAlias = RecordBatch | Sequence[Record]
+Command = TypeVar("Command", bound=Callable[..., object])
+
+_NOT_A_TERMINAL_WIDTH: Final = 140
+_ROWS_MEASURED: Final = 1_000  # a table's columns get the widths that its first rows need
+_KEY_WIDTH_MAX: Final = 48
+_NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
+
+
+class Format(Enum):
+    """What `--format` names."""
+
+    TABLE = "table"
+    JSON = "json"
+    NDJSON = "ndjson"
+    CSV = "csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One named value of a result."""
+
+    name: str
+    """In JSON and CSV."""
+    value: Scalar | Sequence[str]
+    """None: absent (O2)."""
+    shown: str
+    """In a table."""
+    label: str = ""
+    """In a table; the name with spaces when empty."""
+    in_lists: bool = True
+    """False: a table of many results has no room for it."""
+    right: bool = False
+    """True: numbers, aligned at the right."""
+
+    @property
+    def heading(self) -> str:
+        return self.label or self.name.replace("_", " ")
+
+
+Facts: TypeAlias = Sequence[Fact]
+
+
+class _Line(msgspec.Struct, gc=False):
+    """A record in JSON (interfaces.md). Field order is the order on the line."""
+
+    topic: str
+    key: str
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int | msgspec.UnsetType
+    origin: str
+    sequence: int
+    # msgspec writes Raw as it is and bytes as base64: a json topic's payload is Raw, another's is bytes.
+    payload: msgspec.Raw | bytes | msgspec.UnsetType
+
+
+_COLUMNS: Final = tuple(_Line.__struct_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordForm:
+    """How the records of one answer are written."""
+
+    topic: str
+    payload_is_json: bool
+    keys_only: bool = False
+
+
+class Output:
+    """Writes the results of one command. Owns stdout while the command runs."""
+
+    def __init__(self, chosen: Format) -> None:
+        self.format = chosen
+        self._encoder = msgspec.json.Encoder()
+
+    def one(self, facts: Facts) -> None:
+        """Writes one result; as a table: one fact to a line."""
+        if self.format is Format.TABLE:
+            self._print(_vertical(facts))
+        elif self.format is Format.CSV:
+            self._write(_csv([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]]))
+        elif self.format is Format.JSON:
+            self._write(msgspec.json.format(self._encoder.encode(_json_object(facts)), indent=2) + b"\n")
+        else:
+            self._write(self._encoder.encode(_json_object(facts)) + b"\n")
+
+    def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
+        """Writes a list of results. `names`: the columns of a CSV; `nothing`: what an empty table says."""
+        if self.format is Format.TABLE:
+            self._print(_horizontal(results) if results else Text(nothing, style="dim"))
+        elif self.format is Format.CSV:
+            values = [{fact.name: _csv_value(fact.value) for fact in facts} for facts in results]
+            self._write(_csv([names, *([row.get(name) for name in names] for row in values)]))
+        elif self.format is Format.JSON:
+            encoded = self._encoder.encode([_json_object(facts) for facts in results])
+            self._write(msgspec.json.format(encoded, indent=2) + b"\n")
+        else:
+            self._write(self._encoder.encode_lines([_json_object(facts) for facts in results]))
+
+    @property
+    def is_table(self) -> bool:
+        """True: somebody reads this, so a remark may go with it."""
+        return self.format is Format.TABLE
+
+    def record(self, record: Record, form: RecordForm, now_micros: int) -> None:
+        """Writes one record; as a table: everything about it, the document in full."""
+        if self.format is not Format.TABLE:
+            self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
+            return
+        self._print(_vertical(_record_facts(record, form, now_micros)))
+
+    def records(
+        self,
+        batches: Iterable[Batch],
+        form: RecordForm,
+        *,
+        now_micros: Callable[[], int],
+        as_list: bool = True,
+    ) -> int:
+        """Writes records batch by batch (O1) and returns how many. `as_list`: in JSON an array, even of one."""
+        if self.format is Format.TABLE:
+            return self._record_table(batches, form, now_micros)
+        if self.format is Format.CSV:
+            return self._record_csv(batches, form)
+        if self.format is Format.NDJSON or not as_list:
+            return self._record_lines(batches, form)
+        return self._record_array(batches, form)
+
+    def _record_lines(self, batches: Iterable[Batch], form: RecordForm) -> int:
+        written = 0
+        encode = self._encoder.encode_lines
+        for batch in batches:
+            self._write(encode(_lines(batch, form)))
+            written += len(batch)
+        return written
+
+    def _record_array(self, batches: Iterable[Batch], form: RecordForm) -> int:
+        written = 0
+        encode = self._encoder.encode
+        for batch in batches:
+            if len(batch):
+                lines = b",\n".join([encode(line) for line in _lines(batch, form)])
+                self._write((b",\n" if written else b"[\n") + lines)
+                written += len(batch)
+        self._write(b"\n]\n" if written else b"[]\n")
+        return written
+
+    def _record_csv(self, batches: Iterable[Batch], form: RecordForm) -> int:
+        written = 0
+        columns = _COLUMNS[:-1] if form.keys_only else _COLUMNS
+        self._write(_csv([columns]))
+        for batch in batches:
+            self._write(_record_csv(batch, form))
+            written += len(batch)
+        return written
+
+    def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
+        """Own layout instead of a rich table: that one wants every row before it shows the first, and 0.3 ms a row."""
+        written = 0
+        layout: _Layout | None = None
+        for batch in batches:
+            if not len(batch):
+                continue
+            rows = [_record_row(record, form, now_micros()) for record in batch]
+            if layout is None:
+                layout = _Layout.measured(_record_headings(form), rows[:_ROWS_MEASURED], _width(), form.keys_only)
+                self._print(Text(layout.line(_record_headings(form)), style="bold"))
+            self._write(("\n".join([layout.line(row) for row in rows]) + "\n").encode())
+            written += len(batch)
+        if not written:
+            self._print(Text("no records", style="dim"))
+        return written
+
+    def _print(self, content: Table | Text) -> None:
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=_width(), soft_wrap=False)
+        console.print(content)
+        sys.stdout.flush()
+
+    def _write(self, data: bytes) -> None:
+        """Binary and flushed: a reader at the other end of a pipe sees each batch at once, and its going away shows."""
+        out = sys.stdout.buffer
+        out.write(data)
+        out.flush()
+
+
+def output_option(command: Command) -> Command:
+    """Adds `--format` to a command, which receives it as `output: Output`."""
+
+    def chosen(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Output:
+        return Output(Format(value) if value else Format.TABLE if sys.stdout.isatty() else Format.NDJSON)
+
+    return click.option(
+        "--format",
+        "output",
+        type=click.Choice([one.value for one in Format]),
+        callback=chosen,
+        help="How results are written.  [default: table on a terminal, ndjson in a pipe]",
+    )(command)
+
+
+def note(text: str) -> None:
+    """Writes a remark to stderr: not a result, not a failure. A progress bar on the terminal makes room for it."""
+    click.echo(display.safe(text), err=True)
+
+
+def progress(*columns: TextColumn, measured: bool) -> Progress:
+    """A progress display on stderr that shows only on a terminal. `measured`: the total is known, so it has a bar."""
+    console = Console(stderr=True, highlight=False)
+    parts = [BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f}%")] if measured else [SpinnerColumn()]
+    return Progress(
+        TextColumn("{task.description}"),
+        *parts,
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        refresh_per_second=5,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The records of a batch, column by column: half the time of asking each record for its values."""
+
+    keys: Sequence[str]
+    versions: Sequence[int]
+    publish_times_micros: Sequence[int]
+    expire_times_micros: Sequence[int]
+    """`_NEVER_MICROS` for never."""
+    origins: Sequence[str]
+    sequences: Sequence[int]
+    payloads: Sequence[bytes]
+
+    @classmethod
+    def of(cls, batch: Batch, form: RecordForm) -> _Columns:
+        if isinstance(batch, RecordBatch):
+            keys, versions, published = batch.keys, batch.versions, batch.publish_times_micros
+            expire, origins, sequences = batch.expire_times_micros, batch.origins, batch.sequences
+            payloads = batch.payloads
+        else:
+            keys, versions = [one.key for one in batch], [one.version for one in batch]
+            published, payloads = [one.publish_time_micros for one in batch], [one.payload for one in batch]
+            sequences, origins = [one.sequence for one in batch], [one.origin for one in batch]
+            expire = [_NEVER_MICROS if one.expire_time_micros is None else one.expire_time_micros for one in batch]
+        if form.payload_is_json:
+            # Line ends are rare: one look at all of the batch, and at each document only when there are any.
+            together = b"".join(payloads)
+            if b"\n" in together or b"\r" in together:
+                payloads = [_one_line(document) for document in payloads]
+        return cls(keys, versions, published, expire, origins, sequences, payloads)
+
+
+def _lines(batch: Batch, form: RecordForm) -> list[_Line]:
+    columns = _Columns.of(batch, form)
+    unset = msgspec.UNSET
+    expire = [unset if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
+    payloads: Iterable[msgspec.Raw | bytes | msgspec.UnsetType] = columns.payloads
+    if form.keys_only:
+        payloads = repeat(unset)
+    elif form.payload_is_json:
+        payloads = map(msgspec.Raw, columns.payloads)
+    return list(
+        map(
+            _Line,
+            repeat(form.topic),
+            columns.keys,
+            columns.versions,
+            columns.publish_times_micros,
+            expire,
+            columns.origins,
+            columns.sequences,
+            payloads,
+        )
+    )
+
+
+def _record_csv(batch: Batch, form: RecordForm) -> bytes:
+    """Own quoting instead of the csv module, which looks at every character: it takes ten times as long."""
+    columns = _Columns.of(batch, form)
+    topic = _quoted(form.topic)
+    keys, origins = map(_quoted, columns.keys), map(_quoted, columns.origins)
+    expire = ["" if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
+    numbers = (columns.versions, columns.publish_times_micros, expire)
+    if form.keys_only:
+        texts: Iterable[str] = repeat("")
+    elif form.payload_is_json:
+        texts = ["," + _quoted(document.decode("utf-8", "backslashreplace")) for document in columns.payloads]
+    else:
+        texts = ["," + b2a_base64(payload, newline=False).decode() for payload in columns.payloads]
+    lines = [
+        f"{topic},{key},{version},{published},{expires},{origin},{sequence}{text}\n"
+        for key, version, published, expires, origin, sequence, text in zip(
+            keys, *numbers, origins, columns.sequences, texts, strict=False
+        )
+    ]
+    return "".join(lines).encode()
+
+
+def _quoted(text: str) -> str:
+    if '"' in text:
+        return '"' + text.replace('"', '""') + '"'
+    return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
+
+
+def _one_line(document: bytes) -> bytes:
+    """A document that was published over several lines would break NDJSON: its line ends go, its values stay."""
+    if b"\n" in document or b"\r" in document:
+        return msgspec.json.format(document, indent=-1)
+    return document
+
+
+def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str]]:
+    return {fact.name: fact.value for fact in facts if fact.value is not None}
+
+
+def _csv(rows: Iterable[Sequence[Scalar]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _csv_value(value: Scalar | Sequence[str]) -> Scalar:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if value is None or isinstance(value, (str, int, float)) else " ".join(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Column widths of a table that is written while it is read."""
+
+    widths: tuple[int, ...]
+
+    @classmethod
+    def measured(cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys_only: bool) -> _Layout:
+        """Each column as wide as these rows need, the key at most so wide, and the payload, at the end, the rest."""
+        widths = [max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)]
+        widths[0] = min(widths[0], _KEY_WIDTH_MAX if not keys_only else width)
+        if not keys_only:
+            widths[-1] = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
+        return cls(tuple(widths))
+
+    def line(self, cells: Sequence[str]) -> str:
+        return "  ".join([_fit(text, width) for text, width in zip(cells, self.widths, strict=True)]).rstrip()
+
+
+def _fit(text: str, width: int) -> str:
+    if text.isascii():
+        return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+    length = cell_len(text)
+    return text + " " * (width - length) if length <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _record_headings(form: RecordForm) -> tuple[str, ...]:
+    return ("key", "expires", "published", "sequence") if form.keys_only else ("key", "expires", "published", "payload")
+
+
+def _record_row(record: Record, form: RecordForm, now_micros: int) -> tuple[str, str, str, str]:
+    last = str(record.sequence) if form.keys_only else _shown_payload(record.payload, form)
+    return (
+        display.safe(record.key),
+        display.expires(record.expire_time_micros, now_micros),
+        display.short_instant(record.publish_time_micros, now_micros),
+        last,
+    )
+
+
+def _shown_payload(payload: bytes, form: RecordForm) -> str:
+    return display.safe_bytes(_one_line(payload) if form.payload_is_json else payload, 400)
+
+
+def _record_facts(record: Record, form: RecordForm, now_micros: int) -> list[Fact]:
+    expire = record.expire_time_micros
+    expires = display.expires(expire, now_micros)
+    published_ago = display.duration(max(0, now_micros - record.publish_time_micros))
+    facts = [
+        Fact("topic", form.topic, form.topic),
+        Fact("key", record.key, display.safe(record.key)),
+        Fact("version", record.version, str(record.version)),
+        Fact("published", None, f"{display.instant(record.publish_time_micros)}  ({published_ago} ago)"),
+        Fact("expires", None, expires if expire is None else f"{display.instant(expire)}  ({expires})"),
+        Fact("origin", record.origin, display.safe(record.origin)),
+        Fact("sequence", record.sequence, str(record.sequence)),
+    ]
+    if not form.keys_only:
+        facts.append(Fact("payload", None, _full_payload(record.payload, form)))
+    return facts
+
+
+def _full_payload(payload: bytes, form: RecordForm) -> str:
+    if not form.payload_is_json:
+        return display.safe_bytes(payload)
+    text = msgspec.json.format(payload, indent=2).decode("utf-8", "backslashreplace")
+    return "\n".join(display.safe(line) for line in text.split("\n"))
+
+
+def _vertical(facts: Facts) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact in facts:
+        table.add_row(Text(fact.heading), Text(fact.shown))
+    return table
+
+
+def _horizontal(results: Sequence[Facts]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for fact in results[0]:
+        if fact.in_lists:
+            table.add_column(fact.heading, justify="right" if fact.right else "left", overflow="fold")
+    for facts in results:
+        table.add_row(*(Text(fact.shown) for fact in facts if fact.in_lists))
+    return table
+
+
+def _width() -> int:
+    """The terminal's columns; wide where there is no terminal, as nothing wraps there."""
+    return shutil.get_terminal_size((_NOT_A_TERMINAL_WIDTH, 40)).columns

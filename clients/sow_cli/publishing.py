@@ -1,0 +1,432 @@
+"""`sow publish`: NDJSON lines through the buffered publisher, or one record.
+
+U1  A line that cannot be published is reported with its number, and the others are published all the same.
+U2  With --strict everything before the first bad line is published, and nothing after it.
+U3  What is reported as published is acknowledged, not merely sent; when the stream breaks off, it is told how far
+    the acknowledgements came.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from io import BufferedReader
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, Literal, TypeAlias
+
+import click
+from rich.progress import TextColumn
+
+from sow_cli import arguments, display
+from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.lines import (
+    BadLine,
+    Item,
+    LineNumbers,
+    Parse,
+    base64_payload,
+    chunks,
+    document,
+    keyed_by,
+    record_form,
+)
+from sow_cli.output import Fact, Output, note, output_option, progress
+from sow_cli.session import Session
+from sow_client import Client, NotFound, Published, Refusal, SowError, Topic
+
+Durability: TypeAlias = Literal["fsync", "buffered"]
+
+_STRICT_RECORDS_MAX: Final = 1_000  # an atomic request holds no more (rule K8)
+_STRICT_BYTES_MAX: Final = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """What the options say of the lifetime of every record."""
+
+    ttl: str | None
+    expire_at: datetime | None
+    keep: bool
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the lines."""
+
+    published: int = 0
+    refused: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def bad(self, line: int, reason: str, message: str) -> None:
+        """Counts and reports a line that was not published."""
+        self.refused += 1
+        report(line, reason, message)
+
+
+def report(line: int, reason: str, message: str) -> None:
+    """Says on stderr which line was not published, and why."""
+    note(f"line {line}: {reason}: {message}")
+
+
+@click.command(short_help="Publish records from a file or a pipe.")
+@click.argument("topic")
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--data", metavar="TEXT", help="Publish this one document instead of a file.")
+@click.option(
+    "--key",
+    type=arguments.key,
+    metavar="KEY",
+    help="Key of one record: --data, or all of FILE (its bytes as they are). For topics without key fields.",
+)
+@click.option(
+    "--key-field",
+    metavar="NAME",
+    help="The field, a name or a path such as /a/b, whose text becomes the key. For topics without key fields.",
+)
+@click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="Lifetime, such as 30s or 1h30m.")
+@click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
+@click.option("--keep-ttl", is_flag=True, help="A record that is alive keeps its expire time.")
+@click.option("--raw", is_flag=True, help="Each line is a payload as it is, whatever the topic's message type.")
+@click.option("--records", is_flag=True, help="Each line is a record as `sow query --format ndjson` writes it.")
+@click.option(
+    "--batch",
+    "batch_records",
+    type=click.IntRange(1, 10_000),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Records per request.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "buffered"]),
+    help="When the server acknowledges: on disk, or in its system's memory.  [default: as the server is configured]",
+)
+@click.option("--strict", is_flag=True, help="Stop at the first bad line; nothing after it is published.")
+@output_option
+@click.pass_obj
+def publish(
+    session: Session,
+    topic: str,
+    file: BufferedReader,
+    data: str | None,
+    key: str | None,
+    key_field: str | None,
+    ttl: str | None,
+    expire_at: datetime | None,
+    keep_ttl: bool,
+    raw: bool,
+    records: bool,
+    batch_records: int,
+    durability: Durability | None,
+    strict: bool,
+    output: Output,
+) -> None:
+    """Publish records to TOPIC: one from each line of FILE, or of standard input (-).
+
+    On a json topic a line is a document (NDJSON). On topics of other message types it is the base64 text of a
+    payload or, with --raw, the payload itself. Empty lines are passed over.
+
+    A bad line is reported on stderr with its number and the rest goes on; the exit code is then 1. With --strict the
+    first bad line ends the command: all before it are published, none after it.
+
+    With --records lines carry their key, if the topic wants one, and their expire time, which goes before --ttl:
+
+    \b
+      sow query orders --format ndjson | sow publish copy --records --ttl never
+
+    \b
+    Examples:
+      sow publish orders orders.ndjson --ttl 30s
+      sow publish orders --data '{"id": 1, "price": 9.5}'
+      sow publish sessions --key alice --data '{"page": "/home"}' --ttl 20m
+      tail -f ticks.ndjson | sow publish ticks --key-field symbol
+      sow publish images --key logo logo.png
+    """
+    from_file = click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
+    _refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
+    _refuse_together(("--data", data is not None), ("FILE", from_file))
+    _refuse_together(("--data", data is not None), ("--records", records))
+    _refuse_together(("--key", key is not None), ("--key-field", key_field is not None), ("--records", records))
+    _refuse_together(("--key-field", key_field is not None), ("--raw", raw), ("--records", records))
+    if key_field is not None and not all(key_field.removeprefix("/").split("/")):
+        raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
+
+    lifetime = Lifetime(ttl, expire_at, keep_ttl)
+    with session.client() as client:
+        described = _described(client, topic)
+        is_json = described is None or described.settings.message_type == "json"
+        if described and described.settings.expiration == "disabled" and (expire_at or ttl not in (None, "never")):
+            note(f"topic {topic} has expiration disabled: lifetimes are stored but not acted on")
+        if records:
+            parse = record_form(payload_is_json=is_json, with_key=described is None or not described.settings.key)
+        elif key_field is not None:
+            parse = keyed_by(key_field)
+        else:
+            # A file that is one record is taken as it is: it may hold any bytes, which only a line cannot.
+            parse = document if is_json or raw or (key is not None and data is None) else base64_payload
+        job = _Job(client, topic, lifetime, durability, batch_records)
+        if data is not None or key is not None:
+            whole = file.read() if data is None else data.encode("utf-8", "surrogateescape")
+            output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
+            return
+        reading = _Reading(file, parse, keep_spaces=raw)
+        tally = Tally()
+        with reading.bar:
+            if strict:
+                _publish_strictly(job, reading, tally)
+            else:
+                _publish_all(job, reading, tally)
+    output.one(_summary(topic, tally))
+    if tally.refused:
+        click.get_current_context().exit(SERVER_SAID_NO)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Where and how the lines are published."""
+
+    client: Client
+    topic: str
+    lifetime: Lifetime
+    durability: Durability | None
+    batch_records: int
+
+
+class _Reading:
+    """The input on its way to records. Owns the progress bar: it knows how much of the file has been read."""
+
+    def __init__(self, file: BufferedReader, parse: Parse, *, keep_spaces: bool) -> None:
+        self._file = file
+        self._parse = parse
+        self._keep_spaces = keep_spaces
+        size = _size_of(file)
+        self.bar = progress(TextColumn("{task.fields[figures]}"), measured=size is not None)
+        """The progress display: shown only on a terminal, and not on one that is being typed into."""
+        if file.isatty():
+            self.bar.disable = True
+            if sys.stderr.isatty():
+                note("reading lines from the terminal; Ctrl-D ends the input")
+        self._task = self.bar.add_task("publishing", total=size, figures="")
+        self._started = time.monotonic()
+
+    def records(
+        self, numbers: LineNumbers, bad: Callable[[int, str, str], None], settled: Callable[[], int]
+    ) -> Iterator[tuple[int, Item]]:
+        """Yields (line number, record); reports bad lines to `bad` and goes on when that returns.
+
+        `settled` tells how many records the server has answered for: that is what the progress display counts.
+        """
+        parse, strip = self._parse, None if self._keep_spaces else b" \t\r"
+        line_number = position = 0
+        for chunk in chunks(self._file):
+            read = 0
+            for line in chunk:
+                line_number += 1
+                if line is None:
+                    numbers.skip(position)
+                    bad(line_number, "PAYLOAD_TOO_LARGE", "the line is longer than 16 MiB")
+                    continue
+                read += len(line) + 1
+                text = line if strip is None else line.strip(strip)
+                if not text:
+                    numbers.skip(position)
+                    continue
+                try:
+                    item = parse(text)
+                except BadLine as error:
+                    numbers.skip(position)
+                    bad(line_number, error.reason, error.message)
+                    continue
+                position += 1
+                yield line_number, item
+            if not self.bar.disable:
+                done = settled()
+                rate = round(done / max(time.monotonic() - self._started, 1e-3))
+                self.bar.update(self._task, advance=read, figures=f"{display.records(done)}  {display.count(rate)}/s")
+
+
+class _Stop(Exception):
+    """The first bad line of a strict run."""
+
+
+def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Published:
+    try:
+        item = parse(whole)
+    except BadLine as bad:
+        raise click.UsageError(f"{bad.reason}: {bad.message}") from bad
+    return job.client.publish(
+        job.topic,
+        item.data,
+        key=item.key if key is None else key,
+        ttl=job.lifetime.ttl,
+        expire_at=job.lifetime.expire_at,
+        keep_ttl=job.lifetime.keep,
+        durability=job.durability,
+    )
+
+
+def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
+    """The fast way: pipelined batches; refusals come back in their own time and are matched to their lines (U1)."""
+    numbers = LineNumbers()
+
+    def refused(refusal: Refusal) -> None:
+        # On the publisher's own thread: it reports, and leaves the counting to the publisher.
+        report(numbers.line(refusal.index), refusal.reason, refusal.message)
+
+    publisher = job.client.publisher(
+        job.topic,
+        ttl=job.lifetime.ttl,
+        expire_at=job.lifetime.expire_at,
+        keep_ttl=job.lifetime.keep,
+        durability=job.durability,
+        batch_records=job.batch_records,
+        on_refusal=refused,
+    )
+    try:
+        with publisher:
+            send = publisher.publish
+            for _, (data, key, expire_time_micros) in reading.records(
+                numbers, tally.bad, lambda: publisher.acknowledged
+            ):
+                send(data, key=key, expire_at=expire_time_micros)
+    except (SowError, KeyboardInterrupt):
+        # U3. Later lines may have been applied as well; to publish them again does no harm, they are keyed.
+        settled = publisher.acknowledged
+        note(
+            f"broke off: lines 1 to {numbers.line(settled - 1)} are settled"
+            if settled
+            else "broke off: nothing is settled"
+        )
+        raise
+    finally:
+        tally.published = publisher.applied + publisher.duplicates
+        tally.refused += publisher.refused
+
+
+def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
+    """The exact way (U2): atomic requests, one after another; the records before a bad one are sent once more."""
+    batch: list[tuple[int, Item]] = []
+    batch_bytes = 0
+    batch_records = min(job.batch_records, _STRICT_RECORDS_MAX)
+
+    def bad(line: int, reason: str, message: str) -> None:
+        raise _Stop(line, reason, message)
+
+    def send() -> None:
+        nonlocal batch_bytes
+        pending, batch_bytes = batch.copy(), 0
+        batch.clear()
+        # A request has one lifetime for all of its records, so a change of the line's own ends a run.
+        for _, run in groupby(pending, key=lambda one: one[1].expire_time_micros):
+            _publish_atomically(job, list(run), tally)
+
+    try:
+        for line_and_item in reading.records(LineNumbers(), bad, lambda: tally.published):
+            batch.append(line_and_item)
+            batch_bytes += len(line_and_item[1].data)
+            if len(batch) >= batch_records or batch_bytes >= _STRICT_BYTES_MAX:
+                send()
+        send()
+    except _Stop as stop:
+        line, reason, message = stop.args
+        try:
+            send()  # what was read before a line that did not even parse
+        except _Stop as earlier:
+            line, reason, message = earlier.args
+        tally.bad(line, reason, message)
+        note(f"stopped at line {line}; the {display.records(tally.published)} before it are published")
+
+
+def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) -> None:
+    """Publishes all of `run`, or what comes before its first bad record, which then ends everything."""
+    if not run:
+        return
+    outcomes = _send_atomically(job, [item for _, item in run])
+    bad = [one for one in outcomes if isinstance(one, Refusal) and one.reason != "ATOMIC_ABORTED"]
+    if not bad:
+        tally.published += len(run)
+        return
+    first = min(bad, key=attrgetter("index"))
+    _publish_atomically(job, run[: first.index], tally)
+    raise _Stop(run[first.index][0], first.reason, first.message)
+
+
+def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
+    keys = [item.key for item in items if item.key is not None]
+    own_expire_time = items[0].expire_time_micros
+    return job.client.publish_many(
+        job.topic,
+        [item.data for item in items],
+        keys=keys if len(keys) == len(items) else None,
+        ttl=job.lifetime.ttl if own_expire_time is None else None,
+        expire_at=job.lifetime.expire_at if own_expire_time is None else own_expire_time,
+        keep_ttl=job.lifetime.keep,
+        durability=job.durability,
+        atomic=True,
+    )
+
+
+def _described(client: Client, name: str) -> Topic | None:
+    """The topic; None where there is none yet: the first publish may create it (rule K1), as a json topic."""
+    try:
+        return client.describe_topic(name)
+    except NotFound:
+        return None
+
+
+def _refuse_together(*options: tuple[str, bool]) -> None:
+    given = [name for name, is_given in options if is_given]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} exclude each other")
+
+
+def _size_of(file: BufferedReader) -> int | None:
+    """Bytes of a regular file; None for pipes and terminals, which end when they end."""
+    try:
+        status = os.fstat(file.fileno())
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def published_facts(topic: str, done: Published) -> list[Fact]:
+    """What a publish or a touch of one record answers."""
+    expire = done.expire_time_micros
+    now_micros = time.time_ns() // 1_000
+    expires = display.expires(expire, now_micros)
+    facts = [
+        Fact("topic", topic, topic),
+        Fact("key", done.key, display.safe(done.key)),
+        Fact("version", done.version, str(done.version)),
+        Fact(
+            "expire_time_micros",
+            expire,
+            expires if expire is None else f"{display.instant(expire)}  ({expires})",
+            label="expires",
+        ),
+        Fact("sequence", done.sequence, str(done.sequence)),
+    ]
+    if done.ttl_ignored:
+        facts.append(Fact("ttl_ignored", True, "yes: the topic has expiration disabled"))
+    if done.duplicate:
+        facts.append(Fact("duplicate", True, "yes: an earlier attempt had been applied"))
+    return facts
+
+
+def _summary(topic: str, tally: Tally) -> list[Fact]:
+    seconds = max(time.monotonic() - tally.started, 1e-6)
+    rate = round(tally.published / seconds)
+    return [
+        Fact("topic", topic, topic),
+        Fact("published", tally.published, display.records(tally.published)),
+        Fact("refused", tally.refused, display.records(tally.refused)),
+        Fact("seconds", round(seconds, 3), display.duration(round(seconds * 1e6)), label="time"),
+        Fact("records_per_second", rate, f"{display.count(rate)} records/s", label="rate"),
+    ]

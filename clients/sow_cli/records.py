@@ -1,0 +1,302 @@
+"""`sow get`, `query`, `count`, `delete`, `touch`, `persist`: records that exist."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from io import BufferedReader
+from typing import TypeVar
+
+import click
+from rich.progress import TextColumn
+
+from sow_cli import arguments, display
+from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.output import Fact, Output, RecordForm, note, output_option, progress
+from sow_cli.publishing import published_facts
+from sow_cli.session import Session
+from sow_cli.topics import confirm
+from sow_client import Client, Deleted, Published, QueryResult, Refusal
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def _projection_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--exclude",
+            type=arguments.comma_separated,
+            multiple=True,
+            metavar="PATH,…",
+            help="All payload fields but these.",
+        ),
+        click.option(
+            "--select",
+            type=arguments.comma_separated,
+            multiple=True,
+            metavar="PATH,…",
+            help="Only these payload fields, such as /id,/price/bid.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Show the records of some keys.")
+@click.argument("topic")
+@click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
+@_projection_options
+@output_option
+@click.pass_obj
+def get(
+    session: Session,
+    topic: str,
+    keys: tuple[str, ...],
+    select: tuple[tuple[str, ...], ...],
+    exclude: tuple[tuple[str, ...], ...],
+    output: Output,
+) -> None:
+    """Show the records of TOPIC that have these keys.
+
+    The exit code is 1 when a key has no live record; the others are shown all the same. In CSV the payload is one
+    column: JSON text for json topics, base64 for others.
+
+    \b
+    Examples:
+      sow get orders 1
+      sow get orders 1 2 3 --select /price --format csv
+    """
+    include, leave_out = _paths(select, exclude)
+    with session.client() as client:
+        form = _form(client, topic)
+        records = client.get_many(topic, list(keys), select=include, exclude=leave_out)
+    now_micros = time.time_ns() // 1_000
+    if len(keys) == 1 and records:
+        output.record(records[0], form, now_micros)
+    elif records or len(keys) > 1:
+        output.records([records], form, now_micros=lambda: now_micros)
+    missing = sorted(set(keys) - {record.key for record in records})
+    for key in missing:
+        note(f"RECORD_NOT_FOUND: no live record of key {key}")
+    if missing:
+        click.get_current_context().exit(SERVER_SAID_NO)
+
+
+@click.command(short_help="Show the records of a topic.")
+@click.argument("topic")
+@click.option("--keys", type=arguments.comma_separated, multiple=True, metavar="KEY,…", help="Only these keys.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Leave out the first N records.")
+@_projection_options
+@click.option("--keys-only", is_flag=True, help="Leave the payloads out.")
+@click.option("--count", "count_only", is_flag=True, help="Only count.")
+@output_option
+@click.pass_obj
+def query(
+    session: Session,
+    topic: str,
+    keys: tuple[tuple[str, ...], ...],
+    top: int | None,
+    skip: int,
+    select: tuple[tuple[str, ...], ...],
+    exclude: tuple[tuple[str, ...], ...],
+    keys_only: bool,
+    count_only: bool,
+    output: Output,
+) -> None:
+    """Show the live records of TOPIC, in key order, as they were at one instant.
+
+    Nothing is kept in memory: `sow query big | head` is quick. In JSON the payload is the document itself for json
+    topics and base64 for others; in CSV it is one column with that as text. A table shows the beginning of it.
+
+    \b
+    Examples:
+      sow query orders --top 20
+      sow query orders --select /id,/price --format csv > orders.csv
+      sow query orders --keys-only
+    """
+    include, leave_out = _paths(select, exclude)
+    if keys_only and (include or leave_out):
+        raise click.UsageError("--keys-only excludes --select and --exclude")
+    wanted = [key for some in keys for key in some]
+    with session.client() as client:
+        if count_only and not (wanted or top or skip):
+            output.one(_count_facts(topic, client.count(topic)))
+            return
+        form = _form(client, topic, keys_only=keys_only or count_only)
+        result = client.query(
+            topic,
+            keys=wanted or None,
+            select=include,
+            exclude=leave_out,
+            keys_only=form.keys_only,
+            skip_n=skip,
+            top_n=top,
+        )
+        with result:
+            if count_only:
+                output.one(_count_facts(topic, sum(len(batch) for batch in result.batches())))
+                return
+            written = output.records(result.batches(), form, now_micros=lambda: _as_of(result))
+        if output.is_table and result.footer is not None:
+            matched = result.footer.matched
+            shown = display.records(matched) if matched == written else f"{written:,} of {display.records(matched)}"
+            note(f"{shown}, as of {display.instant(_as_of(result))}")
+
+
+@click.command(short_help="Count the records of a topic.")
+@click.argument("topic")
+@output_option
+@click.pass_obj
+def count(session: Session, topic: str, output: Output) -> None:
+    """Count the live records of TOPIC.
+
+    \b
+    Example:
+      sow count orders
+    """
+    with session.client() as client:
+        output.one(_count_facts(topic, client.count(topic)))
+
+
+@click.command(short_help="Delete records.")
+@click.argument("topic")
+@click.option("--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="Delete this key (repeatable).")
+@click.option(
+    "--data",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Delete the record that has the key of the document in FILE (-: standard input).",
+)
+@click.option("--all", "everything", is_flag=True, help="Delete every record; asks first, see --force.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask before --all.")
+@output_option
+@click.pass_obj
+def delete(
+    session: Session,
+    topic: str,
+    keys: tuple[str, ...],
+    data: BufferedReader | None,
+    everything: bool,
+    dry_run: bool,
+    force: bool,
+    output: Output,
+) -> None:
+    """Delete records of TOPIC, chosen by exactly one of --key, --data and --all.
+
+    Deleting what is not there is no error: look at the count. Before --all it asks on a terminal; without one it
+    needs --force.
+
+    \b
+    Examples:
+      sow delete orders --key 1 --key 2
+      sow delete orders --data order.json
+      sow delete orders --all --dry-run
+    """
+    if bool(keys) + (data is not None) + everything != 1:
+        raise click.UsageError("give exactly one of --key, --data and --all")
+    if everything and not dry_run:
+        confirm(f"Delete every record of topic {topic}?", force=force)
+    document = None if data is None else data.read()
+    figures = TextColumn("{task.fields[figures]}")
+    with session.client() as client, progress(figures, measured=False) as bar:
+        task = bar.add_task("counting" if dry_run else "deleting", total=None, figures="")
+
+        def show(so_far: Deleted) -> None:
+            bar.update(task, figures=display.records(so_far.matched if dry_run else so_far.deleted))
+
+        done = client.sow_delete(
+            topic, keys=list(keys) or None, data=document, all=everything, dry_run=dry_run, on_progress=show
+        )
+    facts = [
+        Fact("topic", topic, topic),
+        Fact("matched", done.matched, display.records(done.matched)),
+        Fact("deleted", done.deleted, f"{done.deleted:,}" + (" (dry run)" if dry_run else "")),
+    ]
+    if done.sequence:
+        facts.append(Fact("sequence", done.sequence, str(done.sequence)))
+    output.one(facts)
+
+
+@click.command(short_help="Renew or change lifetimes.")
+@click.argument("topic")
+@click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
+@click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="New lifetime from now on, such as 30s.")
+@click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
+@output_option
+@click.pass_obj
+def touch(
+    session: Session, topic: str, keys: tuple[str, ...], ttl: str | None, expire_at: datetime | None, output: Output
+) -> None:
+    """Renew or change the lifetime of records of TOPIC; their payloads stay.
+
+    Without --ttl and --expire-at they get what the topic gives to records that carry no lifetime.
+
+    \b
+    Examples:
+      sow touch sessions alice --ttl 20m
+      sow touch sessions alice bob
+    """
+    if ttl is not None and expire_at is not None:
+        raise click.UsageError("--ttl and --expire-at exclude each other")
+    with session.client() as client:
+        outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at)
+    _write_outcomes(output, topic, keys, outcomes)
+
+
+@click.command(short_help="Take lifetimes away.")
+@click.argument("topic")
+@click.argument("keys", nargs=-1, required=True, type=arguments.key, metavar="KEY...")
+@output_option
+@click.pass_obj
+def persist(session: Session, topic: str, keys: tuple[str, ...], output: Output) -> None:
+    """Take the lifetime of records of TOPIC away: they never expire, unless the topic has a longest lifetime.
+
+    \b
+    Example:
+      sow persist sessions alice
+    """
+    with session.client() as client:
+        outcomes = client.touch(topic, list(keys), ttl="never")
+    _write_outcomes(output, topic, keys, outcomes)
+
+
+def _write_outcomes(output: Output, topic: str, keys: tuple[str, ...], outcomes: list[Published | Refusal]) -> None:
+    done = [published_facts(topic, one) for one in outcomes if isinstance(one, Published)]
+    refused = [one for one in outcomes if isinstance(one, Refusal)]
+    if len(keys) == 1 and done:
+        output.one(done[0])
+    elif done:
+        output.many(done, names=_OUTCOME_NAMES, nothing="")
+    for refusal in refused:
+        note(f"{keys[refusal.index]}: {refusal.reason}: {refusal.message}")
+    if refused:
+        click.get_current_context().exit(SERVER_SAID_NO)
+
+
+_OUTCOME_NAMES = ("topic", "key", "version", "expire_time_micros", "sequence")
+
+
+def _form(client: Client, topic: str, *, keys_only: bool = False) -> RecordForm:
+    """Asks for the topic's message type, which records do not carry. Keys alone need no asking."""
+    is_json = not keys_only and client.describe_topic(topic).settings.message_type == "json"
+    return RecordForm(topic, payload_is_json=is_json, keys_only=keys_only)
+
+
+def _paths(
+    select: tuple[tuple[str, ...], ...], exclude: tuple[tuple[str, ...], ...]
+) -> tuple[list[str] | None, list[str] | None]:
+    if select and exclude:
+        raise click.UsageError("--select and --exclude exclude each other")
+    return [path for some in select for path in some] or None, [path for some in exclude for path in some] or None
+
+
+def _as_of(result: QueryResult) -> int:
+    """The server's instant, against which "expires in" is right even where this machine's clock is not."""
+    return time.time_ns() // 1_000 if result.header is None else result.header.as_of_micros
+
+
+def _count_facts(topic: str, number: int) -> list[Fact]:
+    return [Fact("topic", topic, topic), Fact("count", number, display.records(number))]

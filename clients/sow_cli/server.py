@@ -1,0 +1,104 @@
+"""`sow status`, `sow compact`, `sow accept-clock`: the server as a whole."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from sow_cli import display
+from sow_cli.output import Fact, Output, output_option, progress
+from sow_cli.session import Session
+from sow_client import Status
+
+
+@click.command()
+@output_option
+@click.pass_obj
+def status(session: Session, output: Output) -> None:
+    """Show how the server is.
+
+    \b
+    Example:
+      sow status
+    """
+    with session.client() as client:
+        output.one(_facts(client.status()))
+
+
+@click.command(short_help="Give unused disk space back now.")
+@output_option
+@click.pass_obj
+def compact(session: Session, output: Output) -> None:
+    """Compact the server's data files now and give the space back to its system. May take minutes.
+
+    \b
+    Example:
+      sow compact
+    """
+    with session.client() as client:
+        with progress(measured=False) as bar:
+            bar.add_task("compacting", total=None)
+            done = client.compact()
+    output.one(
+        [
+            Fact("bytes_before", done.bytes_before, display.size(done.bytes_before), label="before"),
+            Fact("bytes_after", done.bytes_after, display.size(done.bytes_after), label="after"),
+        ]
+    )
+
+
+@click.command("accept-clock", short_help="Confirm the clock after a jump.")
+@output_option
+@click.pass_obj
+def accept_clock(session: Session, output: Output) -> None:
+    """Confirm that the server's wall clock is right after it has jumped, so that expiry goes on.
+
+    After a jump forward the server stops removing expired records: a wrong clock would remove them all. Look at
+    `sow status` and at the clock first.
+
+    \b
+    Example:
+      sow accept-clock
+    """
+    with session.client() as client:
+        done = client.accept_clock()
+    output.one([_moment("before", done.before), _moment("after", done.after)])
+
+
+def _facts(status: Status) -> list[Fact]:
+    up_micros = max(0, round((status.clock_time - status.ready_time).total_seconds() * 1e6))
+    return [
+        Fact("instance", status.instance, display.safe(status.instance)),
+        Fact("state", status.state, status.state),
+        Fact("failure", status.failure or None, display.safe(status.failure) or "none"),
+        Fact("server_version", status.server_version, display.safe(status.server_version), label="version"),
+        Fact("instance_id", status.instance_id, status.instance_id),
+        Fact("journal_epoch", status.journal_epoch, status.journal_epoch),
+        Fact(
+            "ready_time",
+            status.ready_time.isoformat(),
+            f"{_shown(status.ready_time)}  ({display.duration(up_micros)} ago)",
+            label="ready since",
+        ),
+        _moment("clock_time", status.clock_time, label="clock"),
+        Fact(
+            "sweep_paused",
+            status.sweep_paused,
+            "paused: the clock has jumped, see sow accept-clock" if status.sweep_paused else "running",
+            label="expiry",
+        ),
+        Fact("last_sequence", status.last_sequence, str(status.last_sequence)),
+        Fact("topics", status.topics, display.count(status.topics)),
+        Fact("live_records", status.live_records, display.count(status.live_records)),
+        Fact("overdue_records", status.overdue_records, display.count(status.overdue_records)),
+        Fact("disk_bytes", status.disk_bytes, display.size(status.disk_bytes), label="disk"),
+    ]
+
+
+def _moment(name: str, time: datetime, label: str = "") -> Fact:
+    return Fact(name, time.isoformat(), _shown(time), label=label)
+
+
+def _shown(time: datetime) -> str:
+    return display.instant(round(time.astimezone(UTC).timestamp() * 1e6))

@@ -1,0 +1,203 @@
+"""Connections: the channel's options, TLS, which calls gRPC itself may retry, and how long to wait for a server.
+
+Guarantees:
+
+C1  A call on a server that is not there fails as Unavailable (UNREACHABLE) after about `connect_timeout` seconds, not
+    after the call's own deadline: no call is made before there is a connection, and none waits for one.
+C2  gRPC repeats a call by itself only where doing it twice is doing it once: reads, and publishes, which carry a
+    position (rule P6). A touch or a delete whose connection breaks is reported, as its outcome is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from sow_client._core import unreachable
+from sow_client._records import invalid
+
+DEFAULT_PORT: Final = 7450
+MESSAGE_BYTES_MAX: Final = 20 * 1024 * 1024
+"""Both directions, both ends (rule K8)."""
+RECONNECT_BACKOFF_MS_MAX: Final = 2_000
+KEEPALIVE_MS: Final = 30_000
+"""A connection without a sign of life for this long, while a call is open, is probed. sow-server allows one probe in
+10 s; servers of gRPC that are not told otherwise end the connection at more than one in 300 s."""
+KEEPALIVE_TIMEOUT_MS: Final = 15_000
+"""An unanswered probe, or data that the other machine does not take, breaks the connection after this time."""
+
+_SOW: Final = "sow.v1.SowService"
+_ADMIN: Final = "sow.v1.AdminService"
+_REPEATABLE: Final = (
+    (_SOW, "Publish"),
+    (_SOW, "Get"),
+    (_SOW, "Query"),
+    (_SOW, "GetPublisher"),
+    (_ADMIN, "ListTopics"),
+    (_ADMIN, "DescribeTopic"),
+    (_ADMIN, "GetStatus"),
+)
+_RETRY_POLICY: Final = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.1s",
+    "maxBackoff": "2s",
+    "backoffMultiplier": 3,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+SERVICE_CONFIG: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{"service": service, "method": method} for service, method in _REPEATABLE],
+                "retryPolicy": _RETRY_POLICY,
+            }
+        ]
+    }
+)
+
+Options: TypeAlias = list[tuple[str, str | int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS towards the server: PEM files. With `certificate` and `key` the client shows who it is (mutual TLS)."""
+
+    ca: str | os.PathLike[str] | None = None
+    """Certificates to trust; None: those of the system."""
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+    """The name that the server's certificate must carry, when it is not the address's."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Reads the files. Raises InvalidArgument naming the file that cannot be read."""
+        if (self.certificate is None) != (self.key is None):
+            raise invalid("tls", "certificate and key come together")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.ca, "tls.ca"),
+            private_key=_read(self.key, "tls.key"),
+            certificate_chain=_read(self.certificate, "tls.certificate"),
+        )
+
+
+def _read(path: str | os.PathLike[str] | None, field: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise invalid(field, f"cannot read {os.fspath(path)}: {error.strerror}") from error
+
+
+_ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]+)(?::(?P<port>[0-9]{1,5}))?")
+
+
+def target(server: str) -> str:
+    """The address with its port: `HOST` stands for `HOST:7450`. gRPC's own schemes (`unix:`, `dns:///`) pass."""
+    if server.startswith(("unix:", "dns:", "ipv4:", "ipv6:")):
+        return server
+    match = _ADDRESS.fullmatch(server)
+    if match is None or not 0 < int(match["port"] or DEFAULT_PORT) < 65_536:
+        raise invalid("server", f"{server!r} is not HOST:PORT")
+    return f"{match['host']}:{match['port'] or DEFAULT_PORT}"
+
+
+def options(server: str, tls: Tls | None) -> Options:
+    """Options of a channel to `server`, the same for both clients."""
+    result: Options = [
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.service_config", SERVICE_CONFIG),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ]
+    if tls is not None and tls.server_name is not None:
+        result.append(("grpc.ssl_target_name_override", tls.server_name))
+        result.append(("grpc.default_authority", tls.server_name))
+    if server.startswith(("127.", "localhost:", "[::1]:")):
+        # No proxy leads to this machine, whatever http_proxy says.
+        result.append(("grpc.enable_http_proxy", 0))
+    return result
+
+
+def open_channel(server: str, tls: Tls | None) -> grpc.Channel:
+    """A channel for the blocking client; it connects at the first call."""
+    if tls is None:
+        return grpc.insecure_channel(server, options=options(server, tls))
+    return grpc.secure_channel(server, tls.credentials(), options=options(server, tls))
+
+
+def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
+    """A channel for the asynchronous client; it connects at the first call."""
+    if tls is None:
+        return grpc.aio.insecure_channel(server, options=options(server, tls))
+    return grpc.aio.secure_channel(server, tls.credentials(), options=options(server, tls))
+
+
+class Connection:
+    """Knows whether the blocking client's channel is connected (C1). gRPC reports changes on a thread of its own."""
+
+    def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float) -> None:
+        self._channel = channel
+        self._server = server
+        self._timeout = connect_timeout
+        self._changed = threading.Condition()
+        self._state: grpc.ChannelConnectivity | None = None
+        self._watching = False
+
+    def await_ready(self) -> None:
+        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`."""
+        if self._state is grpc.ChannelConnectivity.READY:
+            return
+        with self._changed:
+            watching, self._watching = self._watching, True
+        if not watching:
+            self._channel.subscribe(self._observe, try_to_connect=True)
+        else:
+            # A channel that lost its connection rests until it is told to connect; subscribing is how one tells it.
+            self._channel.subscribe(_ignore, try_to_connect=True)
+            self._channel.unsubscribe(_ignore)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._state is grpc.ChannelConnectivity.READY, self._timeout):
+                raise unreachable(self._server, self._timeout)
+
+    def _observe(self, state: grpc.ChannelConnectivity) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+
+def _ignore(state: grpc.ChannelConnectivity) -> None:
+    """Only its subscription matters."""
+
+
+class AioConnection:
+    """The same for the asynchronous client."""
+
+    def __init__(self, channel: grpc.aio.Channel, server: str, connect_timeout: float) -> None:
+        self._channel = channel
+        self._server = server
+        self._timeout = connect_timeout
+
+    async def await_ready(self) -> None:
+        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`."""
+        ready = grpc.ChannelConnectivity.READY
+        if self._channel.get_state() is ready:
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                while (state := self._channel.get_state(try_to_connect=True)) is not ready:
+                    await self._channel.wait_for_state_change(state)
+        except TimeoutError as error:
+            raise unreachable(self._server, self._timeout) from error

@@ -1,0 +1,796 @@
+"""What a call means: arguments into requests, responses into values, statuses into errors. Pure: no I/O, no clock.
+
+Both clients are shells over this module, so an argument is checked, and an answer read, in exactly one way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import grpc
+import msgspec
+from google.protobuf import duration_pb2, message, timestamp_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client._records import (
+    NEVER_MICROS,
+    ClockAccepted,
+    Compacted,
+    Deleted,
+    Document,
+    DurabilityName,
+    ExpireAt,
+    MessageTypeName,
+    Never,
+    Page,
+    Published,
+    QueryFooter,
+    QueryHeader,
+    Record,
+    RecordBatch,
+    Status,
+    Topic,
+    TopicSettings,
+    TopicSettingsArguments,
+    TopicStatistics,
+    Ttl,
+    datetime_of,
+    invalid,
+    micros_of,
+    ttl_micros,
+)
+from sow_client.errors import InternalError, InvalidArgument, Refusal, SowError, Unavailable, error_of_reason
+
+RECORDS_PER_REQUEST_MAX = 10_000
+"""The most records, or keys, in one request (rule K8)."""
+REQUEST_BYTES_MAX = 16 * 1024 * 1024
+"""The most payload bytes in one request (rule K8)."""
+CHUNK_BYTES = 8 * 1024 * 1024
+"""`publish_many` begins another request at this many payload bytes."""
+
+PASSING_REASONS = frozenset({"OVERLOADED", "WRITE_STALLED", "DISK_FULL", "STORE_FAILED", "STOPPING", "STREAM_BROKEN"})
+"""Refusals that may pass: that record and all after it in the request were not applied (rule P6)."""
+
+
+# ---- documents ----
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def encode(document: Document) -> bytes:
+    """The bytes of a document. Raises InvalidArgument (PAYLOAD_MALFORMED) for what JSON cannot express."""
+    if isinstance(document, bytes):
+        return document
+    try:
+        if isinstance(document, str):
+            return document.encode()
+        if isinstance(document, bytearray | memoryview):
+            return bytes(document)  # JSON would make base64 of it
+        return _encode_json(document)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(
+            f"data: cannot be encoded: {error}", reason="PAYLOAD_MALFORMED", details={"field": "data"}
+        ) from error
+
+
+# ---- lifetimes (rules L1, L2) ----
+
+
+class Lifetime(NamedTuple):
+    """One lifetime as the columns of a stream carry it. A tuple, as publishers make one per record."""
+
+    kind: types_pb2.LifetimeKind.ValueType
+    micros: int
+
+    def message(self) -> types_pb2.Lifetime:
+        """The same as single-record calls carry it."""
+        if self.kind == types_pb2.LIFETIME_KIND_TTL:
+            return types_pb2.Lifetime(ttl_micros=self.micros)
+        if self.kind == types_pb2.LIFETIME_KIND_EXPIRE_TIME:
+            return types_pb2.Lifetime(expire_time_micros=self.micros)
+        return types_pb2.Lifetime(never=True)
+
+
+def lifetime(ttl: Ttl | None, expire_at: ExpireAt | None) -> Lifetime | None:
+    """The lifetime that the two arguments name; None when neither is given. Raises InvalidArgument."""
+    if ttl is not None:
+        if expire_at is not None:
+            raise invalid("expire_at", "give ttl or expire_at, not both")
+        if isinstance(ttl, str):
+            return _text_lifetime(ttl)
+        if ttl is Never.NEVER:
+            return Lifetime(types_pb2.LIFETIME_KIND_NEVER, 0)
+        return Lifetime(types_pb2.LIFETIME_KIND_TTL, ttl_micros(ttl, "ttl"))
+    if expire_at is None:
+        return None
+    return Lifetime(types_pb2.LIFETIME_KIND_EXPIRE_TIME, _expire_micros(expire_at))
+
+
+@lru_cache(maxsize=256)  # a stream gives the same few texts again and again, and parsing takes 5 µs
+def _text_lifetime(ttl: str) -> Lifetime:
+    if ttl == "never":
+        return Lifetime(types_pb2.LIFETIME_KIND_NEVER, 0)
+    return Lifetime(types_pb2.LIFETIME_KIND_TTL, ttl_micros(ttl, "ttl"))
+
+
+def _expire_micros(moment: ExpireAt) -> int:
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError as error:
+            raise invalid("expire_at", f"{error}; write for example '2026-01-31T12:00:00Z'") from error
+    if isinstance(moment, datetime):
+        # Local time is a guess, and a wrong guess about an expiry loses data.
+        if moment.utcoffset() is None:
+            raise invalid("expire_at", f"{moment.isoformat()} has no time zone")
+        micros = micros_of(moment)
+    else:
+        if type(moment) is not int:  # a float would be seconds to one reader and microseconds to another
+            raise invalid("expire_at", f"a {type(moment).__name__} is not a point in time")
+        micros = moment
+    if micros < 0:
+        raise invalid("expire_at", "is before 1970", reason="LIFETIME_NEGATIVE")
+    if micros > NEVER_MICROS:
+        raise invalid("expire_at", "is more than 10 years ahead", reason="LIFETIME_TOO_LONG")
+    return micros
+
+
+def lifetime_message(ttl: Ttl | None, expire_at: ExpireAt | None) -> types_pb2.Lifetime | None:
+    """As `lifetime`, as a message."""
+    value = lifetime(ttl, expire_at)
+    return None if value is None else value.message()
+
+
+# ---- publishing ----
+
+
+def condition(
+    *, only_if_absent: bool = False, only_if_present: bool = False, only_if_version: int | None = None
+) -> types_pb2.Condition | None:
+    """The condition of a write (rule P3): at most one of the three."""
+    if only_if_absent + only_if_present + (only_if_version is not None) > 1:
+        raise invalid("only_if_version", "give at most one of only_if_absent, only_if_present and only_if_version")
+    if only_if_absent:
+        return types_pb2.Condition(only_if_absent=True)
+    if only_if_present:
+        return types_pb2.Condition(only_if_present=True)
+    if only_if_version is not None:
+        return types_pb2.Condition(only_if_version=only_if_version)
+    return None
+
+
+def durability_value(name: DurabilityName | None) -> types_pb2.Durability.ValueType:
+    """The wire's value of a durability (rule P5)."""
+    match name:
+        case None:
+            return types_pb2.DURABILITY_UNSPECIFIED
+        case "fsync":
+            return types_pb2.DURABILITY_FSYNC
+        case "buffered":
+            return types_pb2.DURABILITY_BUFFERED
+    raise invalid("durability", f"{name!r} is neither 'fsync' nor 'buffered'")
+
+
+def durability_name(value: types_pb2.Durability.ValueType) -> str:
+    """ "fsync", "buffered", or "" when the server did not say."""
+    if value == types_pb2.DURABILITY_UNSPECIFIED:
+        return ""
+    return types_pb2.Durability.Name(value).removeprefix("DURABILITY_").lower()
+
+
+def ttl_mode(keep_ttl: bool) -> types_pb2.TtlMode.ValueType:
+    """What becomes of the expire time of a live record (rule L6)."""
+    return types_pb2.TTL_MODE_KEEP if keep_ttl else types_pb2.TTL_MODE_UNSPECIFIED
+
+
+class Sequencer:
+    """Gives each request of single publishes the position that makes its retry safe (rule P6).
+
+    The server takes a sequence at or below the highest it saw for a retry. So two requests in flight at the same time
+    must not share a publisher id, or the slower one would be dropped as a duplicate: each request borrows an id, and
+    there are as many ids as there ever were requests at once. Both list operations are atomic: threads need no lock.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name or f"client-{secrets.token_hex(8)}"
+        self._idle: list[types_pb2.PublisherPosition] = []
+
+    def take(self) -> types_pb2.PublisherPosition:
+        """The position of the next request."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return types_pb2.PublisherPosition(
+                publisher_id=f"{self._name}-{secrets.token_hex(4)}", publisher_epoch=1, first_sequence=1
+            )
+
+    def give_back(self, position: types_pb2.PublisherPosition, records: int) -> None:
+        """The call of so many records has ended, however it ended; its sequences are not used again."""
+        position.first_sequence += records
+        self._idle.append(position)
+
+
+def random_publisher_id() -> str:
+    """An id that no other publisher has."""
+    return f"publisher-{secrets.token_hex(8)}"
+
+
+class Batch(NamedTuple):
+    """Records of one request of `publish_many`."""
+
+    records: list[sow_pb2.PublishRecord]
+    first_index: int
+
+
+def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *, atomic: bool) -> Iterator[Batch]:
+    """Cuts documents into requests; what is atomic stays in one, however large: the server judges that."""
+    key_iterator = None if keys is None else iter(keys)
+    records: list[sow_pb2.PublishRecord] = []
+    size = first_index = 0
+    for document in documents:
+        payload = encode(document)
+        full = len(records) == RECORDS_PER_REQUEST_MAX or (records and size + len(payload) > CHUNK_BYTES)
+        if full and not atomic:
+            yield Batch(records, first_index)
+            first_index += len(records)
+            records, size = [], 0
+        size += len(payload)
+        key = None
+        if key_iterator is not None:
+            key = next(key_iterator, None)
+            if key is None:
+                raise invalid(
+                    "keys", f"there are fewer keys than documents: none for number {first_index + len(records)}"
+                )
+        records.append(sow_pb2.PublishRecord(key=key, payload=payload))
+    if key_iterator is not None and next(key_iterator, None) is not None:
+        raise invalid("keys", f"there are more than the {first_index + len(records)} documents")
+    if records:
+        yield Batch(records, first_index)
+
+
+def publish_request(
+    topic: str,
+    records: Sequence[sow_pb2.PublishRecord],
+    *,
+    ttl: Ttl | None,
+    expire_at: ExpireAt | None,
+    keep_ttl: bool,
+    condition: types_pb2.Condition | None,
+    durability: DurabilityName | None,
+    atomic: bool = False,
+) -> sow_pb2.PublishRequest:
+    """The request without its position, which is filled in when it is sent."""
+    if condition is not None:
+        for record in records:
+            record.condition.CopyFrom(condition)
+    return sow_pb2.PublishRequest(
+        topic=topic,
+        records=records,
+        lifetime=lifetime_message(ttl, expire_at),
+        ttl_mode=ttl_mode(keep_ttl),
+        durability=durability_value(durability),
+        atomic=atomic,
+    )
+
+
+def refusal(message: types_pb2.Refusal, *, index: int) -> Refusal:
+    """A refusal as the caller sees it; `index` is the record's position in all that was handed over."""
+    return Refusal(index, reason_name(message.reason), message.message, message.current_version)
+
+
+def reason_name(reason: types_pb2.ErrorReason.ValueType) -> str:
+    """The name of a reason without its prefix; its number for reasons of newer servers."""
+    try:
+        return types_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
+    except ValueError:
+        return f"REASON_{reason}"
+
+
+def outcome(result: sow_pb2.PublishResult, *, index: int) -> Published | Refusal:
+    """What became of one record."""
+    if result.HasField("refusal"):
+        return refusal(result.refusal, index=index)
+    return Published(
+        key=result.key,
+        version=result.version,
+        expire_time_micros=result.expire_time_micros if result.HasField("expire_time_micros") else None,
+        sequence=result.sequence,
+        ttl_ignored=result.ttl_ignored,
+        duplicate=result.duplicate,
+    )
+
+
+def outcomes(
+    results: Sequence[sow_pb2.PublishResult], *, expected: int, first_index: int = 0
+) -> list[Published | Refusal]:
+    """What became of each record; raises InternalError unless there is one result for each."""
+    if len(results) != expected:
+        raise malformed(f"{len(results)} results for {expected} records")
+    return [outcome(result, index=first_index + index) for index, result in enumerate(results)]
+
+
+def only(results: Sequence[sow_pb2.PublishResult]) -> Published:
+    """The one result of a call for one record; its refusal is raised."""
+    match outcomes(results, expected=1)[0]:
+        case Refusal() as refused:
+            raise refused.error()
+        case published:
+            return published
+
+
+def ended_by_passing(results: Sequence[Published | Refusal]) -> bool:
+    """True when the last record was refused for a reason that may pass: then what comes after must wait (rule P6)."""
+    return bool(results) and isinstance(results[-1], Refusal) and results[-1].reason in PASSING_REASONS
+
+
+def not_sent(index: int) -> Refusal:
+    """Stands for a record that was held back, as one before it was refused for a reason that may pass."""
+    return Refusal(index, "STREAM_BROKEN", "an earlier record was refused for a passing reason; this one was not sent")
+
+
+# ---- reading and deleting ----
+
+
+def projection(select: Iterable[str] | None, exclude: Iterable[str] | None) -> sow_pb2.Projection | None:
+    """The payload fields to return; None: the whole payload."""
+    if select is None and exclude is None:
+        return None
+    if select is not None and exclude is not None:
+        raise invalid("exclude", "give select or exclude, not both")
+    return sow_pb2.Projection(include=texts(select, "select"), exclude=texts(exclude, "exclude"))
+
+
+def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
+    """The texts as a list, which may be read twice; None stays None."""
+    # A lone string is an iterable of strings too: "abc" would ask for the keys a, b and c.
+    if isinstance(values, str):
+        raise invalid(field, f"is a list of texts; write [{values!r}]")
+    return None if values is None else list(values)
+
+
+def get_request(
+    topic: str, keys: Iterable[str], select: Iterable[str] | None = None, exclude: Iterable[str] | None = None
+) -> sow_pb2.GetRequest:
+    """Get by keys."""
+    return sow_pb2.GetRequest(topic=topic, keys=texts(keys, "keys"), select=projection(select, exclude))
+
+
+def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
+    """The records of a get; they share one set of columns, like those of a query."""
+    found = response.records
+    origins = list(dict.fromkeys(record.origin for record in found))
+    columns = types_pb2.RecordColumns(
+        key=[record.key for record in found],
+        payload=[record.payload for record in found],
+        version=[record.version for record in found],
+        publish_time_micros=[record.publish_time_micros for record in found],
+        expire_time_micros=[
+            record.expire_time_micros if record.HasField("expire_time_micros") else NEVER_MICROS for record in found
+        ],
+        sequence=[record.sequence for record in found],
+        origin=[origins.index(record.origin) for record in found] if len(origins) > 1 else [],
+        origins=origins,
+    )
+    return list(RecordBatch(topic, columns))
+
+
+def key_chunks(keys: Iterable[str]) -> Iterator[list[str]]:
+    """Keys in lists of at most 10,000 (rule K8)."""
+    every = texts(keys, "keys") or []
+    for start in range(0, len(every), RECORDS_PER_REQUEST_MAX):
+        yield every[start : start + RECORDS_PER_REQUEST_MAX]
+
+
+def query_request(
+    topic: str,
+    *,
+    keys: Iterable[str] | None = None,
+    select: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    keys_only: bool = False,
+    count_only: bool = False,
+    batch_size: int = 0,
+    page_size: int = 0,
+    page_token: str = "",
+    skip_n: int = 0,
+    top_n: int | None = None,
+) -> sow_pb2.QueryRequest:
+    """A query (rule Q2). No keys at all would ask for every record on the wire, so an empty list is refused."""
+    if keys is not None and not (keys := texts(keys, "keys")):
+        raise invalid("keys", "is empty; leave it out to ask for every record")
+    if top_n is not None and top_n < 1:
+        raise invalid("top_n", f"{top_n} is less than 1")
+    for name, value in (("batch_size", batch_size), ("page_size", page_size), ("skip_n", skip_n)):
+        if value < 0:
+            raise invalid(name, f"{value} is negative")
+    return sow_pb2.QueryRequest(
+        topic=topic,
+        keys=keys,
+        select=projection(select, exclude),
+        batch_size=batch_size,
+        keys_only=keys_only,
+        count_only=count_only,
+        page_size=page_size,
+        page_token=page_token,
+        skip_n=skip_n,
+        top_n=top_n or 0,
+    )
+
+
+class QueryProgress:
+    """How far the answer to a query has come: header, then batches, then footer (rule Q1)."""
+
+    __slots__ = ("footer", "header", "topic", "yielded")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.header: QueryHeader | None = None
+        self.footer: QueryFooter | None = None
+        self.yielded = False
+
+    def restart(self) -> None:
+        """The call is made again, which is right only while nothing has been yielded: a second call is another cut."""
+        assert not self.yielded, "records of two instants would be mixed (rule Q1)"
+        self.header = self.footer = None
+
+    def batch(self, response: sow_pb2.QueryResponse) -> RecordBatch | None:
+        """The batch of a response; None for the header and the footer, which are kept."""
+        kind = response.WhichOneof("response")
+        if kind == "batch":
+            if self.header is None:
+                raise malformed("records before the header")
+            self.yielded = True
+            return RecordBatch(self.topic, response.batch)
+        if kind == "header":
+            self.header = QueryHeader(response.header.bookmark, response.header.as_of_micros)
+        elif kind == "footer":
+            footer = response.footer
+            self.footer = QueryFooter(footer.matched, footer.returned, footer.scanned, footer.next_page_token)
+        return None
+
+    def broken(self, error: BaseException) -> SowError:
+        """Why the stream ended with an error; a connection that broke amid the records is a cut, not unreachable."""
+        translated = error_of_status(error)
+        if self.yielded and translated.reason == "UNREACHABLE":
+            return cut(f"the answer to the query ({translated.message})")
+        return translated
+
+    def finished(self) -> None:
+        """The stream has ended in order; raises Unavailable (STREAM_CUT) when the answer has not."""
+        if self.footer is None:
+            raise cut("the answer to the query")
+
+    @property
+    def matched(self) -> int:
+        """Live records that matched."""
+        return 0 if self.footer is None else self.footer.matched
+
+    def page(self, records: list[Record]) -> Page:
+        """The whole answer as a page."""
+        self.finished()
+        if self.header is None or self.footer is None:
+            raise malformed("an answer without a header")
+        return Page(records, self.footer.next_page_token, self.header, self.footer)
+
+
+def delete_request(
+    topic: str,
+    *,
+    keys: Iterable[str] | None,
+    data: Document | None,
+    all: bool,  # noqa: A002 - the public name
+    dry_run: bool,
+    durability: DurabilityName | None,
+) -> sow_pb2.SowDeleteRequest:
+    """A delete: exactly one of keys, data and all selects the records (rule D1)."""
+    if (keys is not None) + (data is not None) + all != 1:
+        raise invalid("keys", "give exactly one of keys, data and all=True")
+    request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
+    if keys is not None:
+        request.by_keys.keys.extend(texts(keys, "keys") or ())
+    elif data is not None:
+        request.by_payload = encode(data)
+    else:
+        request.all = True
+    return request
+
+
+def deleted(response: sow_pb2.SowDeleteResponse) -> Deleted:
+    """How far a delete has come."""
+    return Deleted(response.matched, response.deleted, response.last_sequence)
+
+
+def touch_request(
+    topic: str,
+    keys: Sequence[str],
+    *,
+    ttl: Ttl | None,
+    expire_at: ExpireAt | None,
+    only_if_version: int | None,
+    durability: DurabilityName | None,
+) -> sow_pb2.TouchRequest:
+    """A change of lifetimes without payloads (rule P8)."""
+    return sow_pb2.TouchRequest(
+        topic=topic,
+        keys=keys,
+        lifetime=lifetime_message(ttl, expire_at),
+        condition=condition(only_if_version=only_if_version),
+        durability=durability_value(durability),
+    )
+
+
+# ---- administration ----
+
+_SETTING_PATHS: Mapping[str, tuple[str, ...]] = {
+    "key": ("key",),
+    "message_type": ("message_type",),
+    # One knob for people, two fields on the wire: "30s" is ENABLED with a default.
+    "expiration": ("expiration", "default_ttl"),
+    "min_ttl": ("min_ttl",),
+    "max_ttl": ("max_ttl",),
+    "journal": ("journal",),
+    "fix_separator": ("fix_separator",),
+    "retain_time": ("retain_time", "retain_time_unlimited"),
+    "retain_bytes": ("retain_bytes",),
+}
+
+_EXPIRATIONS: Mapping[str, admin_pb2.Expiration.ValueType] = {
+    "disabled": admin_pb2.EXPIRATION_DISABLED,
+    "enabled": admin_pb2.EXPIRATION_ENABLED,
+    "reject": admin_pb2.EXPIRATION_REJECT,
+}
+
+
+def _duration(value: Ttl | None, field: str) -> duration_pb2.Duration | None:
+    if value is None:
+        return None
+    duration = duration_pb2.Duration()
+    try:
+        duration.FromMicroseconds(ttl_micros(value, field))
+    except ValueError as error:  # protobuf's Duration ends at about 10,000 years
+        raise invalid(field, f"{value!r} is too long", reason="LIFETIME_TOO_LONG") from error
+    return duration
+
+
+def settings(arguments: TopicSettingsArguments) -> TopicSettings:
+    """Settings from keyword arguments; an unknown name is refused."""
+    unknown = arguments.keys() - _SETTING_PATHS.keys()
+    if unknown:
+        raise invalid(min(unknown), f"is not a setting of a topic; they are {', '.join(_SETTING_PATHS)}")
+    if isinstance(arguments.get("key"), str):
+        raise invalid("key", "is a list of paths")
+    return TopicSettings(**arguments)
+
+
+def settings_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.TopicSettings:
+    """The settings that are `named`; the others stay unset and take their defaults, or what they were."""
+    paths = frozenset(named)
+    result = admin_pb2.TopicSettings()
+    if "key" in paths:
+        result.key.extend(values.key)
+    if "message_type" in paths:
+        try:
+            result.message_type = admin_pb2.MessageType.Value(f"MESSAGE_TYPE_{values.message_type.upper()}")
+        except ValueError as error:
+            raise invalid(
+                "message_type", f"{values.message_type!r} is not one of {', '.join(_MESSAGE_TYPES)}"
+            ) from error
+    if "expiration" in paths:
+        word = _EXPIRATIONS.get(values.expiration) if isinstance(values.expiration, str) else None
+        result.expiration = admin_pb2.EXPIRATION_ENABLED if word is None else word
+        if word is None:
+            _assign(result.default_ttl, _duration(values.expiration, "expiration"))
+    if "min_ttl" in paths:
+        _assign(result.min_ttl, _duration(values.min_ttl, "min_ttl"))
+    if "max_ttl" in paths:
+        _assign(result.max_ttl, _duration(values.max_ttl, "max_ttl"))
+    if "journal" in paths:
+        result.journal = values.journal
+    if "fix_separator" in paths:
+        result.fix_separator = values.fix_separator
+    if "retain_time" in paths:
+        if values.retain_time == "unlimited":
+            result.retain_time_unlimited = True
+        else:
+            _assign(result.retain_time, _duration(values.retain_time, "retain_time"))
+    if "retain_bytes" in paths and values.retain_bytes is not None:
+        result.retain_bytes = values.retain_bytes
+    return result
+
+
+def _assign(target: duration_pb2.Duration, value: duration_pb2.Duration | None) -> None:
+    if value is not None:
+        target.CopyFrom(value)
+        target.SetInParent()  # a zero duration is not an unset one
+
+
+def create_request(
+    name: str, values: TopicSettings | None, arguments: TopicSettingsArguments
+) -> admin_pb2.CreateTopicRequest:
+    """A new topic, from a `TopicSettings` or from keyword arguments."""
+    if values is None:
+        return admin_pb2.CreateTopicRequest(name=name, settings=settings_message(settings(arguments), arguments.keys()))
+    if arguments:
+        raise invalid("settings", "give a TopicSettings or single settings, not both")
+    return admin_pb2.CreateTopicRequest(name=name, settings=settings_message(values, values.named()))
+
+
+def alter_request(name: str, arguments: TopicSettingsArguments) -> admin_pb2.AlterTopicRequest:
+    """A change of the settings that are named; None means the default."""
+    if not arguments:
+        raise invalid("settings", "names no setting to change")
+    values = settings(arguments)
+    return admin_pb2.AlterTopicRequest(
+        name=name,
+        settings=settings_message(values, arguments.keys()),
+        update_paths=[path for argument in arguments for path in _SETTING_PATHS[argument]],
+    )
+
+
+def topic(response: admin_pb2.Topic) -> Topic:
+    """A topic as the server has it."""
+    return Topic(
+        name=response.name,
+        settings=_settings_of(response.settings),
+        set_in_config=response.set_in_config,
+        create_time=_moment(response.create_time),
+        statistics=_statistics(response.statistics) if response.HasField("statistics") else None,
+    )
+
+
+_MESSAGE_TYPES: tuple[MessageTypeName, ...] = ("json", "msgpack", "fix", "nvfix", "binary")
+
+
+def _settings_of(values: admin_pb2.TopicSettings) -> TopicSettings:
+    expiration: Ttl = "disabled"
+    if values.expiration == admin_pb2.EXPIRATION_REJECT:
+        expiration = "reject"
+    elif values.expiration == admin_pb2.EXPIRATION_ENABLED:
+        expiration = _timedelta(values.default_ttl) if values.HasField("default_ttl") else "enabled"
+    retain_time: Ttl | None = _timedelta(values.retain_time) if values.HasField("retain_time") else None
+    return TopicSettings(
+        key=tuple(values.key),
+        message_type=_MESSAGE_TYPES[max(values.message_type, 1) - 1],
+        expiration=expiration,
+        min_ttl=_timedelta(values.min_ttl) if values.HasField("min_ttl") else None,
+        max_ttl=_timedelta(values.max_ttl) if values.HasField("max_ttl") else None,
+        journal=values.journal if values.HasField("journal") else True,
+        fix_separator=values.fix_separator or "\x01",
+        retain_time="unlimited" if values.retain_time_unlimited else retain_time,
+        retain_bytes=values.retain_bytes if values.HasField("retain_bytes") else None,
+    )
+
+
+def _timedelta(duration: duration_pb2.Duration) -> Ttl:
+    return duration.ToTimedelta()
+
+
+def _moment(timestamp: timestamp_pb2.Timestamp) -> datetime:
+    return datetime_of(timestamp.ToMicroseconds())
+
+
+def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:
+    return TopicStatistics(
+        live_records=values.live_records,
+        stored_bytes=values.stored_bytes,
+        overdue_records=values.overdue_records,
+        journal_bytes=values.journal_bytes,
+        journal_entries=values.journal_entries,
+        floor_sequence=values.floor_sequence,
+    )
+
+
+def status(response: admin_pb2.GetStatusResponse) -> Status:
+    """How the server is."""
+    return Status(
+        instance=response.instance,
+        instance_id=response.instance_id,
+        journal_epoch=response.journal_epoch,
+        server_version=response.server_version,
+        state=response.state,
+        failure=response.failure,
+        ready_time=_moment(response.ready_time),
+        clock_time=_moment(response.clock_time),
+        sweep_paused=response.sweep_paused,
+        last_sequence=response.last_sequence,
+        live_records=response.live_records,
+        overdue_records=response.overdue_records,
+        topics=response.topics,
+        disk_bytes=response.disk_bytes,
+    )
+
+
+def clock_accepted(response: admin_pb2.AcceptClockResponse) -> ClockAccepted:
+    """The guarded clock before and after."""
+    return ClockAccepted(_moment(response.before), _moment(response.after))
+
+
+def compacted(response: admin_pb2.CompactResponse) -> Compacted:
+    """Bytes before and after."""
+    return Compacted(response.bytes_before, response.bytes_after)
+
+
+# ---- errors (rule X1) ----
+
+
+@runtime_checkable
+class EndedCall(Protocol):
+    """What the errors of the blocking and of the asynchronous stubs have in common."""
+
+    def code(self) -> grpc.StatusCode | None: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
+
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+ERROR_DOMAIN = "sow"
+
+
+def error_of_status(error: BaseException) -> SowError:
+    """The exception for the status that a call ended with, from its ErrorInfo; its text is only passed on."""
+    if isinstance(error, SowError):
+        return error
+    if not isinstance(error, EndedCall):
+        return InternalError(f"the call failed: {error!r}", reason="INTERNAL")
+    code = error.code() or grpc.StatusCode.UNKNOWN
+    text = error.details() or code.name
+    reason, details, retry_after = _details(error.trailing_metadata() or ())
+    if reason is None:
+        reason = "UNREACHABLE" if code is grpc.StatusCode.UNAVAILABLE else code.name
+    return error_of_reason(reason, text, code=code.name, details=details, retry_after=retry_after)
+
+
+def reason_of(error: BaseException) -> str | None:
+    """The reason that the server gave, None when it gave none: then the transport ended the call."""
+    return _details(error.trailing_metadata() or ())[0] if isinstance(error, EndedCall) else None
+
+
+_Parsed: TypeAlias = tuple[str | None, dict[str, str], float | None]
+
+
+def _details(metadata: Iterable[tuple[str, str | bytes]]) -> _Parsed:
+    """Reason, details and seconds to wait of a rich status; nothing when there is none, or one that is damaged."""
+    reason: str | None = None
+    details: dict[str, str] = {}
+    retry_after: float | None = None
+    encoded = next((value for key, value in metadata if key == STATUS_DETAILS_KEY), None)
+    if not isinstance(encoded, bytes):
+        return reason, details, retry_after
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    bad = error_details_pb2.BadRequest()
+    try:
+        for item in status_pb2.Status.FromString(encoded).details:
+            if item.Unpack(info) and info.domain == ERROR_DOMAIN:
+                reason = info.reason
+                details.update(info.metadata)
+            elif item.Unpack(retry):
+                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+            elif item.Unpack(bad) and bad.field_violations:
+                details.setdefault("field", bad.field_violations[0].field)
+    except message.DecodeError:
+        return None, {}, None
+    return reason, details, retry_after
+
+
+def cut(what: str) -> Unavailable:
+    """A stream ended in order, but before its end."""
+    return Unavailable(f"{what} was cut off before its end", reason="STREAM_CUT")
+
+
+def unreachable(server: str, seconds: float) -> Unavailable:
+    """No connection came about in time."""
+    return Unavailable(f"cannot connect to {server} within {seconds:g} s", reason="UNREACHABLE")
+
+
+def malformed(what: str) -> InternalError:
+    """An answer that the contract does not allow."""
+    return InternalError(f"the server sent {what}", reason="MALFORMED_RESPONSE")

@@ -1,0 +1,931 @@
+"""The publisher: buffered, pipelined, ordered, and safe to cut (rules P6, P7).
+
+`PublishCore` is the whole of it without I/O, threads or clock; `Publisher` and `AsyncPublisher` only carry its
+requests to the server and the answers back. A record moves through
+
+      publish()            seal                 next_request            acknowledge
+    ───────────▶  buffer  ───────▶  queued requests  ───────▶  sent requests  ───────▶  counted, forgotten
+                                          ▲                        │
+                                          └──────── rewind ────────┘   the stream was cut
+
+W1  Requests are sent, acknowledged and sent again in the order of their sequences, which have no gaps.
+W2  A record is counted exactly once, as applied, duplicate or refused, by the answer that settles it.
+W3  At most `max_in_flight` requests and, but for one, 16 MiB of payloads are sealed and not acknowledged.
+W4  A refusal that may pass settles the records before it; that record and the rest are sent again as they were.
+W5  A publisher that has failed stays failed: every later call raises the same error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, cast
+
+import grpc
+
+from sow.v1 import sow_pb2, types_pb2
+from sow_client import _core
+from sow_client._core import Lifetime
+from sow_client._records import Document, ExpireAt, Ttl, invalid
+from sow_client.errors import Cancelled, PublishFailed, Refusal, SowError, error_of_reason
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""A request is sealed before its payloads exceed this; a larger document travels alone."""
+IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
+PAYLOAD_BYTES_MAX: Final = _core.REQUEST_BYTES_MAX
+REFUSALS_KEPT_MAX: Final = 10_000
+BACKOFF_SECONDS_FIRST: Final = 0.1
+BACKOFF_SECONDS_MAX: Final = 2.0
+END_SECONDS: Final = 1.0
+"""A closing publisher gives the server this long to end the stream in order."""
+
+RETRIED_REASONS: Final = frozenset({"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLED", "STOPPING"})
+"""Reasons that pass by themselves: what is not acknowledged is sent again."""
+FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
+"""Refusals that concern the whole stream and do not pass by themselves."""
+CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
+"""The connection broke, or never was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What one answer of the server settled."""
+
+    applied: int
+    duplicates: int
+    """Records that an earlier attempt, before a reconnect, had applied."""
+    refusals: tuple[Refusal, ...]
+    last_version: int
+    """Version of the last applied record; 0 when none was."""
+    last_sequence: int
+    """Journal sequence of the last applied record; 0 when none was."""
+    durability: str
+    """The durability reached: "fsync" or "buffered"."""
+
+    @property
+    def records(self) -> int:
+        """Records settled by it."""
+        return self.applied + self.duplicates + len(self.refusals)
+
+
+@dataclass(slots=True)
+class _Sealed:
+    """A request that is sealed and not yet acknowledged, and where its first record stands in the whole stream."""
+
+    request: sow_pb2.PublishStreamRequest
+    first_index: int
+    records: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherOptions:
+    """How a publisher works. Durations are in seconds."""
+
+    batch_records: int = 1_000
+    max_in_flight: int = 16
+    linger: float = 0.02
+    retry_for: float = 30.0
+    connect_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_records <= _core.RECORDS_PER_REQUEST_MAX:
+            raise invalid("batch_records", f"{self.batch_records} is not 1 to {_core.RECORDS_PER_REQUEST_MAX}")
+        if self.max_in_flight < 1:
+            raise invalid("max_in_flight", f"{self.max_in_flight} is less than 1")
+        if self.linger < 0 or self.retry_for < 0:
+            raise invalid("linger" if self.linger < 0 else "retry_for", "is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDefaults:
+    """What every request of a publisher carries."""
+
+    topic: str
+    lifetime: types_pb2.Lifetime | None = None
+    ttl_mode: types_pb2.TtlMode.ValueType = types_pb2.TTL_MODE_UNSPECIFIED
+    durability: types_pb2.Durability.ValueType = types_pb2.DURABILITY_UNSPECIFIED
+
+
+Pending: TypeAlias = bytes | tuple[bytes, str | None, Lifetime | None]
+"""A record that waits: its payload, or payload, key and lifetime."""
+
+
+class _Columns(NamedTuple):
+    payloads: Sequence[bytes]
+    keys: Sequence[str]
+    kinds: Sequence[types_pb2.LifetimeKind.ValueType]
+    micros: Sequence[int]
+    size: int
+
+
+_ABSENT: Final = Lifetime(types_pb2.LIFETIME_KIND_UNSPECIFIED, 0)
+
+
+def _plain_columns(taken: list[Pending]) -> _Columns:
+    payloads = cast(list[bytes], taken)  # what `plain` promises
+    fitting, size = _fitting(payloads)
+    return _Columns(payloads[:fitting], (), (), (), size)
+
+
+def _columns(taken: list[Pending]) -> _Columns:
+    """Columns of the longest beginning that may go in one request: all with a key, or all without."""
+    rows = [item if type(item) is tuple else (item, None, None) for item in taken]
+    payloads, keys, lifetimes = zip(*rows, strict=True)
+    fitting, _ = _fitting(payloads)
+    keyed = keys[0] is not None
+    if keys.count(None) != (0 if keyed else len(keys)):
+        fitting = min(fitting, next(index for index, key in enumerate(keys) if (key is not None) is not keyed))
+    payloads, lifetimes = payloads[:fitting], lifetimes[:fitting]
+    kinds: Sequence[types_pb2.LifetimeKind.ValueType] = ()
+    micros: Sequence[int] = ()
+    if lifetimes.count(None) < fitting:
+        kinds, micros = zip(*[lifetime or _ABSENT for lifetime in lifetimes], strict=True)
+    return _Columns(payloads, keys[:fitting] if keyed else (), kinds, micros, sum(map(len, payloads)))
+
+
+def _fitting(payloads: Sequence[bytes]) -> tuple[int, int]:
+    """How many of the payloads, at least one, stay within `BATCH_BYTES`, and their bytes."""
+    size = sum(map(len, payloads))
+    fitting = len(payloads)
+    while size > BATCH_BYTES and fitting > 1:
+        fitting -= 1
+        size -= len(payloads[fitting])
+    return fitting, size
+
+
+class PublishCore:
+    """Owns the buffer, the sealed requests, the counters and the decision to try again. Not thread-safe."""
+
+    def __init__(
+        self, defaults: StreamDefaults, options: PublisherOptions, *, publisher_id: str, publisher_epoch: int
+    ) -> None:
+        self.options = options
+        self.applied = 0
+        self.duplicates = 0
+        self.refused = 0
+        self.publisher_epoch = publisher_epoch
+        """Stamped on requests as they are sent, so it may be learnt after the first records were taken."""
+        self.pending: deque[Pending] = deque()
+        """Records not yet in a request. Appending to a deque and taking from its other end are each atomic, so a record
+        costs its producer one append and no lock, which is a good part of all that publishing costs."""
+        self.plain = True
+        """No record so far had a key or a lifetime of its own; cleared before the first one that has is appended."""
+        self.sealed_requests = 0
+        self._defaults = defaults
+        self._publisher_id = publisher_id
+        self._next_index = 0
+        self._queued: deque[_Sealed] = deque()
+        self._sent: deque[_Sealed] = deque()
+        self._sealed_bytes = 0
+        self._refusals: list[Refusal] = []
+        self._refused_reported = 0
+        self._failing_since: float | None = None
+        self._attempts = 0
+
+    # ---- the buffer ----
+
+    @property
+    def room(self) -> bool:
+        """Another request may be sealed (W3)."""
+        in_flight = len(self._queued) + len(self._sent)
+        return in_flight < self.options.max_in_flight and self._sealed_bytes < IN_FLIGHT_BYTES_MAX
+
+    def seal(self) -> None:
+        """Turns the oldest pending records into the next request of the stream: as many as may go in one."""
+        pending = self.pending
+        count = min(len(pending), self.options.batch_records)
+        if count == 0:
+            return
+        taken = [pending.popleft() for _ in range(count)]
+        columns = _plain_columns(taken) if self.plain else _columns(taken)
+        fitting = len(columns.payloads)
+        if fitting < count:
+            pending.extendleft(reversed(taken[fitting:]))
+        defaults = self._defaults
+        request = sow_pb2.PublishStreamRequest(
+            topic=defaults.topic,
+            key=columns.keys,
+            payload=columns.payloads,
+            lifetime=defaults.lifetime,
+            lifetime_kind=columns.kinds,
+            lifetime_micros=columns.micros,
+            ttl_mode=defaults.ttl_mode,
+            durability=defaults.durability,
+            publisher=types_pb2.PublisherPosition(publisher_id=self._publisher_id, first_sequence=self._next_index + 1),
+        )
+        self._queued.append(_Sealed(request, self._next_index, fitting, columns.size))
+        self._next_index += fitting
+        self._sealed_bytes += columns.size
+        self.sealed_requests += 1
+
+    # ---- the stream ----
+
+    def next_request(self) -> sow_pb2.PublishStreamRequest | None:
+        """The next request to write to the present stream; from then on it counts as sent."""
+        if not self._queued:
+            return None
+        sealed = self._queued.popleft()
+        self._sent.append(sealed)
+        sealed.request.publisher.publisher_epoch = self.publisher_epoch
+        return sealed.request
+
+    def acknowledge(self, response: sow_pb2.PublishStreamResponse) -> tuple[Ack, SowError | None]:
+        """Settles the oldest sent request, or its part before a refusal that ended it (W2, W4).
+
+        The error, if there is one, says why the stream is of no more use; `retry_delay` judges it.
+        """
+        if not self._sent:
+            raise _core.malformed("an answer to no request")
+        sealed = self._sent[0]
+        error: SowError | None = None
+        settled = sealed.records
+        refusals: list[Refusal] = []
+        for message in response.refusals:
+            refusal = _core.refusal(message, index=sealed.first_index + message.index)
+            if refusal.reason in RETRIED_REASONS or refusal.reason in FATAL_REASONS:
+                settled, error = message.index, refusal.error()
+                break
+            refusals.append(refusal)
+        ack = Ack(
+            applied=response.applied,
+            duplicates=response.duplicates,
+            refusals=tuple(refusals),
+            last_version=response.last_version,
+            last_sequence=response.last_sequence,
+            durability=_core.durability_name(response.durability),
+        )
+        if ack.records != settled or settled > sealed.records:
+            raise _core.malformed(f"an answer for {ack.records} of {settled} records")
+        if error is None:
+            self._sent.popleft()
+            self._sealed_bytes -= sealed.size
+        elif settled:
+            self._trim(sealed, settled)
+        self.applied += ack.applied
+        self.duplicates += ack.duplicates
+        self.refused += len(refusals)
+        self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
+        if settled:
+            self._failing_since, self._attempts = None, 0
+        return ack, error
+
+    def _trim(self, sealed: _Sealed, settled: int) -> None:
+        """Takes the settled records off the front of a request."""
+        request = sealed.request
+        size = sum(map(len, request.payload[:settled]))
+        for column in (request.payload, request.key, request.lifetime_kind, request.lifetime_micros):
+            del column[:settled]
+        request.publisher.first_sequence += settled
+        sealed.first_index += settled
+        sealed.records -= settled
+        sealed.size -= size
+        self._sealed_bytes -= size
+
+    def rewind(self) -> None:
+        """The stream is gone: what it has not acknowledged is queued again, in order (W1)."""
+        self._queued.extendleft(reversed(self._sent))
+        self._sent.clear()
+
+    @property
+    def has_requests(self) -> bool:
+        """Requests are sealed and not yet acknowledged."""
+        return bool(self._queued or self._sent)
+
+    @property
+    def acknowledged(self) -> int:
+        """Records settled by the server: applied, duplicate or refused."""
+        return self.applied + self.duplicates + self.refused
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records handed over and not yet settled, buffered ones included."""
+        return self._next_index + len(self.pending) - self.acknowledged
+
+    # ---- failures ----
+
+    def retry_delay(self, error: SowError, *, now: float, jitter: float) -> float:
+        """Seconds to wait before the stream is opened again; raises when trying is over.
+
+        `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1). The time to try is counted from
+        the first failure since the last record was settled: `retry_for`, or `connect_timeout` while the server was
+        never reached.
+        """
+        if error.reason not in RETRIED_REASONS and error.reason not in CUT_REASONS:
+            raise self.failure(error) from error
+        if self._failing_since is None:
+            self._failing_since = now
+        never_reached = error.reason == "UNREACHABLE" and self.acknowledged == 0
+        limit = min(self.options.connect_timeout, self.options.retry_for) if never_reached else self.options.retry_for
+        # Half fixed, half random: many publishers that were cut at once must not come back at once.
+        delay = min(BACKOFF_SECONDS_FIRST * 2.0**self._attempts, BACKOFF_SECONDS_MAX) * (0.5 + 0.5 * jitter)
+        delay = max(delay, error.retry_after or 0.0)
+        if now + delay - self._failing_since > limit:
+            raise self.failure(error) from error
+        self._attempts = min(self._attempts + 1, 16)
+        return delay
+
+    def failure(self, error: SowError) -> SowError:
+        """The error as the user gets it: with what was acknowledged and what was not."""
+        return error_like(
+            error,
+            f"{error.message}; {self.acknowledged} records were acknowledged, {self.unacknowledged} were not",
+            acknowledged=str(self.acknowledged),
+            unacknowledged=str(self.unacknowledged),
+            refused=str(self.refused),
+        )
+
+    def take_refusals(self) -> PublishFailed | None:
+        """The error for the refusals since the last time, if there were any."""
+        if not self._refusals:
+            return None
+        failed = PublishFailed(self._refusals, refused=self.refused - self._refused_reported)
+        self._refused_reported = self.refused
+        self._refusals = []
+        return failed
+
+
+def error_like(error: SowError, message: str, **details: str) -> SowError:
+    """The same kind of error with another message and more details."""
+    return type(error)(message, reason=error.reason, details=error.details | details, retry_after=error.retry_after)
+
+
+def payload_too_large(size: int) -> SowError:
+    """The error for a document that fits in no request."""
+    return error_of_reason(
+        "PAYLOAD_TOO_LARGE",
+        f"the payload of {size} bytes is larger than a request ({PAYLOAD_BYTES_MAX} bytes)",
+        details={"field": "data"},
+    )
+
+
+_TRANSPORT_CODES: Final = frozenset({"CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
+def stream_error(error: BaseException) -> SowError:
+    """Why a stream ended. Without a reason of the server's, the connection broke, whatever gRPC's code for that is."""
+    translated = _core.error_of_status(error)
+    if _core.reason_of(error) is None and translated.reason in _TRANSPORT_CODES and not isinstance(error, SowError):
+        return _core.cut(f"the stream of acknowledgements ({translated.message})")
+    return translated
+
+
+class Publisher:
+    """Publishes a stream of documents to one topic: buffered, pipelined, in order, each applied once.
+
+    Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of
+    `batch_records`, or `linger` seconds after the first of them, and acknowledged while later ones are on their way.
+    When too much is on its way, `publish` waits. Connections that break are made again for `retry_for` seconds
+    without progress, and what was not acknowledged is sent again; the server drops what it has already (rule P6).
+
+    Records that are refused are collected and raised as PublishFailed by `flush` and at the end of the block, or handed
+    to `on_refusal` and then not raised. Both callbacks run on the publisher's own thread and must not call it.
+    """
+
+    # Threads: the user's, which fills the buffer and seals; gRPC's sender, which takes sealed requests through
+    # `_requests` and seals what lingers; `_run`, which opens streams and reads acknowledgements. One lock.
+
+    def __init__(
+        self,
+        core: PublishCore,
+        open_stream: OpenStream,
+        *,
+        on_ack: Callable[[Ack], object] | None = None,
+        on_refusal: Callable[[Refusal], object] | None = None,
+    ) -> None:
+        self._core = core
+        self._open_stream = open_stream
+        self._on_ack = on_ack
+        self._on_refusal = on_refusal
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # there is something to send, or to stop
+        self._progress = threading.Condition(self._lock)  # something was acknowledged, or all is over
+        self._idle = True  # nobody looks at what is pending before it is told to
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._stopped = False  # closing, or failed
+        # What every record touches, without a way through the core.
+        self._pending = core.pending
+        self._append = core.pending.append
+        self._batch_records = core.options.batch_records
+        self._filled = 0  # bytes since the last request that this thread sealed
+        self._delivering = False  # a callback is being told of what has been settled; `flush` waits for that, too
+        self._stream = 0  # number of the present stream; requests of an older one must not be sent
+        self._call: StreamCall | None = None
+        self._thread: threading.Thread | None = None
+
+    def publish(
+        self, data: Document, *, key: str | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
+    ) -> None:
+        """Takes one record; `ttl` or `expire_at` overrule the publisher's own (rule L2). May wait for room."""
+        # Half a microsecond that every record pays: locals, one append, no lock, no call but what the data needs.
+        payload = data if type(data) is bytes else _core.encode(data)
+        lifetime = None if ttl is None and expire_at is None else _core.lifetime(ttl, expire_at)
+        size = len(payload)
+        if self._stopped or size > PAYLOAD_BYTES_MAX:
+            self._refuse(size)
+        if key is None and lifetime is None:
+            self._append(payload)
+        else:
+            self._core.plain = False
+            self._append((payload, key, lifetime))
+        self._filled = filled = self._filled + size
+        if filled >= BATCH_BYTES or len(self._pending) >= self._batch_records:
+            with self._lock:
+                self._seal_all()
+        elif self._idle:
+            with self._lock:
+                self._wake()
+
+    def flush(self) -> None:
+        """Returns once all records so far are settled. Raises PublishFailed for those that were refused since then."""
+        with self._lock:
+            self._drain()
+            failed = self._core.take_refusals()
+        if failed is not None and self._on_refusal is None:
+            raise failed
+
+    def close(self) -> None:
+        """Flushes and ends the stream; may be called again. Raises as `flush` does."""
+        try:
+            if not self._closing:
+                self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Ends the stream at once. What is not acknowledged may or may not have been applied."""
+        with self._lock:
+            self._closing = self._stopped = True
+            call = self._call
+            self._work.notify_all()
+            self._progress.notify_all()
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        if not self._core.unacknowledged:
+            self._thread.join(END_SECONDS)  # the requests have ended, the server ends the answers
+        if call is not None:
+            call.cancel()
+        self._thread.join()
+
+    @property
+    def applied(self) -> int:
+        """Records that the server applied."""
+        return self._core.applied
+
+    @property
+    def duplicates(self) -> int:
+        """Records that were applied before a reconnect and sent again after it."""
+        return self._core.duplicates
+
+    @property
+    def refused(self) -> int:
+        """Records that the server refused."""
+        return self._core.refused
+
+    @property
+    def acknowledged(self) -> int:
+        """Records settled: applied, duplicate or refused."""
+        return self._core.acknowledged
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records handed over and not yet settled."""
+        return self._core.unacknowledged
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            self.close()
+        elif isinstance(error, Exception):
+            # What was published before the mistake is the user's; his exception stays the one that is raised.
+            try:
+                self.close()
+            except SowError as failed:
+                if failed is not error:
+                    error.add_note(f"the publisher also failed: {failed}")
+        else:
+            self.abort()  # Ctrl-C does not wait for a server
+        return False
+
+    # ---- the user's thread, with the lock ----
+
+    def _seal_all(self) -> None:
+        # While this waits, the sender may seal what has lingered long enough.
+        while self._pending:
+            if self._core.room:
+                self._core.seal()
+            else:
+                self._await_progress()
+        self._filled = 0
+        self._wake()
+
+    def _drain(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._pending:
+            self._seal_all()
+        while self._core.unacknowledged or self._delivering:
+            self._await_progress()
+
+    def _await_progress(self) -> None:
+        if not self._stopped:
+            self._progress.wait()
+        if self._stopped:
+            raise self._stop_error()
+
+    def _wake(self) -> None:
+        self._idle = False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sow-publisher", daemon=True)
+            self._thread.start()
+        self._work.notify_all()
+
+    def _refuse(self, size: int) -> NoReturn:
+        raise self._stop_error() if self._stopped else payload_too_large(size)
+
+    def _stop_error(self) -> BaseException:
+        return self._failure or Cancelled("the publisher is closed", reason="CLOSED")
+
+    # ---- gRPC's sender thread ----
+
+    def _requests(self, stream: int) -> Iterator[sow_pb2.PublishStreamRequest]:
+        """The requests of one stream, as they become ready; ends when the publisher closes or reconnects."""
+        core, linger = self._core, self._core.options.linger
+        seen, due = -1, 0.0
+        while True:
+            with self._lock:
+                while True:
+                    if stream != self._stream:
+                        return
+                    request = core.next_request()
+                    if request is not None:
+                        break
+                    if self._closing:
+                        return
+                    if not self._pending:
+                        self._await_pending()
+                    elif core.sealed_requests != seen:
+                        seen, due = core.sealed_requests, time.monotonic() + linger
+                    elif (wait := due - time.monotonic()) > 0:
+                        self._work.wait(wait)
+                    elif core.room:
+                        core.seal()
+                    else:
+                        self._work.wait()  # for the next acknowledgement
+            yield request
+
+    # ---- the publisher's thread ----
+
+    def _run(self) -> None:
+        try:
+            while self._await_work():
+                error = self._stream_once()
+                with self._lock:
+                    self._core.rewind()
+                    if self._core.has_requests and not self._closing:
+                        delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
+                        self._work.wait_for(lambda: self._closing, delay)
+        except BaseException as error:  # noqa: BLE001 - also a callback's; the user's thread raises it
+            with self._lock:
+                self._failure = error
+                self._stopped = True
+                self._progress.notify_all()
+
+    def _await_work(self) -> bool:
+        with self._lock:
+            while not (self._pending or self._core.has_requests):
+                if self._closing:
+                    return False
+                self._await_pending()
+            return not self._closing
+
+    def _await_pending(self) -> None:
+        # Said first, looked at second: a record appended in between is seen here, or its producer sees `_idle`.
+        self._idle = True
+        if not self._pending:
+            self._work.wait()
+
+    def _stream_once(self) -> SowError:
+        """Opens a stream and settles what it answers, until it ends; returns why it ended."""
+        with self._lock:
+            self._stream += 1
+            requests = self._requests(self._stream)
+        call = None
+        try:
+            call = self._open_stream(requests)
+            with self._lock:
+                self._call = call
+                stopped = self._stopped
+            if stopped:
+                call.cancel()  # `abort` came while the call was being opened, and found none to cancel
+            for response in call:
+                error = self._settle(response)
+                if error is not None:
+                    return error
+            return _core.cut("the stream of acknowledgements")
+        except grpc.RpcError as error:
+            return stream_error(error)
+        finally:
+            with self._lock:
+                self._stream += 1
+                self._call = None
+                self._work.notify_all()
+            if call is not None:
+                call.cancel()
+
+    def _settle(self, response: sow_pb2.PublishStreamResponse) -> SowError | None:
+        with self._lock:
+            ack, error = self._core.acknowledge(response)
+            self._delivering = self._on_ack is not None or self._on_refusal is not None
+            self._progress.notify_all()
+            if self._pending:
+                self._work.notify_all()  # what lingers may have waited for the room
+        if self._delivering:
+            if self._on_ack is not None:
+                self._on_ack(ack)
+            if self._on_refusal is not None:
+                for refusal in ack.refusals:
+                    self._on_refusal(refusal)
+            with self._lock:
+                self._delivering = False
+                self._progress.notify_all()
+        return error
+
+
+class StreamCall(Protocol):
+    """A stream that is open."""
+
+    def __iter__(self) -> Iterator[sow_pb2.PublishStreamResponse]: ...
+
+    def cancel(self) -> object: ...
+
+
+class OpenStream(Protocol):
+    """What a blocking publisher needs of a client: the stub's PublishStream."""
+
+    def __call__(self, requests: Iterator[sow_pb2.PublishStreamRequest], /) -> StreamCall: ...
+
+
+class AioStreamCall(Protocol):
+    """A stream that is open."""
+
+    def __aiter__(self) -> AsyncIterator[sow_pb2.PublishStreamResponse]: ...
+
+    def cancel(self) -> object: ...
+
+
+class OpenAioStream(Protocol):
+    """What an asynchronous publisher needs of a client: the stub's PublishStream."""
+
+    def __call__(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], /) -> AioStreamCall: ...
+
+
+class AsyncPublisher:
+    """`Publisher` for asyncio: the same with `await`, used by one task; callbacks run on the event loop."""
+
+    def __init__(
+        self,
+        core: PublishCore,
+        open_stream: OpenAioStream,
+        *,
+        next_epoch: Callable[[], Awaitable[int]] | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        on_refusal: Callable[[Refusal], object] | None = None,
+    ) -> None:
+        self._core = core
+        self._open_stream = open_stream
+        self._next_epoch = next_epoch
+        self._on_ack = on_ack
+        self._on_refusal = on_refusal
+        self._work = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._linger: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._stopped = False  # closing, or failed
+        self._pending = core.pending
+        self._append = core.pending.append
+        self._batch_records = core.options.batch_records
+        self._filled = 0  # bytes since the last request that was sealed because of its size
+        self._stream = 0
+        self._call: AioStreamCall | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def publish(
+        self, data: Document, *, key: str | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
+    ) -> None:
+        """Takes one record; `ttl` or `expire_at` overrule the publisher's own (rule L2). May wait for room."""
+        payload = data if type(data) is bytes else _core.encode(data)
+        lifetime = None if ttl is None and expire_at is None else _core.lifetime(ttl, expire_at)
+        size = len(payload)
+        if self._stopped or size > PAYLOAD_BYTES_MAX:
+            self._refuse(size)
+        if key is None and lifetime is None:
+            self._append(payload)
+        else:
+            self._core.plain = False
+            self._append((payload, key, lifetime))
+        self._filled = filled = self._filled + size
+        if filled >= BATCH_BYTES or len(self._pending) >= self._batch_records:
+            await self._seal_all()
+        elif self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
+
+    async def flush(self) -> None:
+        """Returns once all records so far are settled. Raises PublishFailed for those that were refused since then."""
+        if self._failure is not None:
+            raise self._failure
+        if self._pending:
+            await self._seal_all()
+        while self._core.unacknowledged:
+            await self._await_progress()
+        failed = self._core.take_refusals()
+        if failed is not None and self._on_refusal is None:
+            raise failed
+
+    async def close(self) -> None:
+        """Flushes and ends the stream; may be called again. Raises as `flush` does."""
+        try:
+            if not self._closing:
+                await self.flush()
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Ends the stream at once. What is not acknowledged may or may not have been applied."""
+        self._closing = self._stopped = True
+        if self._linger is not None:
+            self._linger.cancel()
+        self._work.set()
+        self._progress.set()
+        if self._task is None:
+            return
+        if not self._core.unacknowledged:
+            await asyncio.wait([self._task], timeout=END_SECONDS)
+        if self._call is not None:
+            self._call.cancel()
+        await asyncio.wait([self._task])
+
+    @property
+    def applied(self) -> int:
+        """Records that the server applied."""
+        return self._core.applied
+
+    @property
+    def duplicates(self) -> int:
+        """Records that were applied before a reconnect and sent again after it."""
+        return self._core.duplicates
+
+    @property
+    def refused(self) -> int:
+        """Records that the server refused."""
+        return self._core.refused
+
+    @property
+    def acknowledged(self) -> int:
+        """Records settled: applied, duplicate or refused."""
+        return self._core.acknowledged
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records handed over and not yet settled."""
+        return self._core.unacknowledged
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            await self.close()
+        elif isinstance(error, Exception):
+            try:
+                await self.close()
+            except SowError as failed:
+                if failed is not error:
+                    error.add_note(f"the publisher also failed: {failed}")
+        else:
+            await self.abort()
+        return False
+
+    async def _seal_all(self) -> None:
+        while self._pending:
+            if self._core.room:
+                self._seal()
+            else:
+                await self._await_progress()
+        self._filled = 0
+
+    def _seal(self) -> None:
+        self._core.seal()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="sow-publisher")
+        self._work.set()
+
+    def _lingered(self) -> None:
+        self._linger = None
+        if self._stopped or not self._pending:
+            return
+        if self._core.room:
+            self._seal()
+        if self._pending:  # no room yet, or more than one request
+            self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
+
+    async def _await_progress(self) -> None:
+        if not self._stopped:
+            self._progress.clear()
+            await self._progress.wait()
+        if self._stopped:
+            raise self._stop_error()
+
+    def _refuse(self, size: int) -> NoReturn:
+        raise self._stop_error() if self._stopped else payload_too_large(size)
+
+    def _stop_error(self) -> BaseException:
+        return self._failure or Cancelled("the publisher is closed", reason="CLOSED")
+
+    async def _requests(self, stream: int) -> AsyncIterator[sow_pb2.PublishStreamRequest]:
+        """The requests of one stream, as they become ready; ends when the publisher closes or reconnects."""
+        while stream == self._stream:
+            request = self._core.next_request()
+            if request is not None:
+                yield request
+            elif self._closing:
+                return
+            else:
+                self._work.clear()
+                await self._work.wait()
+
+    async def _run(self) -> None:
+        try:
+            if self._next_epoch is not None:
+                self._core.publisher_epoch = await self._next_epoch()
+            while not self._closing:
+                if not self._core.has_requests:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                error = await self._stream_once()
+                self._core.rewind()
+                if self._core.has_requests:
+                    delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
+                    await self._sleep(delay)
+        except BaseException as error:  # noqa: BLE001 - also a callback's; the user's task raises it
+            self._failure = error
+            self._stopped = True
+            self._progress.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._closing:
+                    self._work.clear()
+                    await self._work.wait()
+        except TimeoutError:
+            pass  # slept
+
+    async def _stream_once(self) -> SowError:
+        self._stream += 1
+        call = None
+        try:
+            call = self._call = self._open_stream(self._requests(self._stream))
+            async for response in call:
+                ack, error = self._core.acknowledge(response)
+                self._progress.set()
+                if self._on_ack is not None:
+                    self._on_ack(ack)
+                if self._on_refusal is not None:
+                    for refusal in ack.refusals:
+                        self._on_refusal(refusal)
+                if error is not None:
+                    return error
+            return _core.cut("the stream of acknowledgements")
+        except grpc.RpcError as error:
+            return stream_error(error)
+        except asyncio.CancelledError:
+            # aio raises this both when the call was cancelled (a cut) and when this task is: only one is meant to end.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return _core.cut("the stream of acknowledgements")
+        finally:
+            self._stream += 1
+            self._call = None
+            self._work.set()
+            if call is not None:
+                call.cancel()

@@ -1,0 +1,551 @@
+"""The asynchronous client: the same as `client.Client`, with `await` and `async for`, on the running event loop.
+
+Guarantees B1 to B3 of `client` hold, with tasks in the place of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar, Unpack, overload
+
+import grpc
+import grpc.aio
+
+from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc
+from sow_client import _channel, _core
+from sow_client._channel import Tls
+from sow_client._publisher import Ack, AioStreamCall, AsyncPublisher, PublishCore, PublisherOptions, StreamDefaults
+from sow_client._records import (
+    NEVER,
+    ClockAccepted,
+    Compacted,
+    Deleted,
+    Document,
+    DurabilityName,
+    ExpireAt,
+    Page,
+    Published,
+    QueryFooter,
+    QueryHeader,
+    Record,
+    RecordBatch,
+    Status,
+    Topic,
+    TopicSettings,
+    TopicSettingsArguments,
+    Ttl,
+    invalid,
+)
+from sow_client.client import DEFAULT_SERVER, QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS
+from sow_client.errors import Cancelled, Refusal, SowError, Unavailable
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class AsyncQueryResult:
+    """The answer to a query, read once with `async for`; see `client.QueryResult`.
+
+    A loop that is left early ends the call when the result is closed: use `async with`, or `await close()`.
+    """
+
+    def __init__(self, progress: _core.QueryProgress, batches: AsyncGenerator[RecordBatch, None]) -> None:
+        self._progress = progress
+        self._batches = batches
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        async for batch in self._batches:
+            for record in batch:
+                yield record
+
+    def batches(self) -> AsyncIterator[RecordBatch]:
+        """The same answer as batches of columns, which is the fast way to read it; use one way or the other."""
+        return self._batches
+
+    @property
+    def header(self) -> QueryHeader | None:
+        """Bookmark and instant of the answer; None before the first record."""
+        return self._progress.header
+
+    @property
+    def footer(self) -> QueryFooter | None:
+        """Counts of the answer; None before its end."""
+        return self._progress.footer
+
+    async def close(self) -> None:
+        """Ends the call."""
+        await self._batches.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncClient:
+    """A connection to a sow server; it connects at the first call and reconnects by itself."""
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        tls: Tls | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        """`server` is HOST or HOST:PORT.
+
+        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
+        A `channel` that is given is used as it is, and stays open. Make the client where its event loop runs.
+        """
+        self._server = _channel.target(server)
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._owns_channel = channel is None
+        self._channel = _channel.open_aio_channel(self._server, tls) if channel is None else channel
+        self._connection = (
+            _channel.AioConnection(self._channel, self._server, connect_timeout) if channel is None else None
+        )
+        self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._sequencer = _core.Sequencer()
+        self._closed = False
+
+    async def close(self) -> None:
+        """Closes the connection; calls that are under way end."""
+        self._closed = True
+        if self._owns_channel:
+            await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- publish ----
+
+    async def publish(
+        self,
+        topic: str,
+        data: Document,
+        *,
+        key: str | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published:
+        """Publishes one record (rule P1).
+
+        `key` is for topics without key fields (K3). `ttl` or `expire_at`: its lifetime (L2); `keep_ttl`: a live record
+        keeps its own (L6). At most one condition (P3). `durability`: when to acknowledge (P5), else the server's
+        default. Raises what stands for the refusal, such as InvalidArgument or ConditionFailed.
+        """
+        request = _core.publish_request(
+            topic,
+            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            condition=_core.condition(
+                only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
+            ),
+            durability=durability,
+        )
+        return _core.only((await self._publish(request)).results)
+
+    async def publish_many(
+        self,
+        topic: str,
+        documents: Iterable[Document],
+        *,
+        keys: Iterable[str] | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        atomic: bool = False,
+        durability: DurabilityName | None = None,
+    ) -> list[Published | Refusal]:
+        """Publishes documents in order and says for each what became of it (rule P4); `keys` go with them in parallel.
+
+        With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests; when a
+        record is refused for a reason that may pass, those after it are not applied either, and say STREAM_BROKEN.
+        For a long stream a `publisher` is several times faster.
+        """
+        results: list[Published | Refusal] = []
+        condition = _core.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
+        for batch in _core.publish_batches(documents, keys, atomic=atomic):
+            if _core.ended_by_passing(results):
+                results.extend(_core.not_sent(len(results)) for _ in batch.records)
+                continue
+            request = _core.publish_request(
+                topic,
+                batch.records,
+                ttl=ttl,
+                expire_at=expire_at,
+                keep_ttl=keep_ttl,
+                condition=condition,
+                durability=durability,
+                atomic=atomic,
+            )
+            response = await self._publish(request)
+            results += _core.outcomes(response.results, expected=len(batch.records), first_index=batch.first_index)
+        return results
+
+    def publisher(
+        self,
+        topic: str,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        durability: DurabilityName | None = None,
+        batch_records: int = 1_000,
+        max_in_flight: int = 16,
+        linger: float = 0.02,
+        retry_for: float = 30.0,
+        publisher_id: str | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        on_refusal: Callable[[Refusal], object] | None = None,
+    ) -> AsyncPublisher:
+        """A buffered, pipelined, ordered stream of publishes; see `AsyncPublisher`.
+
+        Records go out in batches of `batch_records`, at most `max_in_flight` of them unacknowledged, and no later than
+        `linger` seconds after they were handed over. Broken connections are made again for `retry_for` seconds.
+        A `publisher_id` of your own fences every older publisher of that id (rule P6).
+        """
+        defaults = StreamDefaults(
+            topic, _core.lifetime_message(ttl, expire_at), _core.ttl_mode(keep_ttl), _core.durability_value(durability)
+        )
+        options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
+        core = PublishCore(
+            defaults, options, publisher_id=publisher_id or _core.random_publisher_id(), publisher_epoch=1
+        )
+        return AsyncPublisher(
+            core,
+            self._open_stream,
+            next_epoch=None if publisher_id is None else partial(self._next_epoch, publisher_id),
+            on_ack=on_ack,
+            on_refusal=on_refusal,
+        )
+
+    @overload
+    async def touch(
+        self,
+        topic: str,
+        key: str,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published: ...
+
+    @overload
+    async def touch(
+        self,
+        topic: str,
+        key: list[str] | tuple[str, ...],
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> list[Published | Refusal]: ...
+
+    async def touch(
+        self,
+        topic: str,
+        key: str | list[str] | tuple[str, ...],
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published | list[Published | Refusal]:
+        """Gives live records a new lifetime; without one, what the topic says for "absent" (rule P8).
+
+        For one key the new version, or an exception such as NotFound; for a list, what became of each.
+        """
+        keys = [key] if isinstance(key, str) else list(key)
+        results: list[Published | Refusal] = []
+        for chunk in _core.key_chunks(keys):
+            request = _core.touch_request(
+                topic,
+                chunk,
+                ttl=ttl,
+                expire_at=expire_at,
+                only_if_version=only_if_version,
+                durability=durability,
+            )
+            response = await self._call(self._sow.Touch, request, once=True)
+            if isinstance(key, str):
+                return _core.only(response.results)
+            results += _core.outcomes(response.results, expected=len(chunk), first_index=len(results))
+        return results
+
+    async def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:
+        """Removes the lifetime of a live record (rule P8)."""
+        return await self.touch(topic, key, ttl=NEVER, durability=durability)
+
+    # ---- read ----
+
+    async def get(self, topic: str, key: str) -> Record | None:
+        """The live record of a key, or None."""
+        found = await self.get_many(topic, [key])
+        return found[0] if found else None
+
+    async def get_many(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> list[Record]:
+        """The live records of the keys, in their order; keys without one are left out.
+
+        `select` or `exclude`: payload fields to return, as paths such as "/a/b". Records of one instant, up to 10,000
+        keys; more take several requests.
+        """
+        select, exclude = _core.texts(select, "select"), _core.texts(exclude, "exclude")
+        found: list[Record] = []
+        for chunk in _core.key_chunks(keys):
+            response = await self._call(self._sow.Get, _core.get_request(topic, chunk, select, exclude))
+            found += _core.records(topic, response)
+        return found
+
+    def query(
+        self,
+        topic: str,
+        *,
+        keys: Iterable[str] | None = None,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        keys_only: bool = False,
+        batch_size: int = 1_000,
+        skip_n: int = 0,
+        top_n: int | None = None,
+    ) -> AsyncQueryResult:
+        """The live records of a topic, or of `keys`, in key order, from one instant (rules Q1, Q2).
+
+        `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a part
+        of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
+        """
+        request = _core.query_request(
+            topic,
+            keys=keys,
+            select=select,
+            exclude=exclude,
+            keys_only=keys_only,
+            batch_size=batch_size,
+            skip_n=skip_n,
+            top_n=top_n,
+        )
+        return self._query(request)
+
+    async def page(
+        self,
+        topic: str,
+        *,
+        page_size: int,
+        page_token: str = "",
+        keys_only: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> Page:
+        """One page of a topic, in key order, stable under concurrent change (rule Q4).
+
+        Begin without a token and go on with `next_page_token`, all else being equal, until it is empty.
+        """
+        if page_size < 1:
+            raise invalid("page_size", f"{page_size} is less than 1")
+        request = _core.query_request(
+            topic,
+            keys_only=keys_only,
+            select=select,
+            exclude=exclude,
+            page_size=page_size,
+            page_token=page_token,
+        )
+        progress = _core.QueryProgress(topic)
+        records: list[Record] = []
+        async with aclosing(self._batches(request, progress)) as batches:
+            async for batch in batches:
+                records.extend(batch)
+        return progress.page(records)
+
+    async def count(self, topic: str) -> int:
+        """The number of live records of a topic."""
+        progress = _core.QueryProgress(topic)
+        async with aclosing(self._batches(_core.query_request(topic, count_only=True), progress)) as batches:
+            async for _ in batches:
+                raise _core.malformed("records to a question for their number")
+        return progress.matched
+
+    # ---- delete ----
+
+    async def sow_delete(
+        self,
+        topic: str,
+        *,
+        keys: Iterable[str] | None = None,
+        data: Document | None = None,
+        all: bool = False,  # noqa: A002 - the word for it
+        dry_run: bool = False,
+        durability: DurabilityName | None = None,
+        on_progress: Callable[[Deleted], object] | None = None,
+    ) -> Deleted:
+        """Deletes records by exactly one of `keys`, `data` (whose key is derived as for a publish), `all` (rule D1).
+
+        `dry_run` only counts. Many records are deleted in steps; `on_progress` gets the figures after each. When the
+        connection breaks, steps that were done stay done.
+        """
+        request = _core.delete_request(topic, keys=keys, data=data, all=all, dry_run=dry_run, durability=durability)
+        await self._await_ready()
+        try:
+            async for response in self._sow.SowDelete(request):
+                deleted = _core.deleted(response)
+                if on_progress is not None:
+                    on_progress(deleted)
+                if response.done:
+                    return deleted
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the delete")
+
+    # ---- administration ----
+
+    async def topics(self, with_statistics: bool = False) -> list[Topic]:
+        """All topics, by name."""
+        response = await self._call(
+            self._admin.ListTopics, admin_pb2.ListTopicsRequest(with_statistics=with_statistics)
+        )
+        return [_core.topic(topic) for topic in response.topics]
+
+    async def create_topic(
+        self, name: str, settings: TopicSettings | None = None, **named: Unpack[TopicSettingsArguments]
+    ) -> Topic:
+        """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments."""
+        response = await self._call(self._admin.CreateTopic, _core.create_request(name, settings, named), once=True)
+        return _core.topic(response.topic)
+
+    async def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
+        """Changes the settings that are named, None standing for the default; stamps never change (rule L12)."""
+        return _core.topic(
+            (await self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True)).topic
+        )
+
+    async def describe_topic(self, name: str) -> Topic:
+        """One topic: settings and statistics."""
+        response = await self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
+        return _core.topic(response.topic)
+
+    async def delete_topic(self, name: str) -> int:
+        """Deletes a topic with its records and journal; returns the number of live records that went with it."""
+        response = await self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name), once=True)
+        return response.deleted_records
+
+    async def status(self) -> Status:
+        """How the server is."""
+        return _core.status(await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
+
+    async def accept_clock(self) -> ClockAccepted:
+        """Confirms that the wall clock is right after a jump (rule L15)."""
+        return _core.clock_accepted(
+            await self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True)
+        )
+
+    async def compact(self) -> Compacted:
+        """Compacts the data files now (rule L17). Takes its time: there is no deadline."""
+        return _core.compacted(
+            await self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True)
+        )
+
+    # ---- calls ----
+
+    async def _await_ready(self) -> None:
+        if self._closed:
+            raise Cancelled("the client is closed", reason="CLOSED")
+        if self._connection is not None:
+            await self._connection.await_ready()
+
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        once: bool = False,
+        unbounded: bool = False,
+    ) -> _Response:
+        """Makes a call; one that may be made twice (not `once`) gets a second chance after the connection broke."""
+        again = not once and self._connection is not None
+        while True:
+            await self._await_ready()
+            try:
+                return await method(request, timeout=None if unbounded else self._timeout)
+            except grpc.RpcError as error:
+                translated = _core.error_of_status(error)
+                if not again or translated.reason != "UNREACHABLE":
+                    raise translated from error
+                again = False
+
+    async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
+        position = self._sequencer.take()
+        try:
+            request.publisher.CopyFrom(position)
+            return await self._call(self._sow.Publish, request)
+        finally:
+            self._sequencer.give_back(position, len(request.records))
+
+    def _open_stream(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest]) -> AioStreamCall:
+        if self._closed:
+            raise Cancelled("the client is closed", reason="CLOSED")
+        return self._sow.PublishStream(requests)
+
+    async def _next_epoch(self, publisher_id: str) -> int:
+        request = sow_pb2.GetPublisherRequest(publisher_id=publisher_id)
+        return (await self._call(self._sow.GetPublisher, request)).publisher_epoch + 1
+
+    def _query(self, request: sow_pb2.QueryRequest) -> AsyncQueryResult:
+        progress = _core.QueryProgress(request.topic)
+        return AsyncQueryResult(progress, self._batches(request, progress))
+
+    async def _batches(
+        self, request: sow_pb2.QueryRequest, progress: _core.QueryProgress
+    ) -> AsyncGenerator[RecordBatch, None]:
+        for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
+            await self._await_ready()
+            call = self._sow.Query(request)
+            try:
+                async for response in call:
+                    batch = progress.batch(response)
+                    if batch is not None:
+                        yield batch
+                progress.finished()
+                return
+            except (grpc.RpcError, SowError) as error:
+                translated = progress.broken(error)
+                again = isinstance(translated, Unavailable) and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
+                if not again:
+                    raise translated from (None if translated is error else error)
+                progress.restart()
+                await asyncio.sleep(QUERY_RETRY_SECONDS * attempt)
+            finally:
+                call.cancel()

@@ -1,0 +1,542 @@
+"""The blocking client. A shell: `_core` builds what goes out and reads what comes in, this makes the calls.
+
+Guarantees:
+
+B1  A Client may be used by many threads at once; a Publisher or a QueryResult belongs to one.
+B2  Nothing but a SowError (or a mistake in the calling program) comes out of it, with the gRPC error as its cause.
+B3  A publish that is repeated, by gRPC or by a publisher, is applied once (rule P6).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from types import TracebackType
+from typing import Final, Self, TypeVar, Unpack, overload
+
+import grpc
+
+from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc
+from sow_client import _channel, _core
+from sow_client._channel import Tls
+from sow_client._publisher import Ack, PublishCore, Publisher, PublisherOptions, StreamCall, StreamDefaults
+from sow_client._records import (
+    NEVER,
+    ClockAccepted,
+    Compacted,
+    Deleted,
+    Document,
+    DurabilityName,
+    ExpireAt,
+    Page,
+    Published,
+    QueryFooter,
+    QueryHeader,
+    Record,
+    RecordBatch,
+    Status,
+    Topic,
+    TopicSettings,
+    TopicSettingsArguments,
+    Ttl,
+    invalid,
+)
+from sow_client.errors import Cancelled, Refusal, SowError, Unavailable
+
+DEFAULT_SERVER: Final = f"127.0.0.1:{_channel.DEFAULT_PORT}"
+QUERY_ATTEMPTS_MAX: Final = 3
+QUERY_RETRY_SECONDS: Final = 0.2
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class QueryResult:
+    """The answer to a query, read once: an iterator of records, in key order.
+
+    `header` is known from the first record on, `footer` after the last. Leaving the loop early, `close`, or the end of
+    a `with` block ends the call, and with it the server's work. Raises Unavailable (STREAM_CUT or UNREACHABLE) when the
+    answer breaks off: a second call would be another instant (rule Q1), so going on is the caller's decision.
+    """
+
+    # It owns the iterators, not they it: with a cycle, leaving a loop would not end the call until the collector runs.
+
+    def __init__(self, progress: _core.QueryProgress, batches: Iterator[RecordBatch]) -> None:
+        self._progress = progress
+        self._batches = batches
+        self._records: Iterator[Record] = chain.from_iterable(batches)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """The same answer as batches of columns, which is the fast way to read it; use one way or the other."""
+        return self._batches
+
+    @property
+    def header(self) -> QueryHeader | None:
+        """Bookmark and instant of the answer; None before the first record."""
+        return self._progress.header
+
+    @property
+    def footer(self) -> QueryFooter | None:
+        """Counts of the answer; None before its end."""
+        return self._progress.footer
+
+    def close(self) -> None:
+        """Ends the call."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """A connection to a sow server; it connects at the first call and reconnects by itself."""
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        tls: Tls | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        channel: grpc.Channel | None = None,
+    ) -> None:
+        """`server` is HOST or HOST:PORT.
+
+        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
+        A `channel` that is given is used as it is, and stays open.
+        """
+        self._server = _channel.target(server)
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._owns_channel = channel is None
+        self._channel = _channel.open_channel(self._server, tls) if channel is None else channel
+        self._connection = (
+            _channel.Connection(self._channel, self._server, connect_timeout) if channel is None else None
+        )
+        self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._sequencer = _core.Sequencer()
+        self._closed = False
+
+    def close(self) -> None:
+        """Closes the connection; calls that are under way end."""
+        self._closed = True
+        if self._owns_channel:
+            self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- publish ----
+
+    def publish(
+        self,
+        topic: str,
+        data: Document,
+        *,
+        key: str | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published:
+        """Publishes one record (rule P1).
+
+        `key` is for topics without key fields (K3). `ttl` or `expire_at`: its lifetime (L2); `keep_ttl`: a live record
+        keeps its own (L6). At most one condition (P3). `durability`: when to acknowledge (P5), else the server's
+        default. Raises what stands for the refusal, such as InvalidArgument or ConditionFailed.
+        """
+        request = _core.publish_request(
+            topic,
+            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            condition=_core.condition(
+                only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
+            ),
+            durability=durability,
+        )
+        return _core.only(self._publish(request).results)
+
+    def publish_many(
+        self,
+        topic: str,
+        documents: Iterable[Document],
+        *,
+        keys: Iterable[str] | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        atomic: bool = False,
+        durability: DurabilityName | None = None,
+    ) -> list[Published | Refusal]:
+        """Publishes documents in order and says for each what became of it (rule P4); `keys` go with them in parallel.
+
+        With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests; when a
+        record is refused for a reason that may pass, those after it are not applied either, and say STREAM_BROKEN.
+        For a long stream a `publisher` is several times faster.
+        """
+        results: list[Published | Refusal] = []
+        condition = _core.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
+        for batch in _core.publish_batches(documents, keys, atomic=atomic):
+            if _core.ended_by_passing(results):
+                results.extend(_core.not_sent(len(results)) for _ in batch.records)
+                continue
+            request = _core.publish_request(
+                topic,
+                batch.records,
+                ttl=ttl,
+                expire_at=expire_at,
+                keep_ttl=keep_ttl,
+                condition=condition,
+                durability=durability,
+                atomic=atomic,
+            )
+            response = self._publish(request)
+            results += _core.outcomes(response.results, expected=len(batch.records), first_index=batch.first_index)
+        return results
+
+    def publisher(
+        self,
+        topic: str,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        durability: DurabilityName | None = None,
+        batch_records: int = 1_000,
+        max_in_flight: int = 16,
+        linger: float = 0.02,
+        retry_for: float = 30.0,
+        publisher_id: str | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        on_refusal: Callable[[Refusal], object] | None = None,
+    ) -> Publisher:
+        """A buffered, pipelined, ordered stream of publishes; see `Publisher`.
+
+        Records go out in batches of `batch_records`, at most `max_in_flight` of them unacknowledged, and no later than
+        `linger` seconds after they were handed over. Broken connections are made again for `retry_for` seconds.
+        A `publisher_id` of your own fences every older publisher of that id (rule P6).
+        """
+        defaults = StreamDefaults(
+            topic, _core.lifetime_message(ttl, expire_at), _core.ttl_mode(keep_ttl), _core.durability_value(durability)
+        )
+        options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
+        epoch = 1 if publisher_id is None else self._get_publisher(publisher_id).publisher_epoch + 1
+        core = PublishCore(
+            defaults, options, publisher_id=publisher_id or _core.random_publisher_id(), publisher_epoch=epoch
+        )
+        return Publisher(core, self._open_stream, on_ack=on_ack, on_refusal=on_refusal)
+
+    @overload
+    def touch(
+        self,
+        topic: str,
+        key: str,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published: ...
+
+    @overload
+    def touch(
+        self,
+        topic: str,
+        key: list[str] | tuple[str, ...],
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> list[Published | Refusal]: ...
+
+    def touch(
+        self,
+        topic: str,
+        key: str | list[str] | tuple[str, ...],
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published | list[Published | Refusal]:
+        """Gives live records a new lifetime; without one, what the topic says for "absent" (rule P8).
+
+        For one key the new version, or an exception such as NotFound; for a list, what became of each.
+        """
+        keys = [key] if isinstance(key, str) else list(key)
+        results: list[Published | Refusal] = []
+        for chunk in _core.key_chunks(keys):
+            request = _core.touch_request(
+                topic,
+                chunk,
+                ttl=ttl,
+                expire_at=expire_at,
+                only_if_version=only_if_version,
+                durability=durability,
+            )
+            response = self._call(self._sow.Touch, request, once=True)
+            if isinstance(key, str):
+                return _core.only(response.results)
+            results += _core.outcomes(response.results, expected=len(chunk), first_index=len(results))
+        return results
+
+    def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:
+        """Removes the lifetime of a live record (rule P8)."""
+        return self.touch(topic, key, ttl=NEVER, durability=durability)
+
+    # ---- read ----
+
+    def get(self, topic: str, key: str) -> Record | None:
+        """The live record of a key, or None."""
+        found = self.get_many(topic, [key])
+        return found[0] if found else None
+
+    def get_many(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> list[Record]:
+        """The live records of the keys, in their order; keys without one are left out.
+
+        `select` or `exclude`: payload fields to return, as paths such as "/a/b". Records of one instant, up to 10,000
+        keys; more take several requests.
+        """
+        select, exclude = _core.texts(select, "select"), _core.texts(exclude, "exclude")
+        found: list[Record] = []
+        for chunk in _core.key_chunks(keys):
+            response = self._call(self._sow.Get, _core.get_request(topic, chunk, select, exclude))
+            found += _core.records(topic, response)
+        return found
+
+    def query(
+        self,
+        topic: str,
+        *,
+        keys: Iterable[str] | None = None,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        keys_only: bool = False,
+        batch_size: int = 1_000,
+        skip_n: int = 0,
+        top_n: int | None = None,
+    ) -> QueryResult:
+        """The live records of a topic, or of `keys`, in key order, from one instant (rules Q1, Q2).
+
+        `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a part
+        of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
+        """
+        request = _core.query_request(
+            topic,
+            keys=keys,
+            select=select,
+            exclude=exclude,
+            keys_only=keys_only,
+            batch_size=batch_size,
+            skip_n=skip_n,
+            top_n=top_n,
+        )
+        return self._query(request)
+
+    def page(
+        self,
+        topic: str,
+        *,
+        page_size: int,
+        page_token: str = "",
+        keys_only: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> Page:
+        """One page of a topic, in key order, stable under concurrent change (rule Q4).
+
+        Begin without a token and go on with `next_page_token`, all else being equal, until it is empty.
+        """
+        if page_size < 1:
+            raise invalid("page_size", f"{page_size} is less than 1")
+        request = _core.query_request(
+            topic,
+            keys_only=keys_only,
+            select=select,
+            exclude=exclude,
+            page_size=page_size,
+            page_token=page_token,
+        )
+        progress = _core.QueryProgress(topic)
+        return progress.page(list(chain.from_iterable(self._batches(request, progress))))
+
+    def count(self, topic: str) -> int:
+        """The number of live records of a topic."""
+        progress = _core.QueryProgress(topic)
+        for _ in self._batches(_core.query_request(topic, count_only=True), progress):
+            raise _core.malformed("records to a question for their number")
+        return progress.matched
+
+    # ---- delete ----
+
+    def sow_delete(
+        self,
+        topic: str,
+        *,
+        keys: Iterable[str] | None = None,
+        data: Document | None = None,
+        all: bool = False,  # noqa: A002 - the word for it
+        dry_run: bool = False,
+        durability: DurabilityName | None = None,
+        on_progress: Callable[[Deleted], object] | None = None,
+    ) -> Deleted:
+        """Deletes records by exactly one of `keys`, `data` (whose key is derived as for a publish), `all` (rule D1).
+
+        `dry_run` only counts. Many records are deleted in steps; `on_progress` gets the figures after each. When the
+        connection breaks, steps that were done stay done.
+        """
+        request = _core.delete_request(topic, keys=keys, data=data, all=all, dry_run=dry_run, durability=durability)
+        self._await_ready()
+        try:
+            for response in self._sow.SowDelete(request):
+                deleted = _core.deleted(response)
+                if on_progress is not None:
+                    on_progress(deleted)
+                if response.done:
+                    return deleted
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the delete")
+
+    # ---- administration ----
+
+    def topics(self, with_statistics: bool = False) -> list[Topic]:
+        """All topics, by name."""
+        response = self._call(self._admin.ListTopics, admin_pb2.ListTopicsRequest(with_statistics=with_statistics))
+        return [_core.topic(topic) for topic in response.topics]
+
+    def create_topic(
+        self, name: str, settings: TopicSettings | None = None, **named: Unpack[TopicSettingsArguments]
+    ) -> Topic:
+        """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments."""
+        response = self._call(self._admin.CreateTopic, _core.create_request(name, settings, named), once=True)
+        return _core.topic(response.topic)
+
+    def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
+        """Changes the settings that are named, None standing for the default; stamps never change (rule L12)."""
+        return _core.topic(self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True).topic)
+
+    def describe_topic(self, name: str) -> Topic:
+        """One topic: settings and statistics."""
+        response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
+        return _core.topic(response.topic)
+
+    def delete_topic(self, name: str) -> int:
+        """Deletes a topic with its records and journal; returns the number of live records that went with it."""
+        return self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name), once=True).deleted_records
+
+    def status(self) -> Status:
+        """How the server is."""
+        return _core.status(self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
+
+    def accept_clock(self) -> ClockAccepted:
+        """Confirms that the wall clock is right after a jump (rule L15)."""
+        return _core.clock_accepted(self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True))
+
+    def compact(self) -> Compacted:
+        """Compacts the data files now (rule L17). Takes its time: there is no deadline."""
+        return _core.compacted(self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True))
+
+    # ---- calls ----
+
+    def _await_ready(self) -> None:
+        if self._closed:
+            raise Cancelled("the client is closed", reason="CLOSED")
+        if self._connection is not None:
+            self._connection.await_ready()
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        once: bool = False,
+        unbounded: bool = False,
+    ) -> _Response:
+        """Makes a call; one that may be made twice (not `once`) gets a second chance after the connection broke."""
+        again = not once and self._connection is not None
+        while True:
+            self._await_ready()
+            try:
+                return method(request, timeout=None if unbounded else self._timeout)
+            except grpc.RpcError as error:
+                translated = _core.error_of_status(error)
+                if not again or translated.reason != "UNREACHABLE":
+                    raise translated from error
+                again = False
+
+    def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
+        position = self._sequencer.take()
+        try:
+            request.publisher.CopyFrom(position)
+            return self._call(self._sow.Publish, request)
+        finally:
+            self._sequencer.give_back(position, len(request.records))
+
+    def _open_stream(self, requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
+        if self._closed:
+            raise Cancelled("the client is closed", reason="CLOSED")
+        return self._sow.PublishStream(requests)
+
+    def _get_publisher(self, publisher_id: str) -> sow_pb2.GetPublisherResponse:
+        return self._call(self._sow.GetPublisher, sow_pb2.GetPublisherRequest(publisher_id=publisher_id))
+
+    def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
+        progress = _core.QueryProgress(request.topic)
+        return QueryResult(progress, self._batches(request, progress))
+
+    def _batches(self, request: sow_pb2.QueryRequest, progress: _core.QueryProgress) -> Iterator[RecordBatch]:
+        for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
+            self._await_ready()
+            call = self._sow.Query(request)
+            try:
+                for response in call:
+                    batch = progress.batch(response)
+                    if batch is not None:
+                        yield batch
+                progress.finished()
+                return
+            except (grpc.RpcError, SowError) as error:
+                translated = progress.broken(error)
+                again = isinstance(translated, Unavailable) and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
+                if not again:
+                    raise translated from (None if translated is error else error)
+                progress.restart()
+                time.sleep(QUERY_RETRY_SECONDS * attempt)
+            finally:
+                call.cancel()

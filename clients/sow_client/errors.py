@@ -1,0 +1,230 @@
+"""What the client raises: one small tree, built from the server's reasons, never from text (rule X1).
+
+    SowError
+    ├── InvalidArgument
+    ├── NotFound
+    ├── AlreadyExists
+    ├── FailedPrecondition
+    │   └── ConditionFailed      (.current_version)
+    ├── Aborted
+    ├── ResourceExhausted
+    ├── PermissionDenied
+    ├── Unavailable
+    ├── DeadlineExceeded
+    ├── Cancelled
+    ├── DataLoss
+    ├── InternalError
+    └── PublishFailed            (.refusals, .refused)
+
+`reason` is a name of `sow.v1.ErrorReason` without its prefix, or one of the few that only a client can know:
+`UNREACHABLE` (no connection), `STREAM_CUT` (an answer ended before its end), `MALFORMED_RESPONSE`, `CLOSED`, and, when
+a status carries no reason at all, the name of its gRPC code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class SowError(Exception):
+    """Everything that the client raises on purpose.
+
+    `message` is for people; `reason` is for programs; `details` holds what the server added, such as `field`;
+    `retry_after` is the number of seconds after which the server asks to try again, None when it does not.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        details: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.details: dict[str, str] = dict(details or {})
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.reason})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments defeat the pickling of exceptions, and these cross process borders (pools, Spark).
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[SowError], args: tuple[object, ...], state: dict[str, object]) -> SowError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidArgument(SowError):
+    """The request, or one field of it, is wrong in itself."""
+
+
+class NotFound(SowError):
+    """There is no such topic or no live record of that key."""
+
+
+class AlreadyExists(SowError):
+    """The topic exists."""
+
+
+class FailedPrecondition(SowError):
+    """The request is right, but not in the present state."""
+
+
+class ConditionFailed(FailedPrecondition):
+    """The condition of a write does not hold (rule P3). `current_version` is 0 when there is no live record."""
+
+    @property
+    def current_version(self) -> int:
+        """Version of the live record, 0 when there is none."""
+        text = self.details.get("current_version", "0")
+        return int(text) if text.isdecimal() else 0
+
+
+class Aborted(SowError):
+    """Not done because of something else: another record of the atomic request, an earlier one of the stream."""
+
+
+class ResourceExhausted(SowError):
+    """The server is at a limit: a full queue or disk, a write stall, a message too large."""
+
+
+class PermissionDenied(SowError):
+    """The server does not let this client do that, or does not know it."""
+
+
+class Unavailable(SowError):
+    """The server cannot be reached (`UNREACHABLE`), is stopping or has stopped writing, or cut the answer."""
+
+
+class DeadlineExceeded(SowError):
+    """No answer in time; whether a write was applied is not known."""
+
+
+class Cancelled(SowError):
+    """The call was cancelled."""
+
+
+class DataLoss(SowError):
+    """Stored data failed its checksum."""
+
+
+class InternalError(SowError):
+    """A fault of the server (its log has the details) or an answer that makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One record that was not applied, and why.
+
+    `index` is its position, from 0, in all that was handed to the call or the publisher.
+    """
+
+    index: int
+    reason: str
+    message: str
+    current_version: int = 0
+    """For CONDITION_FAILED: version of the live record, 0 when there is none."""
+
+    def error(self) -> SowError:
+        """The exception that stands for this refusal."""
+        details = {"current_version": str(self.current_version)} if self.reason == "CONDITION_FAILED" else {}
+        return error_of_reason(self.reason, self.message, details=details)
+
+
+class PublishFailed(SowError):
+    """A publisher's records were refused; all others were applied.
+
+    `refusals` are the first of them (a publisher keeps at most 10,000); `refused` counts all.
+    """
+
+    def __init__(self, refusals: Sequence[Refusal], *, refused: int | None = None) -> None:
+        self.refusals = tuple(refusals)
+        self.refused = len(self.refusals) if refused is None else refused
+        first = self.refusals[0]
+        super().__init__(
+            f"{self.refused} record{'s were' if self.refused != 1 else ' was'} refused; "
+            f"the first is number {first.index}: {first.message}",
+            reason=first.reason,
+            details={"refused": str(self.refused)},
+        )
+
+
+CLASS_OF_REASON: Mapping[str, type[SowError]] = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "TOPIC_NOT_FOUND": NotFound,
+    "TOPIC_NAME_INVALID": InvalidArgument,
+    "TOPIC_EXISTS": AlreadyExists,
+    "TOPIC_NOT_EMPTY": FailedPrecondition,
+    "SET_IN_CONFIG": FailedPrecondition,
+    "KEY_NOT_ALLOWED": InvalidArgument,
+    "KEY_REQUIRED": InvalidArgument,
+    "KEY_FIELD_MISSING": InvalidArgument,
+    "KEY_FIELD_NOT_SCALAR": InvalidArgument,
+    "KEY_TOO_LARGE": InvalidArgument,
+    "KEY_NOT_UTF8": InvalidArgument,
+    "PAYLOAD_TOO_LARGE": InvalidArgument,
+    "PAYLOAD_MALFORMED": InvalidArgument,
+    "REQUEST_TOO_LARGE": InvalidArgument,
+    "ATOMIC_TOO_LARGE": InvalidArgument,
+    "ATOMIC_ABORTED": Aborted,
+    "CONDITION_FAILED": ConditionFailed,
+    "LIFETIME_REJECTED": InvalidArgument,
+    "LIFETIME_NEGATIVE": InvalidArgument,
+    "LIFETIME_TOO_LONG": InvalidArgument,
+    "RECORD_NOT_FOUND": NotFound,
+    "UNSUPPORTED_FOR_MESSAGE_TYPE": InvalidArgument,
+    "FILTER_INVALID": InvalidArgument,
+    "PAGE_TOKEN_INVALID": InvalidArgument,
+    "PUBLISHER_FENCED": FailedPrecondition,
+    "OUTCOME_UNKNOWN": FailedPrecondition,
+    "STREAM_BROKEN": Aborted,
+    "OVERLOADED": ResourceExhausted,
+    "WRITE_STALLED": ResourceExhausted,
+    "DISK_FULL": ResourceExhausted,
+    "STORE_FAILED": Unavailable,
+    "DATA_DAMAGED": DataLoss,
+    "STOPPING": Unavailable,
+    "INTERNAL": InternalError,
+}
+"""Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
+
+CLASS_OF_CODE: Mapping[str, type[SowError]] = {
+    "CANCELLED": Cancelled,
+    "UNKNOWN": InternalError,
+    "INVALID_ARGUMENT": InvalidArgument,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "NOT_FOUND": NotFound,
+    "ALREADY_EXISTS": AlreadyExists,
+    "PERMISSION_DENIED": PermissionDenied,
+    "UNAUTHENTICATED": PermissionDenied,
+    "RESOURCE_EXHAUSTED": ResourceExhausted,
+    "FAILED_PRECONDITION": FailedPrecondition,
+    "ABORTED": Aborted,
+    "OUT_OF_RANGE": InvalidArgument,
+    "UNIMPLEMENTED": InternalError,
+    "INTERNAL": InternalError,
+    "UNAVAILABLE": Unavailable,
+    "DATA_LOSS": DataLoss,
+}
+"""Which exception stands for a gRPC code whose status carries no reason, or one that this client does not know."""
+
+
+def error_of_reason(
+    reason: str,
+    message: str,
+    *,
+    code: str = "UNKNOWN",
+    details: Mapping[str, str] | None = None,
+    retry_after: float | None = None,
+) -> SowError:
+    """The exception for a reason; `code` (a gRPC code's name) decides for reasons of newer servers."""
+    kind = CLASS_OF_REASON.get(reason) or CLASS_OF_CODE.get(code, InternalError)
+    return kind(message, reason=reason, details=details, retry_after=retry_after)
