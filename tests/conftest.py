@@ -1,0 +1,33 @@
+"""Settings of every test run: Hypothesis profiles, and one seed for the tests that draw at random themselves."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
+settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("default"), max_examples=2_000)
+settings.load_profile(os.environ.get("SOW_HYPOTHESIS_PROFILE", "default"))
+
+_SEED_VARIABLE = "SOW_TEST_SEED"
+
+
+def pytest_configure() -> None:
+    # Set once in the controlling process; the workers of xdist inherit it.
+    os.environ.setdefault(_SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
+
+
+def pytest_report_header() -> str:
+    return f"seed: {os.environ[_SEED_VARIABLE]} (repeat with {_SEED_VARIABLE}=…)"
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of this run, for tests that use `random.Random(seed)`."""
+    value = int(os.environ[_SEED_VARIABLE])
+    print(f"{_SEED_VARIABLE}={value}")
+    return value

@@ -1,0 +1,152 @@
+"""Whether the parts of a store on disk agree: records, expiry index, journal, commits, figures, counters.
+
+    A1  The last journaled change of a key says what is stored under it: the same version, stamp, sequence and payload,
+        or nothing. With the journal kept whole this is the same as replaying it.
+    A2  Every record that can expire has an entry in the expiry index at or before its stamp, at or above the floor.
+    A3  A topic's figures are those of its rows.
+    A4  Sequences and versions rise, are given out once, and are reserved; the commits are their total order.
+
+An `Audit` reads on in the journal where it stopped last time, so that auditing a store again and again costs in
+proportion to what is new.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from sow_server.engine.codec import DELETE, EXPIRE, HEADER_BYTES, decode_changes, decode_commit, record, unpack_i64
+from sow_server.engine.model import NEVER
+from sow_server.engine.rocks import COMMITS, EXPIRY, META, RECORDS
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.engine.writer import BOUNDS_KEY
+
+
+class Change(NamedTuple):
+    """The last change of a key."""
+
+    removed: bool
+    sequence: int
+    version: int
+    expire_time_micros: int
+    payload: bytes
+
+
+class Audit:
+    """Owns what it has read of the journals of one store so far, over all its restarts."""
+
+    def __init__(self) -> None:
+        self.version_of: dict[int, int] = {}
+        """Version by sequence, of every change read."""
+        self._sequence_of: dict[int, int] = {}
+        self._last_change: dict[str, dict[bytes, Change]] = {}
+        self._read_to: dict[str, int] = {}
+
+    def check(self, store: Store) -> None:
+        """Raises AssertionError where the parts of an open store do not agree."""
+        for topic in store.topics.by_id.values():
+            self._read_journal(store, topic)
+            self._check_topic(store, topic)
+        self._check_index(store)
+        self._check_commits(store)
+        bounds = store._rocks.get(META, BOUNDS_KEY) or bytes(16)
+        assert max(self._sequence_of, default=0) <= unpack_i64(bounds[:8]), "a version is reserved before it is used"
+        assert max(self.version_of, default=0) <= unpack_i64(bounds[8:]), "and so is a sequence"
+
+    def _read_journal(self, store: Store, topic: Topic) -> None:
+        floor = store.statistics(topic).floor_sequence
+        read_to = self._read_to.get(topic.name, 0)
+        if floor > read_to:
+            self._last_change[topic.name] = {}  # something was pruned unread
+        last_change = self._last_change.setdefault(topic.name, {})
+        # The chunk that begins at or before `read_to` has been read whole.
+        for key, value in store.read_journal(topic, read_to):
+            changes = decode_changes(unpack_i64(key[4:]), value)
+            assert changes.first_sequence > read_to, "chunks do not overlap"
+            read_to = changes.first_sequence + len(changes.keys) - 1
+            versions, stamps = list(changes.version), list(changes.expire_time_micros)
+            previous = list(changes.previous)
+            for index, kind in enumerate(changes.change):
+                sequence, version, name = changes.first_sequence + index, versions[index], changes.keys[index]
+                assert sequence not in self.version_of, "a sequence is given out once"
+                self.version_of[sequence] = version
+                before = last_change.get(name)
+                if kind == EXPIRE:
+                    assert stamps[index] <= changes.commit_time_micros, "nothing expires too soon"
+                else:
+                    assert version not in self._sequence_of, "a version is given out once"
+                    self._sequence_of[version] = sequence
+                    if before is not None:
+                        assert version > before.version, "a version is above the one that it replaces"
+                if before is not None and topic.settings.retain_bytes is None:
+                    expected = 0 if before.removed else before.sequence
+                    assert previous[index] == expected, "a change names the one before it"
+                last_change[name] = Change(
+                    kind in (DELETE, EXPIRE),
+                    sequence,
+                    version,
+                    stamps[index],
+                    changes.payloads[index],
+                )
+        self._read_to[topic.name] = max(read_to, floor)
+
+    def _check_topic(self, store: Store, topic: Topic) -> None:
+        cursor = store._rocks.cursor(RECORDS)
+        try:
+            rows = [(key[4:], value) for key, value in cursor.rows(topic.prefix, topic.stop)]
+        finally:
+            cursor.close()
+        last_change, floor = self._last_change[topic.name], store.statistics(topic).floor_sequence
+        stored = {key: record(key, value) for key, value in rows}
+        for key, found in stored.items():
+            change = last_change.get(key)
+            if change is None:
+                assert found.sequence <= floor, f"{key!r} is stored, and its change is not in the journal"
+                continue
+            told = (change.removed, change.sequence, change.version, change.expire_time_micros, change.payload)
+            assert told == (False, found.sequence, found.version, found.expire_time_micros, found.payload), key
+        for key, change in last_change.items():
+            assert change.removed == (key not in stored), f"the journal has put {key!r}, and it is not stored"
+        figures = store.statistics(topic)
+        assert figures.stored_records == len(rows)
+        assert figures.stored_bytes == sum(len(key) + len(value) - HEADER_BYTES for key, value in rows)
+        journal_rows = list(store.read_journal(topic))
+        assert figures.journal_bytes == sum(len(value) for _, value in journal_rows)
+
+    def _check_index(self, store: Store) -> None:
+        floor = store.writer.sweep.floor
+        cursor = store._rocks.cursor(EXPIRY)
+        earliest: dict[bytes, int] = {}
+        try:
+            for entry in cursor.keys(floor, None):
+                earliest.setdefault(entry[8:], unpack_i64(entry[:8]))
+        finally:
+            cursor.close()
+        records = store._rocks.cursor(RECORDS)
+        try:
+            for key, value in records.rows(b"", None):
+                topic = store.topics.by_id.get(int.from_bytes(key[:4], "big"))
+                stamp = unpack_i64(value[24:32])
+                if topic is not None and topic.acts and stamp != NEVER:
+                    assert earliest.get(key, NEVER) <= stamp, f"{key!r} would not be swept when it is due"
+        finally:
+            records.close()
+
+    def _check_commits(self, store: Store) -> None:
+        cursor = store._rocks.cursor(COMMITS)
+        try:
+            commits = [decode_commit(key, value) for key, value in cursor.rows(b"", None)]
+        finally:
+            cursor.close()
+        listed: Counter[int] = Counter()
+        end = 0
+        for commit in commits:
+            assert commit.first_sequence > end, "commits are in order"
+            end = commit.last_sequence
+            for run in commit.runs:
+                assert commit.first_sequence <= run.first_sequence
+                assert run.first_sequence + run.length - 1 <= commit.last_sequence
+                listed[run.topic_id] += run.length
+        for topic in store.topics.by_id.values():
+            assert listed[topic.id] >= store.statistics(topic).journal_entries, "every change is in a commit"

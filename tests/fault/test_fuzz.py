@@ -1,0 +1,305 @@
+"""What nobody should send: only named errors come back, and the server lives on, without a fault in its log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
+
+import grpc
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client import SowError
+from tests.support.server import ServerProcess, reason_of
+
+pytestmark = pytest.mark.xdist_group("fuzz")
+
+CONFIG: Final = """
+[server]
+instance = "sow"
+dynamic_topics = true
+[topics.keyed]
+key = ["/id", "/a/b"]
+expiration = "30s"
+[topics.given]
+expiration = "enabled"
+[topics.opaque]
+message_type = "binary"
+expiration = "reject"
+[topics.fix]
+message_type = "fix"
+key = ["/55"]
+[topics.packed]
+message_type = "msgpack"
+key = ["/id"]
+"""
+METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(
+    method
+    for service in (*sow_pb2.DESCRIPTOR.services_by_name.values(), *admin_pb2.DESCRIPTOR.services_by_name.values())
+    for method in service.methods
+)
+OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+KNOWN: Final = {name.removeprefix("ERROR_REASON_") for name in types_pb2.ErrorReason.keys()} - {"INTERNAL"}  # noqa: SIM118  # no dict
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("fuzz"), CONFIG) as made:
+        with made.client() as client:
+            client.publish("keyed", {"id": 1, "a": {"b": 2}})
+            client.publish("given", {"n": 1}, key="1")
+            for name in ("loose-1", "loose-2"):  # whose settings may change
+                client.create_topic(name, expiration="1h")
+                client.publish(name, {"id": 1}, key="1")
+        yield made
+        assert made.terminate() == 0
+        assert not made.faults()
+
+
+@pytest.fixture(scope="module")
+def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address, options=OPTIONS) as made:
+        yield made
+
+
+def call(channel: grpc.Channel, method: MethodDescriptor, requests: list[bytes]) -> str | None:
+    """Sends raw requests; returns the reason for which they are refused, None when they are not.
+
+    Whatever comes back is a message of the contract or an error with a reason of the contract.
+    """
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    read: Callable[[bytes], Message] = GetMessageClass(method.output_type).FromString
+    write: Callable[[bytes], bytes] = bytes
+    try:
+        if method.client_streaming:
+            list(channel.stream_stream(path, write, read)(iter(requests), timeout=30))
+        elif method.server_streaming:
+            list(channel.unary_stream(path, write, read)(requests[0], timeout=30))
+        else:
+            channel.unary_unary(path, write, read)(requests[0], timeout=30)
+    except grpc.RpcError as raised:
+        error = cast(grpc.Call, raised)
+        metadata = {name: value for name, value in error.trailing_metadata() or ()}  # noqa: C416  # tuples of gRPC's own
+        details = metadata.get("grpc-status-details-bin")
+        assert details is not None, f"{method.full_name}: {error.code()} without a reason: {error.details()}"
+        status = status_pb2.Status.FromString(details)
+        info = error_details_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        assert info.domain == "sow"
+        assert info.reason in KNOWN, f"{method.full_name}: {info.reason}: {error.details()}"
+        assert status.code == error.code().value[0]
+        return str(info.reason)
+    return None
+
+
+def assert_alive(server: ServerProcess) -> None:
+    assert server.alive
+    with server.client() as client:
+        assert client.status().state == "serving"
+        client.publish("given", {"n": 1}, key="alive")
+        assert client.get("given", "alive") is not None
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_random_bytes_are_refused_by_name(
+    server: ServerProcess, channel: grpc.Channel, method: MethodDescriptor, seed: int
+) -> None:
+    """Story: bytes that are no message used to end in INTERNAL without a reason, and a traceback of gRPC's own."""
+    draw = random.Random(seed)
+    for _ in range(40):
+        call(channel, method, [draw.randbytes(draw.choice((0, 1, 2, 7, 50, 1000))) for _ in range(3)])
+    assert call(channel, method, [b"\xff" * 9]) == "INVALID_ARGUMENT"
+    assert_alive(server)
+
+
+def test_text_that_is_not_utf8_is_refused_by_name(server: ServerProcess, channel: grpc.Channel) -> None:
+    key = b"\x0a\x02\xff\xfe"
+    topic = b"\x0a\x05given"
+    for method in METHODS:
+        if method.name in ("Get", "Touch"):
+            assert call(channel, method, [topic + b"\x12\x02\xff\xfe"]) == "INVALID_ARGUMENT"
+        if method.name == "Publish":
+            assert call(channel, method, [topic + b"\x12\x04" + key]) == "INVALID_ARGUMENT"
+        if method.name == "PublishStream":
+            assert call(channel, method, [topic + b"\x12\x02\xff\xfe\x1a\x02{}"]) == "INVALID_ARGUMENT"
+    assert_alive(server)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+NUMBERS: Final = (0, 1, 2, 3, 5, 1000, 10_000, 10_001, 10**6, 2**31 - 1, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1)
+DOCUMENTS: Final = (
+    b"{}",
+    b"",
+    b"null",
+    b'{"id":1,"a":{"b":2}}',
+    b'{"id":"\\ud800","a":{"b":2}}',
+    b'{"id":"\xff","a":{"b":2}}',
+    b'{"id":[],"a":{}}',
+    b'{"id":1e999,"a":{"b":-0.0}}',
+    b'{"id":' + b"9" * 5000 + b',"a":{"b":1}}',
+    b'{"id":1,"a":' + b"[" * 50_000 + b"}",
+    b'{"id":1,"a":' + b'{"a":' * 50_000,
+    b"\xff\xfe",
+    b"55=A\x0110=1\x01",
+    b"55=\x0155=B\x01=\x01",
+    b"\x81\xa2id\x01",
+    b"\x81\xa2id\xc1",
+    b"\xdf\xff\xff\xff\xff",
+    b"\x91" * 50_000,
+)
+TEXTS: Final = ("", "1", "a", "\0", "key\nline", "ü" * 600, "x" * 1025, "/id", "/a/b", "//", "/[", "default_ttl", "key")
+TOPICS: Final = ("keyed", "given", "opaque", "fix", "packed", "loose-1", "loose-2")
+NO_TOPICS: Final = ("nobody", "_reserved", "", "ü", "x" * 300, "a b")
+
+integers = st.integers(0, 5) | st.sampled_from(NUMBERS) | st.integers(-(2**63), 2**63 - 1)
+
+
+def mostly(good: Sequence[object], bad: Sequence[object]) -> st.SearchStrategy[object]:
+    """A good value nine times out of ten, so that the rest of the message is looked at as well."""
+    return st.integers(0, 9).flatmap(lambda draw: st.sampled_from(bad if draw == 9 else good))
+
+
+def scalars(field: FieldDescriptor) -> st.SearchStrategy[object]:
+    """Wild values of a field, among them such as get past the first check."""
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return mostly((True,), (False,)) if field.containing_oneof else st.booleans()
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return mostly((0, 1, 2, 3), (4, 5, 6, 99, -1, 2**31 - 1))
+        case FieldDescriptor.CPPTYPE_UINT32:
+            return integers.map(lambda number: number % 2**32)
+        case FieldDescriptor.CPPTYPE_UINT64:
+            return integers.map(lambda number: number % 2**64)
+        case FieldDescriptor.CPPTYPE_INT32:
+            return integers.map(lambda number: number % 2**32 - 2**31)
+        case FieldDescriptor.CPPTYPE_INT64:
+            return integers.map(lambda number: min(number, 2**63 - 1)) | integers.map(lambda number: -(number % 2**63))
+        case FieldDescriptor.CPPTYPE_MESSAGE:
+            assert field.message_type is not None, "it is of a message type"
+            return messages(field.message_type)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return st.sampled_from(DOCUMENTS) | st.binary(max_size=40)
+    text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    if field.name == "topic":
+        return mostly(TOPICS, NO_TOPICS)
+    if field.name == "name":  # of a topic to administer
+        return mostly(("loose-1", "loose-2", "new-1", "new-2", "keyed"), NO_TOPICS)
+    if field.name == "publisher_id":
+        return mostly(("p", "q:1"), TEXTS)
+    if field.name == "update_paths":
+        return mostly([field.name for field in admin_pb2.TopicSettings.DESCRIPTOR.fields], TEXTS)
+    return st.sampled_from(TEXTS) | text
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Descriptor) -> Message:
+    """A message of any content; its lists are now and then of one length, as columns should be."""
+    message = GetMessageClass(kind)()
+    length = draw(st.sampled_from((None, 1, 1, 2, 3)))
+    for field in kind.fields:
+        likely = field.name in ("topic", "name", "records", "payload", "keys", "settings", "update_paths")
+        if draw(st.integers(0, 9)) < (9 if likely else 5 if field.name == "key" else 2):
+            if field.is_repeated:
+                values = draw(st.lists(scalars(field), min_size=length or 0, max_size=length or 3))
+                getattr(message, field.name).extend(values)
+            elif field.message_type is not None:
+                getattr(message, field.name).CopyFrom(draw(messages(field.message_type)))
+            else:
+                setattr(message, field.name, draw(scalars(field)))
+    return message
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_messages_of_any_content_are_answered_or_refused_by_name(
+    server: ServerProcess, channel: grpc.Channel, method: MethodDescriptor
+) -> None:
+    assert settings.default is not None
+    examples = max(1, settings.default.max_examples // (20 if method.name == "Compact" else 2))
+
+    @settings(max_examples=examples)
+    @given(st.lists(messages(method.input_type), min_size=1, max_size=3))
+    def send(requests: list[Message]) -> None:
+        call(channel, method, [request.SerializeToString() for request in requests])
+
+    send()
+    assert_alive(server)
+    assert not server.faults()
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_too_large_is_refused_with_its_own_reason(server: ServerProcess) -> None:
+    document = {"pad": ""}
+    with server.client() as client:
+        over = b'{"pad":"' + b"x" * 2**20 + b'"}'
+        assert reason_of(lambda: client.publish("given", over, key="1")) == "PAYLOAD_TOO_LARGE"
+        assert reason_of(lambda: client.publish("given", document, key="x" * 1025)) == "KEY_TOO_LARGE"
+        assert reason_of(lambda: client.publish("keyed", {"id": "x" * 1025, "a": {"b": 1}})) == "KEY_TOO_LARGE"
+        assert client.publish("given", document, key="x" * 1024).key == "x" * 1024
+        fits = b'{"pad":"' + b"x" * (2**20 - 10) + b'"}'
+        assert client.publish("given", fits, key="large").version
+        found = client.get("given", "large")
+        assert found is not None
+        assert found.payload == fits
+        with pytest.raises(SowError) as refused:
+            client.publish_many("given", [document] * 1001, keys=map(str, range(1001)), atomic=True)
+        assert refused.value.reason == "ATOMIC_TOO_LARGE"
+        client.sow_delete("given", keys=["large", "x" * 1024])
+    assert_alive(server)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (
+            sow_pb2.PublishStreamRequest(topic="given", key=["1"] * 10_001, payload=[b"{}"] * 10_001),
+            "REQUEST_TOO_LARGE",
+        ),
+        (sow_pb2.PublishStreamRequest(topic="given", key=["1"] * 17, payload=[bytes(2**20)] * 17), "REQUEST_TOO_LARGE"),
+        (sow_pb2.PublishStreamRequest(topic="given", key=["1"] * 2, payload=[b"{}"] * 3), "INVALID_ARGUMENT"),
+        (
+            sow_pb2.PublishStreamRequest(
+                topic="given", key=["1"], payload=[b"{}"], lifetime_kind=[types_pb2.LIFETIME_KIND_TTL]
+            ),
+            "INVALID_ARGUMENT",
+        ),
+        (sow_pb2.PublishStreamRequest(topic="given"), "INVALID_ARGUMENT"),
+        (sow_pb2.GetRequest(topic="given", keys=["1"] * 10_001), "REQUEST_TOO_LARGE"),
+        (sow_pb2.TouchRequest(topic="given", keys=["1"] * 10_001), "REQUEST_TOO_LARGE"),
+        (sow_pb2.QueryRequest(topic="given", keys=["1"] * 10_001), "REQUEST_TOO_LARGE"),
+        (sow_pb2.QueryRequest(topic="given", batch_size=10_001), "INVALID_ARGUMENT"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Message) else value,
+)
+def test_too_many_at_once_is_refused(channel: grpc.Channel, request_: Message, reason: str) -> None:
+    (method,) = [method for method in METHODS if method.input_type is request_.DESCRIPTOR]
+    assert call(channel, method, [request_.SerializeToString()]) == reason
+
+
+def test_a_message_beyond_the_transports_limit_ends_its_call_and_nothing_else(server: ServerProcess) -> None:
+    request = sow_pb2.PublishRequest(
+        topic="given", records=[sow_pb2.PublishRecord(key="1", payload=bytes(25 * 2**20))]
+    ).SerializeToString()
+    with grpc.insecure_channel(server.address, options=OPTIONS) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary("/sow.v1.SowService/Publish", bytes, bytes)(request, timeout=30)
+        assert cast(grpc.Call, refused.value).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert_alive(server)
+
+
+def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/sow.v1.SowService/Nothing", bytes, bytes)(b"", timeout=30)
+    assert cast(grpc.Call, refused.value).code() is grpc.StatusCode.UNIMPLEMENTED

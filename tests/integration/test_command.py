@@ -1,0 +1,123 @@
+"""The `sow` command against a real server: what it prints, and the exit code of every outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.support.server import ROOT, ServerProcess, free_port
+
+pytestmark = pytest.mark.xdist_group("command")
+
+SAID_NO: Final = 1
+WRONG_USAGE: Final = 2
+NOT_REACHABLE: Final = 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(
+        tmp_path_factory.mktemp("command"), "[topics.orders]\nkey = ['/id']\nexpiration = '1h'\n"
+    ) as made:
+        yield made
+        assert not made.faults()
+
+
+class Ran:
+    """What a command left."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code = done.returncode
+        self.out = done.stdout
+        self.err = done.stderr
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def sow(address: str, *arguments: str, given: str = "") -> Ran:
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("proto", "clients"))
+    done = subprocess.run(
+        [sys.executable, "-m", "sow_cli", "--server", address, *arguments],
+        input=given,
+        check=False,  # the exit code is what is tested
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    return Ran(done)
+
+
+def test_a_records_way_through_the_commands(server: ServerProcess) -> None:
+    address = server.address
+    lines = "".join(json.dumps({"id": number, "price": number / 2}) + "\n" for number in range(100))
+    assert sow(address, "publish", "orders", "-", "--ttl", "30m", given=lines).code == 0
+    (count,) = sow(address, "count", "orders", "--format", "ndjson").rows
+    assert list(count.values())[-1] == 100
+    (record,) = sow(address, "get", "orders", "7").rows
+    assert record["payload"] == {"id": 7, "price": 3.5}
+    queried = sow(address, "query", "orders", "--top", "3", "--format", "ndjson")
+    assert [row["key"] for row in queried.rows] == ["0", "1", "10"]
+    assert sow(address, "touch", "orders", "7", "--ttl", "1h").code == 0
+    assert sow(address, "persist", "orders", "7").code == 0
+    (record,) = sow(address, "get", "orders", "7").rows
+    assert "expire_time_micros" not in record
+    assert sow(address, "delete", "orders", "--key", "7").code == 0
+    assert sow(address, "get", "orders", "7").code == SAID_NO
+    assert sow(address, "topics").code == 0
+    (status,) = sow(address, "status", "--format", "ndjson").rows
+    assert status["state"] == "serving"
+
+
+def test_exit_code_1_the_server_said_no(server: ServerProcess) -> None:
+    refused = sow(server.address, "query", "nowhere")
+    assert refused.code == SAID_NO
+    assert "TOPIC_NOT_FOUND" in refused.err
+    assert not refused.out
+    some = sow(server.address, "publish", "orders", "-", given='{"id":1}\n{"no":1}\n{"id":2}\n')
+    assert some.code == SAID_NO
+    assert "line 2" in some.err
+    assert "KEY_FIELD_MISSING" in some.err
+    assert "SET_IN_CONFIG" in sow(server.address, "topic", "alter", "orders", "--expiration", "1s").err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("get", "orders"), ("touch", "orders", "1", "--ttl", "5"), ("publish", "orders", "/no")],
+)
+def test_exit_code_2_wrong_usage(server: ServerProcess, arguments: tuple[str, ...]) -> None:
+    wrong = sow(server.address, *arguments)
+    assert wrong.code == WRONG_USAGE
+    assert wrong.err
+    assert "Traceback" not in wrong.err
+
+
+def test_exit_code_3_not_reachable() -> None:
+    unreachable = sow(f"127.0.0.1:{free_port()}", "status")
+    assert unreachable.code == NOT_REACHABLE
+    assert "UNREACHABLE" in unreachable.err
+
+
+@pytest.mark.smoke
+def test_a_record_expires_before_ones_eyes(server: ServerProcess) -> None:
+    """Real time, the real server: there, and a second later gone, for the client and for the command."""
+    with server.client() as client:
+        stamp = client.publish("orders", {"id": "soon"}, ttl="1s").expire_time
+        assert stamp is not None
+        assert client.get("orders", "soon") is not None
+        while client.get("orders", "soon") is not None:
+            assert time.time() < stamp.timestamp() + 1, "it outlives its time"
+            time.sleep(0.005)
+        late = time.time() - stamp.timestamp()
+        assert -0.1 < late < 0.5, f"gone {late:.3f} s after its time"
+        assert sow(server.address, "get", "orders", "soon").code == SAID_NO
+        assert client.status().overdue_records == 0

@@ -1,0 +1,428 @@
+"""Every call of the contract, through the real client against a real server: what goes in comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from typing import Final
+
+import pytest
+
+from sow.v1 import sow_pb2
+from sow_client import NEVER, Client, ConditionFailed, Deleted, PublishFailed, Refusal
+from tests.support.server import ServerProcess, reason_of, until
+
+pytestmark = pytest.mark.xdist_group("rpcs")
+
+CONFIG: Final = """
+[server]
+instance = "nyc-1"
+dynamic_topics = true
+[topics.orders]
+key = ["/id"]
+expiration = "1h"
+max_ttl = "1d"
+[topics.plain]
+[topics.strict]
+expiration = "reject"
+"""
+HOUR: Final = 3_600_000_000
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("rpcs"), CONFIG) as made:
+        yield made
+        assert made.terminate() == 0
+        assert not made.faults()
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic of the test's own, which its first publish creates."""
+    return f"own-{next(_numbers)}"
+
+
+def now() -> int:
+    return time.time_ns() // 1000
+
+
+# --- publish ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_published_record_is_read_as_it_was_written(client: Client) -> None:
+    document = b'{ "id":1, "text":"\xc3\xa4\xe2\x82\xac" , "n":1.50}'
+    done = client.publish("orders", document)
+    assert done.key == "1"
+    assert done.expire_time_micros is not None
+    assert abs(done.expire_time_micros - now() - HOUR) < 10_000_000
+    record = client.get("orders", "1")
+    assert record is not None
+    assert record.payload == document
+    assert (record.topic, record.key, record.version, record.sequence) == ("orders", "1", done.version, done.sequence)
+    assert record.expire_time_micros == done.expire_time_micros
+    assert record.origin == "nyc-1"
+    assert abs(record.publish_time_micros - now()) < 10_000_000
+
+    again = client.publish("orders", document)
+    assert again.version > done.version
+    assert again.sequence > done.sequence
+
+
+def test_lifetimes_arrive(client: Client, topic: str) -> None:
+    def stamp(**lifetime: object) -> int | None:
+        return client.publish(topic, {}, key="k", **lifetime).expire_time_micros  # type: ignore[arg-type]
+
+    for ttl in ("90s", timedelta(seconds=90), 90, 90.0):
+        assert abs((stamp(ttl=ttl) or 0) - now() - 90_000_000) < 10_000_000
+    at = now() + 77_000_000
+    assert stamp(expire_at=at) == at
+    assert stamp(keep_ttl=True) == at
+    assert stamp(ttl=NEVER) is None
+    assert stamp() is None
+    assert stamp(ttl="0s") is not None
+    assert client.get(topic, "k") is None
+    assert client.publish("orders", {"id": 2}, ttl=NEVER).expire_time_micros is not None, "max_ttl binds never, too"
+    assert client.publish("plain", {}, key="1", ttl="1s").ttl_ignored
+    assert reason_of(lambda: client.publish("strict", {}, key="1", ttl="1s")) == "LIFETIME_REJECTED"
+    assert reason_of(lambda: client.publish(topic, {}, key="k", ttl="100000h")) == "LIFETIME_TOO_LONG"
+
+
+def test_conditions_are_checked_with_the_write(client: Client, topic: str) -> None:
+    client.create_topic(topic, expiration="enabled")
+    assert reason_of(lambda: client.publish(topic, {}, key="1", only_if_present=True)) == "CONDITION_FAILED"
+    first = client.publish(topic, {"n": 1}, key="1", only_if_absent=True)
+    with pytest.raises(ConditionFailed) as refused:
+        client.publish(topic, {"n": 2}, key="1", only_if_absent=True)
+    assert refused.value.current_version == first.version
+    second = client.publish(topic, {"n": 2}, key="1", only_if_version=first.version)
+    with pytest.raises(ConditionFailed) as refused:
+        client.publish(topic, {"n": 3}, key="1", only_if_version=first.version)
+    assert refused.value.current_version == second.version
+    client.publish(topic, {"n": 4}, key="1", only_if_present=True, ttl="0s")
+    client.publish(topic, {"n": 5}, key="1", only_if_absent=True)  # an expired record counts as absent
+
+
+def test_many_are_answered_one_by_one(client: Client) -> None:
+    results = client.publish_many("orders", [{"id": 10}, {"no": 1}, b"{", {"id": [1]}, {"id": 11}])
+    assert [result.reason if isinstance(result, Refusal) else result.key for result in results] == [
+        "10",
+        "KEY_FIELD_MISSING",
+        "PAYLOAD_MALFORMED",
+        "KEY_FIELD_NOT_SCALAR",
+        "11",
+    ]
+
+
+def test_an_atomic_request_is_all_or_nothing(client: Client, topic: str) -> None:
+    documents = [{"n": n} for n in range(100)]
+    keys = list(map(str, range(100)))
+    done = client.publish_many(topic, documents, keys=keys, atomic=True)
+    sequences = [result.sequence for result in done if not isinstance(result, Refusal)]
+    assert sequences == list(range(sequences[0], sequences[0] + 100)), "one commit, nothing in between"
+    results = client.publish_many(topic, [*documents, b"{"], keys=[*keys, "bad"], atomic=True)
+    assert [result.reason for result in results if isinstance(result, Refusal)] == [
+        *["ATOMIC_ABORTED"] * 100,
+        "PAYLOAD_MALFORMED",
+    ]
+    assert client.count(topic) == 100
+    record = client.get(topic, "0")
+    assert record is not None
+    assert record.sequence == sequences[0]
+
+
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+def test_a_stream_applies_thousands_in_order(client: Client, topic: str, durability: str) -> None:
+    acknowledged: list[tuple[int, int]] = []
+    with client.publisher(
+        topic,
+        batch_records=500,
+        durability=durability,  # type: ignore[arg-type]  # one of its two names
+        on_ack=lambda ack: acknowledged.append((ack.last_sequence, ack.last_version)),
+    ) as publisher:
+        for number in range(20_000):
+            publisher.publish({"n": number}, key=str(number % 5_000))
+    assert publisher.applied == 20_000
+    assert acknowledged == sorted(acknowledged)
+    records = list(client.query(topic))
+    assert {int(record.key): record.data["n"] for record in records} == {  # type: ignore[index]  # a JSON object
+        n: 15_000 + n for n in range(5_000)
+    }
+    by_sequence = sorted(records, key=lambda record: record.sequence)
+    assert [record.data["n"] for record in by_sequence] == list(range(15_000, 20_000))  # type: ignore[index]
+    assert [record.version for record in by_sequence] == sorted(record.version for record in records)
+
+
+def test_a_stream_says_which_records_were_refused(client: Client) -> None:
+    publisher = client.publisher("orders", batch_records=10)
+    for number in range(100):
+        publisher.publish({"id": f"s{number}"} if number % 40 else b"{")
+    with pytest.raises(PublishFailed) as failed:
+        publisher.close()
+    assert [refusal.index for refusal in failed.value.refusals] == [0, 40, 80]
+    assert publisher.applied == 97
+
+
+def test_an_own_publisher_id_survives_and_fences(client: Client, topic: str) -> None:
+    with client.publisher(topic, publisher_id="feed") as first:
+        first.publish({"n": 1}, key="1")
+    with client.publisher(topic, publisher_id="feed") as second:
+        second.publish({"n": 2}, key="1")
+        second.flush()
+        request = sow_pb2.PublishRequest(topic=topic, records=[sow_pb2.PublishRecord(key="1", payload=b"{}")])
+        request.publisher.publisher_id, request.publisher.publisher_epoch = "feed", 1
+        request.publisher.first_sequence = 2
+        assert reason_of(lambda: client._call(client._sow.Publish, request)) == "PUBLISHER_FENCED"
+    position = client._get_publisher("feed")
+    assert (position.publisher_epoch, position.highest_sequence) == (2, 1)
+    record = client.get(topic, "1")
+    assert record is not None
+    assert record.data == {"n": 2}
+
+
+# --- touch, delete ---------------------------------------------------------------------------------------------------
+
+
+def test_touch_renews_and_persist_removes_a_lifetime(client: Client, topic: str) -> None:
+    before = client.publish(topic, {"n": 1}, key="1", ttl="1h")
+    touched = client.touch(topic, "1", ttl="2h")
+    assert touched.version > before.version
+    assert touched.expire_time_micros is not None
+    assert abs(touched.expire_time_micros - now() - 2 * HOUR) < 10_000_000
+    record = client.get(topic, "1")
+    assert record is not None
+    assert record.payload == b'{"n":1}'
+    assert client.persist(topic, "1").expire_time_micros is None
+    results = client.touch(topic, ["1", "none"], ttl="1h")
+    assert [isinstance(result, Refusal) and result.reason for result in results] == [False, "RECORD_NOT_FOUND"]
+    assert reason_of(lambda: client.touch(topic, "none", ttl="1h")) == "RECORD_NOT_FOUND"
+    assert reason_of(lambda: client.touch(topic, "1", ttl="1h", only_if_version=1)) == "CONDITION_FAILED"
+    client.touch(topic, "1", ttl="0s")
+    assert client.get(topic, "1") is None
+
+
+def test_delete_by_keys_by_document_and_dry(client: Client, topic: str) -> None:
+    client.publish_many(topic, [{"n": n} for n in range(5)], keys=map(str, range(5)))
+    assert client.sow_delete(topic, keys=["0", "1", "none"], dry_run=True) == Deleted(2, 0, 0)
+    assert client.count(topic) == 5
+    done = client.sow_delete(topic, keys=["0", "1", "none"])
+    assert (done.matched, done.deleted) == (2, 2)
+    assert done.sequence > 0
+    assert client.get(topic, "0") is None
+    assert client.sow_delete(topic, keys=["0"]).deleted == 0
+
+    client.publish("orders", {"id": "doc", "n": 1})
+    assert client.sow_delete("orders", data={"id": "doc"}, dry_run=True).matched == 1
+    assert client.sow_delete("orders", data={"id": "doc", "n": 2}).deleted == 1
+    assert client.get("orders", "doc") is None
+    assert reason_of(lambda: client.sow_delete(topic, data={"id": 1})) == "KEY_REQUIRED"
+
+
+def test_delete_all_tells_how_far_it_is(client: Client, topic: str) -> None:
+    with client.publisher(topic) as publisher:
+        for number in range(5_500):
+            publisher.publish(b"{}", key=f"{number:05d}")
+    assert client.sow_delete(topic, all=True, dry_run=True).matched == 5_500
+    progress: list[int] = []
+    done = client.sow_delete(topic, all=True, on_progress=lambda so_far: progress.append(so_far.deleted))
+    assert (done.matched, done.deleted) == (5_500, 5_500)
+    assert progress == [1000, 2000, 3000, 4000, 5000, 5500, 5500]
+    assert client.count(topic) == 0
+    assert client.describe_topic(topic).statistics.live_records == 0  # type: ignore[union-attr]  # asked for
+
+
+# --- read ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(client: Client, topic: str) -> str:
+    """A topic of 5,000 records, `00000` to `04999`."""
+    with client.publisher(topic, durability="buffered") as publisher:
+        for number in range(5_000):
+            publisher.publish({"n": number, "deep": {"er": number}}, key=f"{number:05d}")
+    return topic
+
+
+def test_a_query_is_one_instant_with_a_header_and_a_footer(client: Client, filled: str) -> None:
+    before = now()
+    result = client.query(filled, batch_size=700)
+    first = next(result)
+    client.publish(filled, {"late": True}, key="03000")
+    client.publish(filled, {"late": True}, key="99999")
+    client.sow_delete(filled, keys=["04000"])
+    records = [first, *result]
+    assert [record.key for record in records] == [f"{n:05d}" for n in range(5_000)], "in key order, as of the cut"
+    assert [record.data["n"] for record in records] == list(range(5_000))
+    assert result.header is not None
+    assert before - 1_000_000 < result.header.as_of_micros < now() + 1_000_000
+    assert result.footer is not None
+    assert (result.footer.matched, result.footer.returned, result.footer.scanned) == (5_000, 5_000, 5_000)
+    epoch, _, sequence = result.header.bookmark.partition(".")
+    assert epoch == client.status().journal_epoch
+    assert int(sequence) == max(record.sequence for record in records)
+
+
+def test_what_a_query_can_leave_out(client: Client, filled: str) -> None:
+    by_keys = client.query(filled, keys=["00007", "none", "00003"], select=["/deep/er"])
+    assert [(record.key, record.data) for record in by_keys] == [
+        ("00003", {"deep": {"er": 3}}),
+        ("00007", {"deep": {"er": 7}}),
+    ]
+    assert [record.data for record in client.query(filled, exclude=["/deep"], top_n=2, skip_n=10)] == [
+        {"n": 10},
+        {"n": 11},
+    ]
+    assert {record.payload for record in client.query(filled, keys_only=True)} == {b""}
+    assert client.count(filled) == 5_000
+    assert [record.key for record in client.get_many(filled, ["00002", "x", "00001"])] == ["00002", "00001"]
+    assert reason_of(lambda: list(client.query("nowhere"))) == "TOPIC_NOT_FOUND"
+    assert reason_of(lambda: list(client.query(filled, select=["no path"]))) == "INVALID_ARGUMENT"
+
+
+def test_pages_are_stable_under_concurrent_change(client: Client, filled: str) -> None:
+    keys: list[str] = []
+    token = ""
+    while True:
+        page = client.page(filled, page_size=300, page_token=token)
+        keys += [record.key for record in page.records]
+        token = page.next_page_token
+        if not token:
+            break
+        position = int(keys[-1])
+        client.sow_delete(filled, keys=[keys[-1], f"{position + 150:05d}"])  # where the page ended, and ahead of it
+        client.publish(filled, {}, key=f"{position - 5:05d}a")  # behind it
+        client.publish(filled, {}, key=f"{position + 1:05d}b")  # ahead of it
+    assert keys == sorted(set(keys)), "in order, nothing twice"
+    assert sum(key.endswith("b") for key in keys) > 10, "what comes ahead is seen"
+    assert not any(key.endswith("a") for key in keys)
+    originals = {key for key in keys if not key.endswith("b")}
+    missing = {f"{n:05d}" for n in range(5_000)} - originals
+    assert 10 < len(missing) < 40, "only what was deleted before its page is missing"
+    assert reason_of(lambda: client.page("orders", page_size=3, page_token=page_token(client, filled))) == (
+        "PAGE_TOKEN_INVALID"
+    )
+    assert reason_of(lambda: client.page(filled, page_size=3, page_token="nonsense")) == "PAGE_TOKEN_INVALID"
+
+
+def page_token(client: Client, topic: str) -> str:
+    return client.page(topic, page_size=1).next_page_token
+
+
+def test_a_query_that_is_left_stops_the_servers_work(server: ServerProcess, client: Client, topic: str) -> None:
+    with client.publisher(topic, durability="buffered") as publisher:
+        for number in range(30_000):
+            publisher.publish({"pad": "x" * 500}, key=str(number))
+    for _ in range(20):
+        with client.query(topic, batch_size=100) as result:
+            next(result)
+    # A query that went on would use the processor; all of them together have 600,000 records left.
+    until(lambda: _idle(server), 10, "the server to be idle")
+
+
+def _idle(server: ServerProcess) -> bool:
+    before = _processor_ticks(server)
+    time.sleep(0.5)
+    return _processor_ticks(server) - before < 15
+
+
+def _processor_ticks(server: ServerProcess) -> int:
+    with open(f"/proc/{server.pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+# --- topics, the server ----------------------------------------------------------------------------------------------
+
+
+def test_topics_are_created_altered_described_listed_and_deleted(client: Client, topic: str) -> None:
+    created = client.create_topic(topic, key=["/id"], expiration="1h", max_ttl="2h")
+    assert created.name == topic
+    assert reason_of(lambda: client.create_topic(topic)) == "TOPIC_EXISTS"
+    assert reason_of(lambda: client.create_topic("_mine")) == "TOPIC_NAME_INVALID"
+    stamp = client.publish(topic, {"id": 1}).expire_time_micros
+    altered = client.alter_topic(topic, expiration="10s", max_ttl=None)
+    assert altered.settings.max_ttl is None
+    record = client.get(topic, "1")
+    assert record is not None
+    assert record.expire_time_micros == stamp, "stamps never change (rule L12)"
+    assert reason_of(lambda: client.alter_topic(topic, key=["/other"])) == "TOPIC_NOT_EMPTY"
+    described = client.describe_topic(topic)
+    assert described.statistics is not None
+    assert described.statistics.live_records == 1
+    assert topic in [entry.name for entry in client.topics()]
+    assert client.topics() == sorted(client.topics(), key=lambda entry: entry.name)
+    assert client.delete_topic(topic) == 1
+    assert reason_of(lambda: client.describe_topic(topic)) == "TOPIC_NOT_FOUND"
+    # The name is free again, and nothing of the old topic shines through.
+    client.create_topic(topic, key=["/id"])
+    assert client.count(topic) == 0
+    assert client.get(topic, "1") is None
+
+
+def test_what_the_file_sets_the_file_owns(client: Client) -> None:
+    assert client.describe_topic("orders").set_in_config
+    assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"
+    assert reason_of(lambda: client.delete_topic("orders")) == "SET_IN_CONFIG"
+
+
+def test_status_and_compact(server: ServerProcess, client: Client) -> None:
+    before = client.status()
+    assert (before.instance, before.state, before.failure) == ("nyc-1", "serving", "")
+    assert not before.sweep_paused
+    assert before.disk_bytes > 0
+    done = client.publish("plain", {}, key="status")
+    after = client.status()
+    assert after.last_sequence >= done.sequence
+    compacted = client.compact()
+    assert compacted.bytes_after > 0
+    accepted = client.accept_clock()
+    assert accepted.after >= accepted.before
+
+
+# --- the other client ------------------------------------------------------------------------------------------------
+
+
+def test_the_asynchronous_client_does_all_of_it(server: ServerProcess, topic: str) -> None:
+    async def work() -> None:
+        async with server.async_client() as client:
+            await client.create_topic(topic, expiration="enabled")
+            done = await client.publish(topic, {"n": 1}, key="1", ttl="1h")
+            record = await client.get(topic, "1")
+            assert record is not None
+            assert record.version == done.version
+            async with client.publisher(topic) as publisher:
+                for number in range(3_000):
+                    await publisher.publish({"n": number}, key=str(number))
+            assert publisher.applied == 3_000
+            result = client.query(topic, batch_size=100)
+            keys = [record.key async for record in result]
+            assert len(keys) == 3_000
+            assert result.footer is not None
+            assert result.footer.returned == 3_000
+            assert await client.count(topic) == 3_000
+            results = await client.publish_many(topic, [{}, b"{"], keys=["a", "b"])
+            assert isinstance(results[1], Refusal)
+            assert (await client.touch(topic, "1", ttl="2h")).version > done.version
+            assert (await client.persist(topic, "1")).expire_time_micros is None
+            assert (await client.page(topic, page_size=10)).next_page_token
+            assert (await client.sow_delete(topic, keys=["1"])).deleted == 1
+            assert (await client.sow_delete(topic, all=True)).deleted == 3_000
+            assert (await client.describe_topic(topic)).statistics is not None
+            assert topic in [entry.name for entry in await client.topics()]
+            assert (await client.alter_topic(topic, expiration="1m")).name == topic
+            assert await client.delete_topic(topic) == 0
+            assert (await client.status()).state == "serving"
+            many = await asyncio.gather(*(client.publish("orders", {"id": f"a{number}"}) for number in range(200)))
+            assert len({done.version for done in many}) == 200
+
+    asyncio.run(work())

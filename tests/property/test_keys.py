@@ -1,0 +1,54 @@
+"""Composite keys never collide, whatever is in their fields (KEY1)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sow_server.engine.keys import canonical_text, escape, join, parse_path, split
+from sow_server.engine.payloads import path_text
+
+# Mostly the characters that matter, so that collisions would be found.
+TEXT = st.text(alphabet="|\\ab", max_size=5) | st.text(max_size=20)
+FIELDS = st.lists(TEXT, min_size=1, max_size=4)
+STEP = st.text(alphabet="ab[/ ]1", min_size=1, max_size=6)
+
+
+@given(FIELDS, FIELDS)
+def test_different_fields_give_different_keys(one: list[str], other: list[str]) -> None:
+    """KEY1: also for different numbers of fields."""
+    assert (join(one) == join(other)) == (one == other)
+
+
+@given(FIELDS)
+def test_a_key_gives_its_fields_back(fields: list[str]) -> None:
+    assert split(join(fields)) == fields
+
+
+@given(TEXT)
+def test_an_escaped_text_holds_no_bare_separator(text: str) -> None:
+    assert split(escape(text)) == [text]
+
+
+@given(st.integers())
+def test_an_integral_float_has_the_text_of_its_integer(number: int) -> None:
+    if abs(number) <= 2**53:
+        assert canonical_text(float(number)) == canonical_text(number)
+    assert canonical_text(number) == str(number)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_the_text_of_a_float_is_that_float(number: float) -> None:
+    assert float(canonical_text(number)) == number
+
+
+@given(st.floats(allow_nan=False) | st.integers(-(2**60), 2**60), st.floats(allow_nan=False) | st.integers(-9, 9))
+def test_numbers_share_a_text_exactly_when_they_are_equal(one: float, other: float) -> None:
+    assert (canonical_text(one) == canonical_text(other)) == (one == other)
+
+
+@given(st.lists(STEP, min_size=1, max_size=4))
+def test_a_path_that_can_be_written_is_read_back(steps: list[str]) -> None:
+    writable = all("]" not in step for step in steps if "/" in step or step.startswith("["))
+    if writable:
+        assert parse_path(path_text(tuple(steps))) == tuple(steps)

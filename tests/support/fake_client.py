@@ -1,0 +1,410 @@
+"""A `sow_client.Client` without a server: what the `sow` command calls, on dictionaries, with errors on demand.
+
+Close enough for the command's tests: json topics with one key field or none, no expiry, no real journal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from sow.durations import parse_micros
+from sow.v1 import types_pb2
+from sow_client import (
+    AlreadyExists,
+    ClockAccepted,
+    Compacted,
+    Deleted,
+    NotFound,
+    Published,
+    QueryFooter,
+    QueryHeader,
+    Record,
+    RecordBatch,
+    Refusal,
+    SowError,
+    Status,
+    Topic,
+    TopicSettings,
+    TopicStatistics,
+)
+
+NOW_MICROS = 1_900_000_000_000_000
+NOW = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=NOW_MICROS)
+NEVER_MICROS = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Row:
+    """A stored record."""
+
+    payload: bytes
+    version: int
+    expire_time_micros: int | None
+    sequence: int
+
+
+@dataclass(slots=True)
+class Table:
+    """A stored topic."""
+
+    settings: TopicSettings
+    rows: dict[str, Row] = field(default_factory=dict)
+
+
+class FakeClient:
+    """Owns its tables; a test looks into them, or sets `fails_with` to have every call raise that."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Table] = {}
+        self.fails_with: SowError | None = None
+        self.calls: list[tuple[str, dict[str, object]]] = []
+        self.sequence = 0
+        self.query_batch_size = 2
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.calls.append(("close", {}))
+
+    # ---- topics ----
+
+    def add(self, name: str, /, *, records: Sequence[dict[str, object]] = (), **settings: object) -> Table:
+        """A topic as a test wants it, keyed by `/id` unless told otherwise, with these records."""
+        table = self.tables[name] = Table(TopicSettings(**({"key": ("/id",)} | settings)))  # type: ignore[arg-type]
+        for record in records:
+            self.publish(name, json.dumps(record, separators=(",", ":")).encode())
+        return table
+
+    def topics(self, *, with_statistics: bool = False) -> list[Topic]:
+        self._called("topics", with_statistics=with_statistics)
+        return [self._topic(name) for name in sorted(self.tables)]
+
+    def describe_topic(self, name: str) -> Topic:
+        self._called("describe_topic", name=name)
+        return self._topic(name)
+
+    def create_topic(self, name: str, **settings: object) -> Topic:
+        self._called("create_topic", name=name, **settings)
+        if name in self.tables:
+            raise AlreadyExists(f"topic {name!r} exists", reason="TOPIC_EXISTS", details={"field": "name"})
+        self.tables[name] = Table(TopicSettings(**settings))  # type: ignore[arg-type]
+        return self._topic(name)
+
+    def alter_topic(self, name: str, **settings: object) -> Topic:
+        self._called("alter_topic", name=name, **settings)
+        table = self._table(name)
+        table.settings = replace(table.settings, **settings)  # type: ignore[arg-type]
+        return self._topic(name)
+
+    def delete_topic(self, name: str) -> int:
+        self._called("delete_topic", name=name)
+        rows = len(self._table(name).rows)
+        del self.tables[name]
+        return rows
+
+    # ---- publishing ----
+
+    def publish(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        key: str | None = None,
+        ttl: object = None,
+        expire_at: object = None,
+        keep_ttl: bool = False,
+        durability: str | None = None,
+    ) -> Published:
+        self._called("publish", key=key, ttl=ttl, expire_at=expire_at, keep_ttl=keep_ttl, durability=durability)
+        outcome = self._apply(topic, data, key, ttl, expire_at, 0)
+        if isinstance(outcome, Refusal):
+            raise outcome.error()
+        return outcome
+
+    def publish_many(
+        self,
+        topic: str,
+        documents: Iterable[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        ttl: object = None,
+        expire_at: object = None,
+        keep_ttl: bool = False,
+        durability: str | None = None,
+        atomic: bool = False,
+    ) -> list[Published | Refusal]:
+        payloads = list(documents)
+        self._called("publish_many", records=len(payloads), ttl=ttl, expire_at=expire_at, atomic=atomic)
+        before = dict(self._table(topic).rows)
+        outcomes: list[Published | Refusal] = [
+            self._apply(topic, payload, None if keys is None else keys[index], ttl, expire_at, index)
+            for index, payload in enumerate(payloads)
+        ]
+        if atomic and any(isinstance(one, Refusal) for one in outcomes):
+            self._table(topic).rows = before
+            aborted = "another record of the request was refused"
+            return [
+                one if isinstance(one, Refusal) else Refusal(index, "ATOMIC_ABORTED", aborted)
+                for index, one in enumerate(outcomes)
+            ]
+        return outcomes
+
+    def publisher(
+        self,
+        topic: str,
+        *,
+        ttl: object = None,
+        expire_at: object = None,
+        keep_ttl: bool = False,
+        durability: str | None = None,
+        batch_records: int = 1_000,
+        on_refusal: Callable[[Refusal], None],
+    ) -> FakePublisher:
+        self._called("publisher", ttl=ttl, expire_at=expire_at, keep_ttl=keep_ttl, batch_records=batch_records)
+        return FakePublisher(self, topic, ttl, on_refusal)
+
+    def _apply(
+        self, topic: str, data: bytes, key: str | None, ttl: object, expire_at: object, index: int
+    ) -> Published | Refusal:
+        table = self._table(topic)
+        settings = table.settings
+        if settings.message_type == "json":
+            try:
+                document = json.loads(data)
+            except ValueError as error:
+                return Refusal(index, "PAYLOAD_MALFORMED", f"not JSON: {error}")
+            if settings.key:
+                value = document.get(settings.key[0][1:])
+                if value is None:
+                    return Refusal(index, "KEY_FIELD_MISSING", f"key field {settings.key[0]} is missing or null")
+                key = str(value)
+        if key is None:
+            return Refusal(index, "KEY_REQUIRED", f"topic {topic} has no key fields")
+        self.sequence += 1
+        expire: int | None = None
+        if isinstance(expire_at, datetime):
+            expire = round(expire_at.timestamp() * 1e6)
+        elif isinstance(expire_at, int):
+            expire = expire_at
+        elif isinstance(ttl, str) and ttl != "never":
+            expire = NOW_MICROS + parse_micros(ttl)
+        table.rows[key] = Row(data, NOW_MICROS + self.sequence, expire, self.sequence)
+        return self._published(topic, key, ttl_ignored=expire is not None and settings.expiration == "disabled")
+
+    # ---- reading ----
+
+    def get_many(
+        self, topic: str, keys: Iterable[str], *, select: object = None, exclude: object = None
+    ) -> list[Record]:
+        self._called("get_many", topic=topic, select=select, exclude=exclude)
+        rows = self._table(topic).rows
+        return list(self._batch(topic, [key for key in keys if key in rows], keys_only=False))
+
+    def query(
+        self,
+        topic: str,
+        *,
+        keys: Iterable[str] | None = None,
+        select: object = None,
+        exclude: object = None,
+        keys_only: bool = False,
+        skip_n: int = 0,
+        top_n: int | None = None,
+    ) -> FakeResult:
+        self._called("query", select=select, exclude=exclude, keys_only=keys_only, skip_n=skip_n, top_n=top_n)
+        rows = self._table(topic).rows
+        matched = sorted(key for key in (rows if keys is None else keys) if key in rows)
+        chosen = matched[skip_n:][:top_n]
+        size = self.query_batch_size
+        batches = [
+            self._batch(topic, chosen[start : start + size], keys_only=keys_only)
+            for start in range(0, len(chosen), size)
+        ]
+        return FakeResult(batches, matched=len(matched), returned=len(chosen))
+
+    def count(self, topic: str) -> int:
+        self._called("count", topic=topic)
+        return len(self._table(topic).rows)
+
+    # ---- deleting and touching ----
+
+    def sow_delete(
+        self,
+        topic: str,
+        *,
+        keys: Sequence[str] | None = None,
+        data: bytes | None = None,
+        all: bool = False,  # noqa: A002 - the client's public name
+        dry_run: bool = False,
+        on_progress: Callable[[Deleted], None] | None = None,
+    ) -> Deleted:
+        self._called("sow_delete", keys=keys, data=data, all=all, dry_run=dry_run)
+        table = self._table(topic)
+        chosen = list(table.rows) if all else list(keys or ())
+        if data is not None:
+            chosen = [str(json.loads(data)[table.settings.key[0][1:]])]
+        matched = [key for key in chosen if key in table.rows]
+        if not dry_run:
+            for key in matched:
+                del table.rows[key]
+            self.sequence += len(matched)
+        done = Deleted(len(matched), 0 if dry_run else len(matched), 0 if dry_run or not matched else self.sequence)
+        if on_progress is not None:
+            on_progress(done)
+        return done
+
+    def touch(
+        self, topic: str, keys: Sequence[str], *, ttl: object = None, expire_at: datetime | None = None
+    ) -> list[Published | Refusal]:
+        self._called("touch", ttl=ttl, expire_at=expire_at)
+        rows = self._table(topic).rows
+        outcomes: list[Published | Refusal] = []
+        for index, key in enumerate(keys):
+            if key not in rows:
+                outcomes.append(Refusal(index, "RECORD_NOT_FOUND", "no live record of that key"))
+                continue
+            lasts = isinstance(ttl, str) and ttl != "never"
+            rows[key].expire_time_micros = NOW_MICROS + parse_micros(str(ttl)) if lasts else None
+            outcomes.append(self._published(topic, key))
+        return outcomes
+
+    # ---- the server ----
+
+    def status(self) -> Status:
+        self._called("status")
+        return Status(
+            instance="fake-1",
+            instance_id="0123",
+            journal_epoch="4567",
+            server_version="0.1.0",
+            state="serving",
+            failure="",
+            ready_time=NOW,
+            clock_time=NOW + timedelta(seconds=90),
+            sweep_paused=False,
+            last_sequence=self.sequence,
+            live_records=sum(len(table.rows) for table in self.tables.values()),
+            overdue_records=0,
+            topics=len(self.tables),
+            disk_bytes=123_456,
+        )
+
+    def compact(self) -> Compacted:
+        self._called("compact")
+        return Compacted(4_096_000, 1_024)
+
+    def accept_clock(self) -> ClockAccepted:
+        self._called("accept_clock")
+        return ClockAccepted(NOW, NOW + timedelta(hours=1))
+
+    # ---- inside ----
+
+    def _called(self, call: str, /, **arguments: object) -> None:
+        self.calls.append((call, arguments))
+        if self.fails_with is not None:
+            raise self.fails_with
+
+    def arguments_of(self, name: str) -> dict[str, object]:
+        """What the last call of that name was given."""
+        return next(arguments for called, arguments in reversed(self.calls) if called == name)
+
+    def _table(self, name: str) -> Table:
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise NotFound(
+                f"there is no topic {name!r}", reason="TOPIC_NOT_FOUND", details={"field": "topic"}
+            ) from None
+
+    def _topic(self, name: str) -> Topic:
+        table = self._table(name)
+        size = sum(len(key) + len(row.payload) for key, row in table.rows.items())
+        return Topic(name, table.settings, False, NOW, TopicStatistics(len(table.rows), size, 0, 2 * size, 7, 3))
+
+    def _published(self, topic: str, key: str, *, ttl_ignored: bool = False) -> Published:
+        row = self._table(topic).rows[key]
+        return Published(key, row.version, row.expire_time_micros, row.sequence, ttl_ignored, duplicate=False)
+
+    def _batch(self, topic: str, keys: Sequence[str], *, keys_only: bool) -> RecordBatch:
+        rows = [self._table(topic).rows[key] for key in keys]
+        return RecordBatch(
+            topic,
+            types_pb2.RecordColumns(
+                key=keys,
+                payload=[] if keys_only else [row.payload for row in rows],
+                version=[row.version for row in rows],
+                publish_time_micros=[NOW_MICROS - 5_000_000 for _ in rows],
+                expire_time_micros=[
+                    NEVER_MICROS if row.expire_time_micros is None else row.expire_time_micros for row in rows
+                ],
+                sequence=[row.sequence for row in rows],
+                origins=["fake-1"],
+            ),
+        )
+
+
+class FakePublisher:
+    """Applies each record at once; `breaks_at` raises in place of the record of that position."""
+
+    breaks_at: int | None = None
+    breaks_with: BaseException = KeyboardInterrupt()
+
+    def __init__(self, client: FakeClient, topic: str, ttl: object, on_refusal: Callable[[Refusal], None]) -> None:
+        self._client = client
+        self._topic = topic
+        self._ttl = ttl
+        self._on_refusal = on_refusal
+        self.applied = 0
+        self.duplicates = 0
+        self.refused = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+    @property
+    def acknowledged(self) -> int:
+        return self.applied + self.duplicates + self.refused
+
+    def publish(self, data: bytes, *, key: str | None = None, expire_at: int | None = None) -> None:
+        position = self.acknowledged
+        if position == self.breaks_at:
+            raise self.breaks_with
+        outcome = self._client._apply(self._topic, data, key, self._ttl, expire_at, position)
+        if isinstance(outcome, Refusal):
+            self.refused += 1
+            self._on_refusal(outcome)
+        else:
+            self.applied += 1
+
+
+class FakeResult:
+    """The answer to a query."""
+
+    def __init__(self, batches: Sequence[RecordBatch], *, matched: int, returned: int) -> None:
+        self._batches = batches
+        self.header = QueryHeader("epoch:1", NOW_MICROS)
+        self.footer = QueryFooter(matched, returned, matched, "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+    def batches(self) -> Iterator[RecordBatch]:
+        return iter(self._batches)

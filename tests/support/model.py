@@ -1,0 +1,387 @@
+"""What the store promises, on plain dicts: the oracle of the random tests.
+
+Written from the rules, not from the engine: it shares the engine's vocabulary (requests, settings, reasons) and none of
+its logic. The model knows what is *stored*, overdue records included; `live` is what a reader may see of it.
+
+Versions are known by their order only: a record's `version` is None until the test has read it from the store.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sow_server.engine.errors import Reason
+from sow_server.engine.model import (
+    NEVER,
+    TTL_MAX_MICROS,
+    Applied,
+    Condition,
+    ConditionKind,
+    Delete,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    MessageType,
+    Outcome,
+    Publish,
+    Refusal,
+    TopicSettings,
+    Touch,
+    TtlMode,
+)
+
+
+class Change(NamedTuple):
+    """One journaled change, as far as the model can foretell it."""
+
+    kind: str
+    key: bytes
+    payload: bytes
+    publish_time_micros: int
+    expire_time_micros: int
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """A stored record; `order` rises with every version that is minted."""
+
+    payload: bytes
+    publish_time_micros: int
+    expire_time_micros: int
+    order: int
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class ModelTopic:
+    """A topic: what is stored, and what its journal retains."""
+
+    settings: TopicSettings
+    records: dict[bytes, ModelRecord] = field(default_factory=dict)
+    journal: list[Change] = field(default_factory=list)
+
+    @property
+    def acts(self) -> bool:
+        """Whether stamps make records expire."""
+        return self.settings.expiration is not Expiration.DISABLED
+
+    def overdue(self, now: int) -> dict[bytes, ModelRecord]:
+        """What is stored, and must not be seen."""
+        if not self.acts:
+            return {}
+        return {key: kept for key, kept in self.records.items() if kept.expire_time_micros <= now}
+
+    def live(self, now: int) -> dict[bytes, ModelRecord]:
+        """What a reader may see."""
+        overdue = self.overdue(now)
+        return {key: kept for key, kept in self.records.items() if key not in overdue}
+
+    def remove(self, key: bytes, kind: str) -> None:
+        """Deletes or expires a record."""
+        gone = self.records.pop(key)
+        self._journal(kind, key, gone)
+
+    def put(self, key: bytes, kind: str, new: ModelRecord) -> None:
+        """Puts or touches a record."""
+        self.records[key] = new
+        self._journal(kind, key, new)
+
+    def _journal(self, kind: str, key: bytes, what: ModelRecord) -> None:
+        if self.settings.journal:
+            self.journal.append(Change(kind, key, what.payload, what.publish_time_micros, what.expire_time_micros))
+
+
+@dataclass(slots=True)
+class ModelPublisher:
+    """What is remembered of a publisher."""
+
+    epoch: int = 0
+    highest: int = 0
+    refusals: dict[int, Refused] = field(default_factory=dict)
+
+
+class Accepted(NamedTuple):
+    """A record that is to be applied, or is known to have been."""
+
+    key: bytes
+    expire_time_micros: int
+    ttl_ignored: bool = False
+    duplicate: bool = False
+
+
+class Refused(NamedTuple):
+    """A record that is to be refused; a `current_version` of None is one that the model does not know yet."""
+
+    reason: Reason
+    current_version: int | None = 0
+
+
+@dataclass(slots=True)
+class Expected:
+    """What a request is to be answered: refused as a whole, or record by record."""
+
+    refused: Reason | None = None
+    results: list[Accepted | Refused] = field(default_factory=list)
+    deleted: int = 0
+
+    def check(self, outcome: Outcome) -> None:
+        """Asserts that an outcome says the same."""
+        assert self.refused is None, f"the request was to be refused: {self.refused}"
+        fresh = [result for result in self.results if isinstance(result, Accepted) and not result.duplicate]
+        duplicates = [result for result in self.results if isinstance(result, Accepted) and result.duplicate]
+        refused = [(index, result) for index, result in enumerate(self.results) if isinstance(result, Refused)]
+        assert outcome.applied == len(fresh) + self.deleted
+        assert outcome.duplicates == len(duplicates)
+        assert [refusal.index for refusal in outcome.refusals] == [index for index, _ in refused]
+        for refusal, (_, wanted) in zip(outcome.refusals, refused, strict=True):
+            _check_refusal(refusal, wanted)
+        if outcome.results is not None and not self.deleted:
+            assert len(outcome.results) == len(self.results)
+            for index, (result, accepted) in enumerate(zip(outcome.results, self.results, strict=True)):
+                if isinstance(accepted, Refused):
+                    assert isinstance(result, Refusal)
+                    assert result.index == index
+                    _check_refusal(result, accepted)
+                else:
+                    assert isinstance(result, Applied)
+                    assert (result.key.encode(), result.duplicate) == (accepted.key, accepted.duplicate)
+                    if not accepted.duplicate:
+                        assert result.expire_time_micros == accepted.expire_time_micros
+                        assert result.ttl_ignored == accepted.ttl_ignored
+
+
+def _check_refusal(refusal: Refusal, wanted: Refused) -> None:
+    assert refusal.reason is wanted.reason
+    if wanted.current_version is not None:
+        assert refusal.current_version == wanted.current_version
+
+
+def stamp(settings: TopicSettings, lifetime: Lifetime, now: int) -> int | Reason:
+    """The expire time that rules L2 to L5 and L18 give, or why the lifetime is refused."""
+    kind, micros = lifetime
+    if settings.expiration is Expiration.REJECT and kind is not LifetimeKind.ABSENT:
+        return Reason.LIFETIME_REJECTED
+    if kind in (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME):
+        if micros < 0:
+            return Reason.LIFETIME_NEGATIVE
+        ttl = micros if kind is LifetimeKind.TTL else micros - now
+        if ttl > TTL_MAX_MICROS:
+            return Reason.LIFETIME_TOO_LONG
+        wanted = now + ttl
+    elif kind is LifetimeKind.ABSENT and settings.default_ttl_micros is not None:
+        wanted = now + settings.default_ttl_micros
+    else:
+        wanted = NEVER
+    if settings.expiration is Expiration.ENABLED:
+        if settings.max_ttl_micros is not None:
+            wanted = min(wanted, now + settings.max_ttl_micros)
+        if settings.min_ttl_micros is not None:
+            wanted = max(wanted, now + settings.min_ttl_micros)
+    return wanted
+
+
+class ModelStore:
+    """All topics and publishers."""
+
+    def __init__(self, *, outcomes_kept: int = 1000) -> None:
+        self.topics: dict[str, ModelTopic] = {}
+        self.publishers: dict[str, ModelPublisher] = {}
+        self._outcomes_kept: Final = outcomes_kept
+        self._order = 0
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def apply(self, request: Publish | Touch | Delete, now: int) -> Expected:
+        """Does a request at `now`, and says how it is to be answered."""
+        match request:
+            case Publish():
+                return self._publish(request, now)
+            case Touch():
+                return self._touch(request, now)
+            case Delete():
+                return self._delete(request, now)
+
+    def _publish(self, request: Publish, now: int) -> Expected:
+        topic = self.topics[request.topic]
+        keys = _keys(topic.settings, request)
+        publisher, first = ModelPublisher(), 1
+        if request.publisher is not None:
+            name, epoch, first = request.publisher
+            publisher = copy.deepcopy(self.publishers.get(name, ModelPublisher()))
+            if epoch < publisher.epoch:
+                return Expected(refused=Reason.PUBLISHER_FENCED)
+            if epoch > publisher.epoch:
+                publisher = ModelPublisher(epoch)
+        before = copy.deepcopy(topic)
+        decided_before = publisher.highest if request.publisher is not None else 0
+        results: list[Accepted | Refused] = []
+        for index, key in enumerate(keys):
+            sequence = first + index
+            if sequence <= decided_before:
+                results.append(self._decided_before(publisher, decided_before, sequence, request, index, key))
+                continue
+            result = self._put(topic, request, index, key, now)
+            results.append(result)
+        new = [result for index, result in enumerate(results) if first + index > decided_before]
+        if request.atomic and any(isinstance(result, Refused) for result in new):
+            if not all(isinstance(result, Refused) for result in new):
+                self.topics[request.topic] = before
+            results = [
+                result if isinstance(result, Refused) or result.duplicate else Refused(Reason.ATOMIC_ABORTED)
+                for result in results
+            ]
+        if request.publisher is not None and new:
+            for index, result in enumerate(results):
+                if first + index > decided_before and isinstance(result, Refused):
+                    publisher.refusals[first + index] = result
+            publisher.highest = max(publisher.highest, first + len(keys) - 1)
+            oldest = publisher.highest - self._outcomes_kept
+            publisher.refusals = {at: why for at, why in publisher.refusals.items() if at > oldest}
+            self.publishers[request.publisher.publisher_id] = publisher
+        return Expected(results=results)
+
+    def _decided_before(
+        self,
+        publisher: ModelPublisher,
+        highest: int,
+        sequence: int,
+        request: Publish,
+        index: int,
+        key: bytes | Reason,
+    ) -> Accepted | Refused:
+        if sequence in publisher.refusals:
+            return publisher.refusals[sequence]
+        conditional = request.conditions is not None and request.conditions[index] is not None
+        if conditional and sequence <= highest - self._outcomes_kept:
+            return Refused(Reason.OUTCOME_UNKNOWN)
+        if isinstance(key, Reason):
+            return Refused(key)
+        return Accepted(key, NEVER, duplicate=True)
+
+    def _put(
+        self, topic: ModelTopic, request: Publish, index: int, key: bytes | Reason, now: int
+    ) -> Accepted | Refused:
+        if isinstance(key, Reason):
+            return Refused(key)
+        lifetime = request.lifetime
+        if request.lifetimes is not None and request.lifetimes[index].kind is not LifetimeKind.ABSENT:
+            lifetime = request.lifetimes[index]
+        expire_time = stamp(topic.settings, lifetime, now)
+        if isinstance(expire_time, Reason):
+            return Refused(expire_time)
+        current = self._live(topic, key, now)
+        condition = None if request.conditions is None else request.conditions[index]
+        if (failed := _failed(condition, current)) is not None:
+            return failed
+        if request.ttl_mode is TtlMode.KEEP and current is not None:
+            expire_time = current.expire_time_micros
+        topic.put(key, "put", ModelRecord(request.payloads[index], now, expire_time, self._next()))
+        self._expire_if_due(topic, key, now)
+        return Accepted(key, expire_time, ttl_ignored=_ignored(topic, lifetime))
+
+    def _touch(self, request: Touch, now: int) -> Expected:
+        topic = self.topics[request.topic]
+        results: list[Accepted | Refused] = []
+        for text in request.keys:
+            key = text.encode()
+            expire_time = stamp(topic.settings, request.lifetime, now)
+            if isinstance(expire_time, Reason):
+                results.append(Refused(expire_time))
+                continue
+            current = self._live(topic, key, now)
+            if current is None:
+                results.append(Refused(Reason.RECORD_NOT_FOUND))
+            elif (failed := _failed(request.condition, current)) is not None:
+                results.append(failed)
+            else:
+                touched = ModelRecord(current.payload, current.publish_time_micros, expire_time, self._next())
+                topic.put(key, "touch", touched)
+                self._expire_if_due(topic, key, now)
+                results.append(Accepted(key, expire_time, ttl_ignored=_ignored(topic, request.lifetime)))
+        return Expected(results=results)
+
+    def _delete(self, request: Delete, now: int) -> Expected:
+        topic = self.topics[request.topic]
+        if request.payload is not None:
+            derived = _derive(topic.settings, request.payload)
+            if isinstance(derived, Reason):
+                return Expected(refused=derived)
+            keys: Sequence[bytes] = [derived]
+        else:
+            keys = [key.encode() for key in request.keys or ()]
+        deleted = 0
+        for key in keys:
+            if self._live(topic, key, now) is not None:
+                topic.remove(key, "delete")
+                deleted += 1
+        return Expected(deleted=deleted)
+
+    def _live(self, topic: ModelTopic, key: bytes, now: int) -> ModelRecord | None:
+        """The live record of a key that a write meets; an overdue one is expired first (rule L10)."""
+        self._expire_if_due(topic, key, now)
+        return topic.records.get(key)
+
+    def _expire_if_due(self, topic: ModelTopic, key: bytes, now: int) -> None:
+        if key in topic.overdue(now):
+            topic.remove(key, "expire")
+
+    def _next(self) -> int:
+        self._order += 1
+        return self._order
+
+
+def _keys(settings: TopicSettings, request: Publish) -> list[bytes | Reason]:
+    if settings.key:
+        return [_derive(settings, payload) for payload in request.payloads]
+    assert request.keys is not None, "the tests give keys where the topic has no key fields"
+    found: list[bytes | Reason] = []
+    for key, payload in zip(request.keys, request.payloads, strict=True):
+        if settings.message_type is MessageType.JSON and not isinstance(_document(payload), dict):
+            found.append(Reason.PAYLOAD_MALFORMED)
+        elif not key:
+            found.append(Reason.KEY_REQUIRED)
+        else:
+            found.append(key.encode())
+    return found
+
+
+def _derive(settings: TopicSettings, payload: bytes) -> bytes | Reason:
+    """The key of a JSON document with one top-level key field: all that the random tests need."""
+    (path,) = settings.key
+    document = _document(payload)
+    if not isinstance(document, dict):
+        return Reason.PAYLOAD_MALFORMED
+    value = document.get(path.removeprefix("/"))
+    if value is None:
+        return Reason.KEY_FIELD_MISSING
+    if isinstance(value, (list, dict)):
+        return Reason.KEY_FIELD_NOT_SCALAR
+    return str(value).encode()
+
+
+def _document(payload: bytes) -> object:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        return None
+
+
+def _failed(condition: Condition | None, current: ModelRecord | None) -> Refused | None:
+    if condition is None:
+        return None
+    holds = {
+        ConditionKind.IF_ABSENT: current is None,
+        ConditionKind.IF_PRESENT: current is not None,
+        ConditionKind.IF_VERSION: current is not None and current.version == condition.version,
+    }
+    if holds[condition.kind]:
+        return None
+    return Refused(Reason.CONDITION_FAILED, 0 if current is None else current.version)
+
+
+def _ignored(topic: ModelTopic, lifetime: Lifetime) -> bool:
+    return topic.settings.expiration is Expiration.DISABLED and lifetime.kind is not LifetimeKind.ABSENT

@@ -1,0 +1,302 @@
+"""A real server in a process of its own, for tests: start it, talk to it, end it in every way there is, read its log.
+
+    with ServerProcess(tmp_path, "[topics.orders]\\nkey = ['/id']") as server, server.client() as client:
+        client.publish("orders", {"id": 1})
+        server.kill9()
+        server.start()
+
+P1  The process is ended, by its id, whatever becomes of the test; at the latest when the interpreter ends.
+P2  Every wait has a bound, and running into it shows the log.
+P3  The log of a test that fails is part of its report, once a `conftest.py` imports `pytest_runtest_makereport`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from sow_client import AsyncClient, Client, SowError, Tls
+
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 30.0
+LOG_BYTES_SHOWN: Final = 8_000
+ROOT: Final = Path(__file__).parents[2]
+DYNAMIC: Final = "[server]\ndynamic_topics = true\n"
+"""The configuration of a server without a file: the first publish creates a topic."""
+
+Event = dict[str, object]
+"""A line of the log."""
+
+CLOSED_WHILE_WATCHED: Final = (
+    r"ignore:Exception in thread Thread-\d+ \(_run\):pytest.PytestUnhandledThreadExceptionWarning"
+)
+"""gRPC's thread that watches a channel raises when the channel is closed just as its state changes. Tests that close
+clients of servers which have just died meet that now and then; it is harmless, and not ours to mend."""
+
+_running: set[ServerProcess] = set()
+_ended: dict[ServerProcess, None] = {}
+
+
+class DidNotStart(Exception):
+    """The server ended instead of becoming ready. `code`, and what it said."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"exit {code}: {said}")
+        self.code = code
+        self.said = said
+
+
+class ServerProcess:
+    """Owns a server process, its folder (configuration, data, log), and its port, which a restart keeps."""
+
+    def __init__(
+        self, folder: Path, config: str = DYNAMIC, *, arguments: Sequence[str] = (), port: int = 0, start: bool = True
+    ) -> None:
+        """`config` is TOML; where it listens and keeps its data is set by this class."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.data = folder / "data"
+        self.config = folder / "sow.toml"
+        self.arguments = list(arguments)
+        self._log = folder / "server.log"
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self.configure(config)
+        if start:
+            self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill9()
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def configure(self, config: str) -> None:
+        """Writes another configuration, for the next start."""
+        self.config.write_text(config)
+
+    def start(self, *arguments: str) -> None:
+        """Starts it and returns once it is ready. Raises DidNotStart."""
+        chosen = self._port == 0
+        for attempt in range(1, 6):
+            if chosen:
+                self._port = free_port()
+            try:
+                self.launch(*arguments)
+                self.await_ready()
+                return
+            except DidNotStart as error:
+                # Another test may have taken the port since.
+                if not chosen or attempt == 5 or "cannot listen" not in error.said:
+                    raise
+
+    def launch(self, *arguments: str) -> None:
+        """Starts it and does not wait."""
+        assert self._process is None, "it runs already"
+        if self._port == 0:
+            self._port = free_port()
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        command = [sys.executable, "-m", "sow_server", "--config", str(self.config), "--data-dir", str(self.data)]
+        command += ["--listen", self.address, *self.arguments, *arguments]
+        paths = [
+            str(ROOT),
+            str(ROOT / "proto"),
+            os.environ.get("PYTHONPATH", ""),
+        ]  # this checkout, whatever is installed
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.config.parent
+            )
+        _running.add(self)
+
+    def await_ready(self) -> None:
+        """Waits until it is ready. Raises DidNotStart."""
+        until(lambda: self.events("ready") or not self.alive, START_SECONDS, "the server to be ready")
+        if not self.events("ready"):
+            raise DidNotStart(self._end(), self.said)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill9(self) -> None:
+        """Kills it, if it is running."""
+        if self._process is not None:
+            self._process.kill()
+            self._end()
+
+    def restart(self, *arguments: str) -> None:
+        """An orderly stop and a start, on the same port."""
+        assert self.terminate() == 0
+        self.start(*arguments)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal."""
+        assert self._process is not None, "it is not running"
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = STOP_SECONDS) -> int:
+        """Waits for the end of the process; returns its exit code."""
+        until(lambda: not self.alive, seconds, "the server to end")
+        return self._end()
+
+    def _end(self) -> int:
+        assert self._process is not None, "it is not running"
+        code = self._process.wait(STOP_SECONDS)
+        self._process = None
+        _running.discard(self)
+        _ended[self] = None
+        return code
+
+    # -- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is running."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process has in RAM (Linux)."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def sockets(self) -> int:
+        """Sockets that the process has open (Linux)."""
+        found = 0
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            try:
+                found += os.readlink(link).startswith("socket:")
+            except FileNotFoundError:  # closed meanwhile
+                continue
+        return found
+
+    def client(self, *, timeout: float = 30.0, tls: Tls | None = None) -> Client:
+        """A new blocking client."""
+        return Client(self.address, timeout=timeout, tls=tls)
+
+    def async_client(self, *, timeout: float = 30.0) -> AsyncClient:
+        """A new asynchronous client, for the running loop."""
+        return AsyncClient(self.address, timeout=timeout)
+
+    # -- what it says -----------------------------------------------------------------------------------------------
+
+    @property
+    def said(self) -> str:
+        """What it wrote since its last start."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    @property
+    def log(self) -> str:
+        """What it wrote since its first start."""
+        return self._log.read_text(errors="replace")
+
+    def events(self, name: str | None = None) -> list[Event]:
+        """The complete log lines since its last start, of one event or all."""
+        found: list[Event] = []
+        for line in self.said.split("\n")[:-1]:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if name is None or event.get("event") == name:
+                found.append(event)
+        return found
+
+    def faults(self) -> list[str]:
+        """Log lines that tell of a fault of the server's own."""
+        words = ("Traceback", "rpc_failed", "request_failed", "writer_died", '"unexpected"', "never retrieved")
+        lines = [line for line in self.log.splitlines() if any(word in line for word in words)]
+        return lines + [line for line in self.log.splitlines() if '"level": "critical"' in line]
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Waits until `condition` holds; fails after `seconds`, saying that it waited for `what`."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > give_up:
+            pytest.fail(f"waited {seconds:g} s for {what}")
+        time.sleep(0.01)
+
+
+def reason_of(call: Callable[[], object]) -> str:
+    """The reason for which the server refuses a call."""
+    with pytest.raises(SowError) as refused:
+        call()
+    return refused.value.reason
+
+
+def health(address: str, service: str = "") -> str:
+    """What the health service says of a service, the empty one being the whole server."""
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        response = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)  # type: ignore[attr-defined]
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+
+def free_port() -> int:
+    """A port that nothing listens on, from below the range out of which the system gives ports to connections: a
+    server that is killed must find it free when it comes back."""
+    draw = random.SystemRandom()
+    for _ in range(100):
+        port = draw.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port in a hundred")
+
+
+@atexit.register
+def _end_all() -> None:
+    for server in list(_running):
+        server.kill9()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds the logs of the servers that run, or have ended in this test, to the report of one that fails (P3)."""
+    report = yield
+    if report.failed:
+        for server in {**dict.fromkeys(_running), **_ended}:
+            report.sections.append((f"log of the server on {server.address}", server.log[-LOG_BYTES_SHOWN:]))
+    if report.when == "teardown":
+        _ended.clear()
+    return report

@@ -1,0 +1,43 @@
+"""What `sow_client` promises to be importable, and that its two clients offer the same."""
+
+from __future__ import annotations
+
+import inspect
+
+import sow_client
+from sow_client import AsyncClient, AsyncPublisher, Client, Publisher
+
+PUBLIC = {
+    "NEVER", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncPublisher", "AsyncQueryResult", "Cancelled",
+    "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss", "DeadlineExceeded", "Deleted",
+    "FailedPrecondition", "InternalError", "InvalidArgument", "NotFound", "Page", "PermissionDenied", "PublishFailed",
+    "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryResult", "Record", "RecordBatch", "Refusal",
+    "ResourceExhausted", "SowError", "Status", "Tls", "Topic", "TopicSettings", "TopicStatistics", "Unavailable",
+}  # fmt: skip
+
+
+def test_the_public_names_are_these_and_exist() -> None:
+    assert set(sow_client.__all__) == PUBLIC
+    assert sow_client.__all__ == sorted(sow_client.__all__, key=lambda name: (not name.isupper(), name))
+    for name in sow_client.__all__:
+        assert hasattr(sow_client, name)
+
+
+def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
+    for blocking, asynchronous in ((Client, AsyncClient), (Publisher, AsyncPublisher)):
+        names = _public(blocking)
+        assert names == _public(asynchronous)
+        for name in names:
+            one, other = getattr(blocking, name), getattr(asynchronous, name)
+            if callable(one):
+                assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    for kind in (Client, AsyncClient, Publisher, AsyncPublisher):
+        for name in _public(kind):
+            assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
+
+
+def _public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}

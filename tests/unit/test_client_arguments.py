@@ -1,0 +1,276 @@
+"""Arguments into requests: what the pure core of the client makes of them, and what it refuses before sending."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client import NEVER, InternalError, InvalidArgument, Published, Refusal, TopicSettings, _core
+from sow_client._channel import Tls, target
+from sow_client._records import TopicSettingsArguments
+
+MICROS = 1_700_000_000_000_000
+MOMENT = datetime.fromtimestamp(1_700_000_000, UTC)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "expire_at", "expected"),
+    [
+        (None, None, None),
+        ("30s", None, types_pb2.Lifetime(ttl_micros=30_000_000)),
+        ("1h30m", None, types_pb2.Lifetime(ttl_micros=5_400_000_000)),
+        ("0s", None, types_pb2.Lifetime(ttl_micros=0)),
+        (0, None, types_pb2.Lifetime(ttl_micros=0)),
+        (30, None, types_pb2.Lifetime(ttl_micros=30_000_000)),
+        (4.35, None, types_pb2.Lifetime(ttl_micros=4_350_000)),
+        (timedelta(milliseconds=1.5), None, types_pb2.Lifetime(ttl_micros=1_500)),
+        (NEVER, None, types_pb2.Lifetime(never=True)),
+        ("never", None, types_pb2.Lifetime(never=True)),
+        (None, MICROS, types_pb2.Lifetime(expire_time_micros=MICROS)),
+        (None, 0, types_pb2.Lifetime(expire_time_micros=0)),
+        (None, MOMENT, types_pb2.Lifetime(expire_time_micros=MICROS)),
+        (None, MOMENT.astimezone(timezone(timedelta(hours=5))), types_pb2.Lifetime(expire_time_micros=MICROS)),
+        (None, "2023-11-14T22:13:20Z", types_pb2.Lifetime(expire_time_micros=MICROS)),
+        (None, "2023-11-15T00:13:20.000001+02:00", types_pb2.Lifetime(expire_time_micros=MICROS + 1)),
+    ],
+)
+def test_a_lifetime_is_absent_never_a_ttl_or_a_moment(
+    ttl: Any, expire_at: Any, expected: types_pb2.Lifetime | None
+) -> None:
+    """Rule L2: absent is not zero is not never."""
+    assert _core.lifetime_message(ttl, expire_at) == expected
+
+
+@pytest.mark.parametrize(
+    ("ttl", "expire_at", "reason", "field"),
+    [
+        ("30", None, "INVALID_ARGUMENT", "ttl"),
+        ("soon", None, "INVALID_ARGUMENT", "ttl"),
+        ("", None, "INVALID_ARGUMENT", "ttl"),
+        (-1, None, "LIFETIME_NEGATIVE", "ttl"),
+        (timedelta(seconds=-1), None, "LIFETIME_NEGATIVE", "ttl"),
+        (True, None, "INVALID_ARGUMENT", "ttl"),
+        (float("nan"), None, "INVALID_ARGUMENT", "ttl"),
+        (float("inf"), None, "INVALID_ARGUMENT", "ttl"),
+        (10**13, None, "LIFETIME_TOO_LONG", "ttl"),
+        ([], None, "INVALID_ARGUMENT", "ttl"),
+        (None, datetime(2026, 1, 1), "INVALID_ARGUMENT", "expire_at"),  # noqa: DTZ001 - the point of it
+        (None, "2026-01-01T00:00:00", "INVALID_ARGUMENT", "expire_at"),
+        (None, "tomorrow", "INVALID_ARGUMENT", "expire_at"),
+        (None, 1.5, "INVALID_ARGUMENT", "expire_at"),
+        (None, True, "INVALID_ARGUMENT", "expire_at"),
+        (None, -1, "LIFETIME_NEGATIVE", "expire_at"),
+        (None, 2**63, "LIFETIME_TOO_LONG", "expire_at"),
+        ("1s", MICROS, "INVALID_ARGUMENT", "expire_at"),
+        (NEVER, MICROS, "INVALID_ARGUMENT", "expire_at"),
+    ],
+)
+def test_a_wrong_lifetime_is_refused_with_the_name_of_its_argument(
+    ttl: Any, expire_at: Any, reason: str, field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        _core.lifetime(ttl, expire_at)
+    assert (caught.value.reason, caught.value.details["field"]) == (reason, field)
+
+
+def test_documents_are_encoded_once_and_bytes_go_as_they_are() -> None:
+    assert _core.encode({"id": 1, "price": 9.5}) == b'{"id":1,"price":9.5}'
+    assert _core.encode("é") == "é".encode()
+    raw = b"\x00\xff"
+    assert _core.encode(raw) is raw
+    assert _core.encode(bytearray(raw)) == raw
+    assert _core.encode(memoryview(raw)) == raw
+
+
+@pytest.mark.parametrize("data", [{"f": object()}, {"n": 2**70 * 1j}, "\ud800"])
+def test_what_cannot_be_encoded_is_refused_as_malformed(data: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        _core.encode(data)
+    assert caught.value.reason == "PAYLOAD_MALFORMED"
+
+
+def test_at_most_one_condition() -> None:
+    assert _core.condition() is None
+    assert _core.condition(only_if_version=0) == types_pb2.Condition(only_if_version=0)
+    with pytest.raises(InvalidArgument):
+        _core.condition(only_if_absent=True, only_if_version=3)
+
+
+def test_durability_has_two_names() -> None:
+    assert _core.durability_value(None) == types_pb2.DURABILITY_UNSPECIFIED
+    assert _core.durability_name(_core.durability_value("buffered")) == "buffered"
+    with pytest.raises(InvalidArgument):
+        _core.durability_value("sure")  # type: ignore[arg-type]
+
+
+def test_requests_at_the_same_time_never_share_a_publisher_id() -> None:
+    """Under one id the request with the lower sequence would be dropped as a retry if it arrived second (rule P6)."""
+    sequencer = _core.Sequencer()
+    first, second = sequencer.take(), sequencer.take()
+    assert first.publisher_id != second.publisher_id
+    sequencer.give_back(first, 3)
+    third = sequencer.take()
+    assert (third.publisher_id, third.first_sequence) == (first.publisher_id, 4)
+
+
+def test_many_documents_are_cut_into_requests_and_atomic_ones_are_not() -> None:
+    documents = [b"x"] * (_core.RECORDS_PER_REQUEST_MAX + 1)
+    batches = list(_core.publish_batches(documents, None, atomic=False))
+    assert [(len(batch.records), batch.first_index) for batch in batches] == [(10_000, 0), (1, 10_000)]
+    assert len(list(_core.publish_batches(documents, None, atomic=True))) == 1
+    large = [bytes(_core.CHUNK_BYTES - 1)] * 3
+    assert [len(batch.records) for batch in _core.publish_batches(large, None, atomic=False)] == [1, 1, 1]
+
+
+def test_keys_go_with_the_documents_one_by_one() -> None:
+    (batch,) = _core.publish_batches(["a", "b"], ["1", "2"], atomic=False)
+    assert [record.key for record in batch.records] == ["1", "2"]
+    for keys in (["1"], ["1", "2", "3"]):
+        with pytest.raises(InvalidArgument) as caught:
+            list(_core.publish_batches(["a", "b"], keys, atomic=False))
+        assert caught.value.details["field"] == "keys"
+
+
+def test_results_that_do_not_fit_the_request_are_not_believed() -> None:
+    with pytest.raises(InternalError):
+        _core.outcomes([sow_pb2.PublishResult(key="1")], expected=2)
+
+
+def test_results_keep_zero_and_never_apart() -> None:
+    results = [
+        sow_pb2.PublishResult(key="1", version=5, expire_time_micros=0, sequence=9),
+        sow_pb2.PublishResult(key="2", version=6, sequence=10, ttl_ignored=True),
+        sow_pb2.PublishResult(
+            refusal=types_pb2.Refusal(reason=types_pb2.ERROR_REASON_CONDITION_FAILED, message="no", current_version=3)
+        ),
+    ]
+    assert _core.outcomes(results, expected=3, first_index=10) == [
+        Published("1", 5, 0, 9, ttl_ignored=False, duplicate=False),
+        Published("2", 6, None, 10, ttl_ignored=True, duplicate=False),
+        Refusal(12, "CONDITION_FAILED", "no", 3),
+    ]
+
+
+def test_one_text_is_not_a_list_of_keys() -> None:
+    for call in (_core.get_request, lambda topic, keys: _core.query_request(topic, keys=keys)):
+        with pytest.raises(InvalidArgument) as caught:
+            call("orders", "abc")
+        assert caught.value.details["field"] == "keys"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"keys": []}, "keys"),
+        ({"top_n": 0}, "top_n"),
+        ({"skip_n": -1}, "skip_n"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"select": ["/a"], "exclude": ["/b"]}, "exclude"),
+        ({"select": "/a"}, "select"),
+    ],
+)
+def test_a_wrong_option_of_a_query_is_refused_by_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        _core.query_request("orders", **arguments)
+    assert caught.value.details["field"] == field
+
+
+def test_a_delete_selects_in_exactly_one_way() -> None:
+    """Rule D1."""
+
+    def request(**arguments: Any) -> sow_pb2.SowDeleteRequest:
+        chosen = {"keys": None, "data": None, "all": False, "dry_run": False, "durability": None} | arguments
+        return _core.delete_request("orders", **chosen)
+
+    assert request(keys=["1"]).by_keys.keys == ["1"]
+    assert request(data={"id": 1}).by_payload == b'{"id":1}'
+    assert request(all=True).all
+    for wrong in ({}, {"keys": ["1"], "all": True}, {"keys": ["1"], "data": b"{}"}):
+        with pytest.raises(InvalidArgument):
+            request(**wrong)
+
+
+def test_expiration_is_one_setting_for_people_and_two_fields_on_the_wire() -> None:
+    altered = _core.alter_request("orders", {"expiration": "30s", "max_ttl": None})
+    assert altered.update_paths == ["expiration", "default_ttl", "max_ttl"]
+    assert altered.settings.expiration == admin_pb2.EXPIRATION_ENABLED
+    assert altered.settings.default_ttl.ToMicroseconds() == 30_000_000
+    assert not altered.settings.HasField("max_ttl")
+    plain = _core.alter_request("orders", {"expiration": "enabled"})
+    assert not plain.settings.HasField("default_ttl")
+
+
+def test_settings_that_are_not_named_are_left_to_the_server() -> None:
+    assert _core.create_request("orders", None, {}).settings == admin_pb2.TopicSettings()
+    assert _core.create_request("orders", TopicSettings(), {}).settings == admin_pb2.TopicSettings()
+
+
+def test_settings_make_the_way_to_the_server_and_back() -> None:
+    values = TopicSettings(
+        key=["/carrier", "/flight"],
+        message_type="fix",
+        expiration="90s",
+        min_ttl="1s",
+        max_ttl=timedelta(hours=1),
+        journal=False,
+        fix_separator="|",
+        retain_time="0s",
+        retain_bytes=0,
+    )
+    assert (values.expiration, values.max_ttl, values.key) == ("1m30s", "1h0m0s", ("/carrier", "/flight"))
+    message = _core.create_request("orders", values, {}).settings
+    assert message.HasField("retain_time")  # zero is not unset
+    assert _core.topic(admin_pb2.Topic(name="orders", settings=message)).settings == values
+    for expiration in ("disabled", "enabled", "reject"):
+        for retain in ("unlimited", None):
+            other = TopicSettings(expiration=expiration, retain_time=retain)
+            sent = _core.settings_message(other, {"expiration", "retain_time"})
+            assert _core.topic(admin_pb2.Topic(settings=sent)).settings == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"expiraton": "1s"}, "expiraton"),
+        ({"key": "/id"}, "key"),
+        ({"min_ttl": "1"}, "min_ttl"),
+        ({"message_type": "xml"}, "message_type"),
+        ({}, "settings"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(arguments: TopicSettingsArguments, field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        _core.alter_request("orders", arguments)
+    assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        ("127.0.0.1:7451", "127.0.0.1:7451"),
+        ("db.example", "db.example:7450"),
+        ("[::1]", "[::1]:7450"),
+        ("[::1]:7451", "[::1]:7451"),
+        ("unix:/run/sow", "unix:/run/sow"),
+    ],
+)
+def test_an_address_gets_the_default_port(server: str, expected: str) -> None:
+    assert target(server) == expected
+
+
+@pytest.mark.parametrize("server", ["", "host:", "host:0", "host:70000", "::1", "http://host", "a b"])
+def test_a_wrong_address_is_refused(server: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        target(server)
+    assert caught.value.details["field"] == "server"
+
+
+def test_tls_files_that_cannot_be_read_are_named() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Tls(ca="/nowhere/ca.pem").credentials()
+    assert "/nowhere/ca.pem" in caught.value.message
+    with pytest.raises(InvalidArgument):
+        Tls(certificate="only.pem").credentials()

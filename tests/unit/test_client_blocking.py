@@ -1,0 +1,786 @@
+"""Every call of the blocking client against grpcio-testing's channel: what is sent, what comes back, what is raised.
+
+The client runs on a thread of its own; the test is the server, one step at a time, so nothing here waits for time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import grpc
+import grpc_testing
+import pytest
+from google.protobuf import any_pb2, timestamp_pb2
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client import (
+    NEVER,
+    Ack,
+    AlreadyExists,
+    Cancelled,
+    Client,
+    ClockAccepted,
+    Compacted,
+    ConditionFailed,
+    Deleted,
+    FailedPrecondition,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Published,
+    Publisher,
+    PublishFailed,
+    Refusal,
+    ResourceExhausted,
+    TopicSettings,
+    Unavailable,
+)
+
+_Value = TypeVar("_Value")
+SOW = sow_pb2.DESCRIPTOR.services_by_name["SowService"]
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+SECONDS_MAX = 10  # before a hanging test fails; nothing takes as long
+
+
+class Server:
+    """The test's end of the channel."""
+
+    def __init__(self) -> None:
+        services = [SOW, ADMIN]
+        self.channel = grpc_testing.channel(services, grpc_testing.strict_real_time())
+        self.client = Client(channel=self.channel)
+        self._threads = ThreadPoolExecutor()
+
+    def begin(self, call: Callable[[], _Value]) -> Future[_Value]:
+        """Starts a call of the client."""
+        return self._threads.submit(call)
+
+    def answer(self, method: str, response: Message) -> Any:
+        """Answers a call with one response; returns its request."""
+        descriptor = method_of(method)
+        _, request, rpc = self.channel.take_unary_unary(descriptor)
+        rpc.terminate(response, (), grpc.StatusCode.OK, "")
+        return request
+
+    def refuse(self, method: str, code: grpc.StatusCode, reason: str, text: str = "no", **metadata: str) -> Any:
+        """Answers a call with a status; returns its request."""
+        _, request, rpc = self.channel.take_unary_unary(method_of(method))
+        rpc.terminate(None, status_details(code, reason, text, **metadata), code, text)
+        return request
+
+    def stream(self, method: str, *responses: Message, end: tuple[grpc.StatusCode, str] | None = None) -> Any:
+        """Answers a call with a stream; returns its request. `end`: a status and reason instead of OK."""
+        _, request, rpc = self.channel.take_unary_stream(method_of(method))
+        for response in responses:
+            rpc.send_response(response)
+        if end is None:
+            rpc.terminate((), grpc.StatusCode.OK, "")
+        else:
+            rpc.terminate(status_details(end[0], end[1], "no") if end[1] else (), end[0], "no")
+        return request
+
+    def publish_stream(self) -> Any:
+        """The server's side of a publisher's stream."""
+        _, rpc = self.channel.take_stream_stream(method_of("PublishStream"))
+        return rpc
+
+    def stop(self) -> None:
+        self._threads.shutdown()
+
+
+def method_of(name: str) -> MethodDescriptor:
+    return SOW.methods_by_name.get(name) or ADMIN.methods_by_name[name]
+
+
+def status_details(code: grpc.StatusCode, reason: str, text: str, **metadata: str) -> tuple[tuple[str, bytes], ...]:
+    packed = any_pb2.Any()
+    packed.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="sow", metadata=metadata))
+    status = status_pb2.Status(code=code.value[0], message=text, details=[packed])
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+RESULT = sow_pb2.PublishResult(key="1", version=7, expire_time_micros=5_000_000, sequence=3)
+PUBLISHED = Published("1", 7, 5_000_000, 3, ttl_ignored=False, duplicate=False)
+
+
+def refused(reason: str, *, index: int = 0, current_version: int = 0) -> types_pb2.Refusal:
+    value = types_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}")
+    return types_pb2.Refusal(index=index, reason=value, message="no", current_version=current_version)
+
+
+# ---- publish ----
+
+
+def test_publish(server: Server) -> None:
+    call = server.begin(
+        lambda: server.client.publish(
+            "orders", {"id": 1}, ttl="30s", keep_ttl=True, only_if_version=6, durability="buffered"
+        )
+    )
+    request = server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT]))
+    done = call.result(SECONDS_MAX)
+    assert done == PUBLISHED
+    assert done.expire_time == datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
+    assert request.publisher.first_sequence == 1
+    request.ClearField("publisher")
+    assert request == sow_pb2.PublishRequest(
+        topic="orders",
+        records=[sow_pb2.PublishRecord(payload=b'{"id":1}', condition=types_pb2.Condition(only_if_version=6))],
+        lifetime=types_pb2.Lifetime(ttl_micros=30_000_000),
+        ttl_mode=types_pb2.TTL_MODE_KEEP,
+        durability=types_pb2.DURABILITY_BUFFERED,
+    )
+
+
+def test_publish_raises_the_refusal_of_its_record(server: Server) -> None:
+    call = server.begin(lambda: server.client.publish("orders", "{}", key="a", only_if_absent=True))
+    result = sow_pb2.PublishResult(refusal=refused("CONDITION_FAILED", current_version=9))
+    request = server.answer("Publish", sow_pb2.PublishResponse(results=[result]))
+    with pytest.raises(ConditionFailed) as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.current_version == 9
+    assert request.records[0].key == "a"
+
+
+def test_publish_raises_the_status_with_its_details(server: Server) -> None:
+    call = server.begin(lambda: server.client.publish("orders", "{}"))
+    server.refuse("Publish", grpc.StatusCode.INVALID_ARGUMENT, "LIFETIME_NEGATIVE", field="lifetime")
+    with pytest.raises(InvalidArgument) as caught:
+        call.result(SECONDS_MAX)
+    assert (caught.value.reason, caught.value.details) == ("LIFETIME_NEGATIVE", {"field": "lifetime"})
+    assert isinstance(caught.value.__cause__, grpc.RpcError)
+
+
+def test_publishes_of_one_client_follow_each_other_under_one_id(server: Server) -> None:
+    requests = []
+    for _ in range(2):
+        call = server.begin(lambda: server.client.publish("orders", b"{}"))
+        requests.append(server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT])))
+        call.result(SECONDS_MAX)
+    first, second = (request.publisher for request in requests)
+    assert first.publisher_id == second.publisher_id
+    assert (first.first_sequence, second.first_sequence) == (1, 2)
+
+
+def test_publish_many_says_for_each_record_what_became_of_it(server: Server) -> None:
+    call = server.begin(lambda: server.client.publish_many("orders", ["{}", "{"], keys=["1", "2"], atomic=True))
+    bad = sow_pb2.PublishResult(refusal=refused("PAYLOAD_MALFORMED", index=1))
+    request = server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT, bad]))
+    assert call.result(SECONDS_MAX) == [PUBLISHED, Refusal(1, "PAYLOAD_MALFORMED", "no")]
+    assert request.atomic
+    assert [record.key for record in request.records] == ["1", "2"]
+
+
+def test_publish_many_holds_back_what_comes_after_a_refusal_that_may_pass(server: Server) -> None:
+    call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001))
+    results = [RESULT] * 9_999 + [sow_pb2.PublishResult(refusal=refused("OVERLOADED", index=9_999))]
+    server.answer("Publish", sow_pb2.PublishResponse(results=results))
+    outcomes = call.result(SECONDS_MAX)
+    assert [outcome.reason for outcome in outcomes if isinstance(outcome, Refusal)] == ["OVERLOADED", "STREAM_BROKEN"]
+    assert len(outcomes) == 10_001
+
+
+def test_touch_of_one_key(server: Server) -> None:
+    call = server.begin(lambda: server.client.touch("orders", "1", ttl="1m", only_if_version=3))
+    request = server.answer("Touch", sow_pb2.TouchResponse(results=[RESULT]))
+    assert call.result(SECONDS_MAX) == PUBLISHED
+    assert request == sow_pb2.TouchRequest(
+        topic="orders",
+        keys=["1"],
+        lifetime=types_pb2.Lifetime(ttl_micros=60_000_000),
+        condition=types_pb2.Condition(only_if_version=3),
+    )
+
+
+def test_touch_of_a_dead_record_is_not_found_and_of_a_list_says_so_for_each(server: Server) -> None:
+    gone = sow_pb2.PublishResult(refusal=refused("RECORD_NOT_FOUND"))
+    one = server.begin(lambda: server.client.touch("orders", "1"))
+    request = server.answer("Touch", sow_pb2.TouchResponse(results=[gone]))
+    with pytest.raises(NotFound):
+        one.result(SECONDS_MAX)
+    assert not request.HasField("lifetime")
+    many = server.begin(lambda: server.client.touch("orders", ["1", "2"], ttl=NEVER))
+    server.answer("Touch", sow_pb2.TouchResponse(results=[RESULT, gone]))
+    assert many.result(SECONDS_MAX) == [PUBLISHED, Refusal(1, "RECORD_NOT_FOUND", "no")]
+
+
+def test_persist(server: Server) -> None:
+    call = server.begin(lambda: server.client.persist("orders", "1"))
+    request = server.answer("Touch", sow_pb2.TouchResponse(results=[sow_pb2.PublishResult(key="1", version=8)]))
+    assert call.result(SECONDS_MAX).expire_time is None
+    assert request.lifetime.never
+
+
+# ---- read ----
+
+RECORD = types_pb2.Record(topic="orders", key="1", payload=b'{"id":1}', version=7, origin="nyc", sequence=3)
+
+
+def test_get(server: Server) -> None:
+    call = server.begin(lambda: server.client.get("orders", "1"))
+    request = server.answer("Get", sow_pb2.GetResponse(records=[RECORD], as_of_micros=1))
+    record = call.result(SECONDS_MAX)
+    assert record is not None
+    assert (record.key, record.data, record.version, record.origin) == ("1", {"id": 1}, 7, "nyc")
+    assert request == sow_pb2.GetRequest(topic="orders", keys=["1"])
+
+
+def test_get_of_nothing_is_none(server: Server) -> None:
+    call = server.begin(lambda: server.client.get("orders", "1"))
+    server.answer("Get", sow_pb2.GetResponse())
+    assert call.result(SECONDS_MAX) is None
+
+
+def test_get_many(server: Server) -> None:
+    call = server.begin(lambda: server.client.get_many("orders", ["1", "2"], select=["/id"]))
+    request = server.answer("Get", sow_pb2.GetResponse(records=[RECORD]))
+    assert [record.key for record in call.result(SECONDS_MAX)] == ["1"]
+    assert request.select.include == ["/id"]
+
+
+def test_get_of_an_unknown_topic(server: Server) -> None:
+    call = server.begin(lambda: server.client.get("nowhere", "1"))
+    server.refuse("Get", grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND")
+    with pytest.raises(NotFound) as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.reason == "TOPIC_NOT_FOUND"
+
+
+def header() -> sow_pb2.QueryResponse:
+    return sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="e:9", as_of_micros=1_000_000))
+
+
+def batch(*keys: str) -> sow_pb2.QueryResponse:
+    numbers = [1] * len(keys)
+    return sow_pb2.QueryResponse(
+        batch=types_pb2.RecordColumns(
+            key=keys,
+            payload=[b"{}" for _ in keys],
+            version=numbers,
+            publish_time_micros=numbers,
+            expire_time_micros=numbers,
+            sequence=numbers,
+            origins=["nyc"],
+        )
+    )
+
+
+def footer(matched: int = 0, token: str = "") -> sow_pb2.QueryResponse:
+    return sow_pb2.QueryResponse(
+        footer=sow_pb2.QueryFooter(matched=matched, returned=matched, scanned=matched, next_page_token=token)
+    )
+
+
+def test_query(server: Server) -> None:
+    result = server.client.query("orders", exclude=["/note"], batch_size=2, skip_n=1, top_n=3)
+    assert (result.header, result.footer) == (None, None)
+    call = server.begin(lambda: [record.key for record in result])
+    request = server.stream("Query", header(), batch("1", "2"), batch("3"), footer(3))
+    assert call.result(SECONDS_MAX) == ["1", "2", "3"]
+    assert result.header is not None
+    assert result.header.bookmark == "e:9"
+    assert result.header.as_of == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert result.footer is not None
+    assert result.footer.matched == 3
+    assert request == sow_pb2.QueryRequest(
+        topic="orders", select=sow_pb2.Projection(exclude=["/note"]), batch_size=2, skip_n=1, top_n=3
+    )
+
+
+def test_query_by_batches_and_keys_only(server: Server) -> None:
+    result = server.client.query("orders", keys=["1"], keys_only=True)
+    call = server.begin(lambda: [part.keys for part in result.batches()])
+    request = server.stream("Query", header(), batch("1"), footer(1))
+    assert call.result(SECONDS_MAX) == [["1"]]
+    assert request.keys_only
+    assert request.keys == ["1"]
+
+
+def test_a_query_of_an_unknown_topic(server: Server) -> None:
+    call = server.begin(lambda: list(server.client.query("nowhere")))
+    server.stream("Query", end=(grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"))
+    with pytest.raises(NotFound):
+        call.result(SECONDS_MAX)
+
+
+def test_a_query_that_ends_without_its_footer_was_cut(server: Server) -> None:
+    keys: list[str] = []
+    call = server.begin(lambda: keys.extend(record.key for record in server.client.query("orders")))
+    server.stream("Query", header(), batch("1"))
+    with pytest.raises(Unavailable) as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.reason == "STREAM_CUT"
+    assert keys == ["1"]
+
+
+def test_a_query_that_breaks_after_records_is_not_mixed_with_another_instant(server: Server) -> None:
+    result = server.client.query("orders")
+    first = server.begin(lambda: next(result).key)
+    _, _, rpc = server.channel.take_unary_stream(method_of("Query"))
+    rpc.send_response(header())
+    rpc.send_response(batch("1"))
+    assert first.result(SECONDS_MAX) == "1"
+    second = server.begin(lambda: next(result))
+    rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "reset")
+    with pytest.raises(Unavailable) as caught:
+        second.result(SECONDS_MAX)
+    assert caught.value.reason == "STREAM_CUT"
+
+
+def test_a_query_that_breaks_before_its_first_record_is_asked_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sow_client.client.QUERY_RETRY_SECONDS", 0.0)
+    call = server.begin(lambda: [record.key for record in server.client.query("orders")])
+    server.stream("Query", header(), end=(grpc.StatusCode.UNAVAILABLE, ""))
+    server.stream("Query", header(), batch("1"), footer(1))
+    assert call.result(SECONDS_MAX) == ["1"]
+
+
+def test_leaving_the_loop_ends_the_call(server: Server) -> None:
+    def first_key() -> str:
+        for record in server.client.query("orders"):
+            return record.key
+        raise AssertionError("no record")
+
+    call = server.begin(first_key)
+    _, _, rpc = server.channel.take_unary_stream(method_of("Query"))
+    rpc.send_response(header())
+    rpc.send_response(batch("1"))
+    assert call.result(SECONDS_MAX) == "1"
+    rpc.cancelled()  # returns once the client has cancelled
+
+
+def test_closing_a_result_ends_the_call(server: Server) -> None:
+    result = server.client.query("orders")
+    call = server.begin(lambda: next(result).key)
+    _, _, rpc = server.channel.take_unary_stream(method_of("Query"))
+    rpc.send_response(header())
+    rpc.send_response(batch("1", "2"))
+    call.result(SECONDS_MAX)
+    with result:
+        pass
+    rpc.cancelled()
+
+
+def test_page(server: Server) -> None:
+    call = server.begin(lambda: server.client.page("orders", page_size=2, page_token="t1"))
+    request = server.stream("Query", header(), batch("1", "2"), footer(2, "t2"))
+    page = call.result(SECONDS_MAX)
+    assert [record.key for record in page.records] == ["1", "2"]
+    assert (page.next_page_token, page.header.bookmark) == ("t2", "e:9")
+    assert request == sow_pb2.QueryRequest(topic="orders", page_size=2, page_token="t1")
+    with pytest.raises(InvalidArgument):
+        server.client.page("orders", page_size=0)
+
+
+def test_count(server: Server) -> None:
+    call = server.begin(lambda: server.client.count("orders"))
+    request = server.stream("Query", header(), footer(42))
+    assert call.result(SECONDS_MAX) == 42
+    assert request == sow_pb2.QueryRequest(topic="orders", count_only=True)
+
+
+# ---- delete ----
+
+
+def test_sow_delete(server: Server) -> None:
+    steps: list[Deleted] = []
+    call = server.begin(
+        lambda: server.client.sow_delete("orders", all=True, durability="fsync", on_progress=steps.append)
+    )
+    request = server.stream(
+        "SowDelete",
+        sow_pb2.SowDeleteResponse(matched=1000, deleted=1000, last_sequence=5),
+        sow_pb2.SowDeleteResponse(matched=1200, deleted=1200, last_sequence=9, done=True),
+    )
+    assert call.result(SECONDS_MAX) == Deleted(1200, 1200, 9) == steps[-1]
+    assert len(steps) == 2
+    assert request == sow_pb2.SowDeleteRequest(topic="orders", all=True, durability=types_pb2.DURABILITY_FSYNC)
+
+
+def test_sow_delete_by_keys_that_is_cut_or_refused(server: Server) -> None:
+    cut = server.begin(lambda: server.client.sow_delete("orders", keys=["1"], dry_run=True))
+    request = server.stream("SowDelete", sow_pb2.SowDeleteResponse(matched=1))
+    with pytest.raises(Unavailable) as caught:
+        cut.result(SECONDS_MAX)
+    assert caught.value.reason == "STREAM_CUT"
+    assert request.by_keys.keys == ["1"]
+    assert request.dry_run
+    no = server.begin(lambda: server.client.sow_delete("orders", data={"x": 1}))
+    server.stream("SowDelete", end=(grpc.StatusCode.INVALID_ARGUMENT, "KEY_FIELD_MISSING"))
+    with pytest.raises(InvalidArgument) as refusal:
+        no.result(SECONDS_MAX)
+    assert refusal.value.reason == "KEY_FIELD_MISSING"
+
+
+# ---- administration ----
+
+TOPIC = admin_pb2.Topic(
+    name="orders",
+    settings=admin_pb2.TopicSettings(
+        key=["/id"], message_type=admin_pb2.MESSAGE_TYPE_JSON, expiration=admin_pb2.EXPIRATION_ENABLED, journal=True
+    ),
+    create_time=timestamp_pb2.Timestamp(seconds=1),
+    statistics=admin_pb2.TopicStatistics(live_records=4, overdue_records=1),
+)
+
+
+def test_topics(server: Server) -> None:
+    call = server.begin(lambda: server.client.topics(with_statistics=True))
+    request = server.answer("ListTopics", admin_pb2.ListTopicsResponse(topics=[TOPIC]))
+    (topic,) = call.result(SECONDS_MAX)
+    assert (topic.name, topic.settings) == ("orders", TopicSettings(key=("/id",), expiration="enabled"))
+    assert topic.create_time == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert topic.statistics is not None
+    assert (topic.statistics.live_records, topic.statistics.overdue_records) == (4, 1)
+    assert request.with_statistics
+
+
+def test_create_topic_from_settings_or_from_keywords(server: Server) -> None:
+    for create in (
+        lambda: server.client.create_topic("orders", TopicSettings(key=["/id"], expiration="30s")),
+        lambda: server.client.create_topic("orders", key=["/id"], expiration="30s"),
+    ):
+        call = server.begin(create)
+        request = server.answer("CreateTopic", admin_pb2.CreateTopicResponse(topic=TOPIC))
+        assert call.result(SECONDS_MAX).name == "orders"
+        assert request.name == "orders"
+        assert request.settings.key == ["/id"]
+        assert request.settings.default_ttl.seconds == 30
+    with pytest.raises(InvalidArgument):
+        server.client.create_topic("orders", TopicSettings(), key=["/id"])
+
+
+def test_create_topic_that_exists(server: Server) -> None:
+    call = server.begin(lambda: server.client.create_topic("orders"))
+    server.refuse("CreateTopic", grpc.StatusCode.ALREADY_EXISTS, "TOPIC_EXISTS")
+    with pytest.raises(AlreadyExists):
+        call.result(SECONDS_MAX)
+
+
+def test_alter_topic(server: Server) -> None:
+    call = server.begin(lambda: server.client.alter_topic("orders", max_ttl="1h"))
+    request = server.answer("AlterTopic", admin_pb2.AlterTopicResponse(topic=TOPIC))
+    assert call.result(SECONDS_MAX).name == "orders"
+    assert request.update_paths == ["max_ttl"]
+    assert request.settings.max_ttl.seconds == 3600
+
+
+def test_alter_topic_that_the_config_owns(server: Server) -> None:
+    call = server.begin(lambda: server.client.alter_topic("orders", max_ttl="1h"))
+    server.refuse("AlterTopic", grpc.StatusCode.FAILED_PRECONDITION, "SET_IN_CONFIG")
+    with pytest.raises(FailedPrecondition) as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.reason == "SET_IN_CONFIG"
+
+
+def test_describe_topic(server: Server) -> None:
+    call = server.begin(lambda: server.client.describe_topic("orders"))
+    request = server.answer("DescribeTopic", admin_pb2.DescribeTopicResponse(topic=TOPIC))
+    assert call.result(SECONDS_MAX).statistics is not None
+    assert request.name == "orders"
+
+
+def test_delete_topic(server: Server) -> None:
+    call = server.begin(lambda: server.client.delete_topic("orders"))
+    request = server.answer("DeleteTopic", admin_pb2.DeleteTopicResponse(deleted_records=4))
+    assert call.result(SECONDS_MAX) == 4
+    assert request.name == "orders"
+
+
+def test_status(server: Server) -> None:
+    call = server.begin(server.client.status)
+    response = admin_pb2.GetStatusResponse(
+        instance="nyc", state="failed", failure="disk", clock_time=timestamp_pb2.Timestamp(seconds=2), last_sequence=9
+    )
+    server.answer("GetStatus", response)
+    status = call.result(SECONDS_MAX)
+    assert (status.instance, status.state, status.failure, status.last_sequence) == ("nyc", "failed", "disk", 9)
+    assert status.clock_time == datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)
+
+
+def test_accept_clock(server: Server) -> None:
+    call = server.begin(server.client.accept_clock)
+    before, after = timestamp_pb2.Timestamp(seconds=1), timestamp_pb2.Timestamp(seconds=2)
+    server.answer("AcceptClock", admin_pb2.AcceptClockResponse(before=before, after=after))
+    moments = [datetime(1970, 1, 1, 0, 0, second, tzinfo=UTC) for second in (1, 2)]
+    assert call.result(SECONDS_MAX) == ClockAccepted(*moments)
+
+
+def test_compact(server: Server) -> None:
+    call = server.begin(server.client.compact)
+    server.answer("Compact", admin_pb2.CompactResponse(bytes_before=10, bytes_after=4))
+    assert call.result(SECONDS_MAX) == Compacted(10, 4)
+
+
+# ---- the publisher ----
+
+
+def acknowledged(applied: int, *refusals: types_pb2.Refusal, duplicates: int = 0) -> sow_pb2.PublishStreamResponse:
+    return sow_pb2.PublishStreamResponse(
+        applied=applied, duplicates=duplicates, refusals=refusals, durability=types_pb2.DURABILITY_FSYNC
+    )
+
+
+def test_publisher_sends_batches_and_closes_the_stream(server: Server) -> None:
+    acks: list[Ack] = []
+
+    def publish() -> Publisher:
+        with server.client.publisher("orders", ttl="30s", batch_records=2, on_ack=acks.append) as publisher:
+            for number in range(3):
+                publisher.publish({"id": number})
+        return publisher
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    first = rpc.take_request()
+    rpc.send_response(acknowledged(2))
+    second = rpc.take_request()
+    rpc.send_response(acknowledged(1))
+    rpc.requests_closed()
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    publisher = call.result(SECONDS_MAX)
+    assert list(first.payload) == [b'{"id":0}', b'{"id":1}']
+    assert list(second.payload) == [b'{"id":2}']
+    assert first.lifetime.ttl_micros == 30_000_000
+    assert [request.publisher.first_sequence for request in (first, second)] == [1, 3]
+    assert (publisher.applied, publisher.acknowledged, publisher.unacknowledged) == (3, 3, 0)
+    assert [ack.applied for ack in acks] == [2, 1]
+    with pytest.raises(Cancelled):
+        publisher.publish(b"late")
+    publisher.close()
+
+
+def test_publisher_sends_what_lingers_without_being_asked(server: Server) -> None:
+    publisher = server.client.publisher("orders", linger=0.0)
+    publisher.publish(b"{}")
+    rpc = server.publish_stream()
+    assert list(rpc.take_request().payload) == [b"{}"]
+    rpc.send_response(acknowledged(1))
+    publisher.flush()
+    publisher.publish(b"[]")
+    assert list(rpc.take_request().payload) == [b"[]"]
+    rpc.send_response(acknowledged(1))
+    publisher.flush()
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    publisher.close()
+
+
+def test_publisher_raises_refusals_on_flush_with_their_place_in_the_stream(server: Server) -> None:
+    publisher = server.client.publisher("orders", batch_records=2)
+
+    def publish() -> None:
+        for key in ("a", "b", "c"):
+            publisher.publish(b"{}", key=key, ttl="1s")
+        publisher.flush()
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    assert list(rpc.take_request().lifetime_micros) == [1_000_000, 1_000_000]
+    rpc.send_response(acknowledged(2))
+    assert list(rpc.take_request().key) == ["c"]
+    rpc.send_response(acknowledged(0, refused("LIFETIME_REJECTED")))
+    with pytest.raises(PublishFailed) as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.refusals == (Refusal(2, "LIFETIME_REJECTED", "no"),)
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    publisher.close()  # reported once
+
+
+def test_publisher_hands_refusals_to_who_asks_for_them(server: Server) -> None:
+    refusals: list[Refusal] = []
+
+    def publish() -> int:
+        with server.client.publisher("orders", on_refusal=refusals.append) as publisher:
+            publisher.publish(b"{")
+        return publisher.refused
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    rpc.take_request()
+    rpc.send_response(acknowledged(0, refused("PAYLOAD_MALFORMED")))
+    rpc.requests_closed()
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    assert call.result(SECONDS_MAX) == 1
+    assert refusals == [Refusal(0, "PAYLOAD_MALFORMED", "no")]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers reconnect without waiting."""
+    monkeypatch.setattr("sow_client._publisher.BACKOFF_SECONDS_FIRST", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_publisher_opens_a_cut_stream_again_and_sends_what_was_not_acknowledged(server: Server) -> None:
+    def publish() -> Publisher:
+        with server.client.publisher("orders", batch_records=1, retry_for=SECONDS_MAX) as publisher:
+            for number in range(3):
+                publisher.publish(str(number))
+        return publisher
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    for _ in range(3):
+        rpc.take_request()
+    rpc.send_response(acknowledged(1))
+    rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    again = server.publish_stream()
+    sequences: list[int] = []
+    while 3 not in sequences:
+        sequences.append(again.take_request().publisher.first_sequence)
+    for _ in sequences:
+        again.send_response(acknowledged(0, duplicates=1))
+    again.requests_closed()
+    again.terminate((), grpc.StatusCode.OK, "")
+    publisher = call.result(SECONDS_MAX)
+    # The answer to the first may be lost with the connection: then it is sent again, too.
+    assert sequences in ([2, 3], [1, 2, 3])
+    assert publisher.acknowledged == 3
+    assert publisher.applied + publisher.duplicates == 3
+
+
+@pytest.mark.usefixtures("at_once")
+def test_publisher_tries_again_when_the_server_is_overloaded(server: Server) -> None:
+    def publish() -> int:
+        with server.client.publisher("orders", retry_for=SECONDS_MAX) as publisher:
+            publisher.publish("1")
+            publisher.publish("2")
+        return publisher.applied
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    rpc.take_request()
+    rpc.send_response(acknowledged(1, refused("OVERLOADED", index=1)))
+    again = server.publish_stream()
+    request = again.take_request()
+    assert (request.publisher.first_sequence, list(request.payload)) == (2, [b"2"])
+    again.send_response(acknowledged(1))
+    again.requests_closed()
+    again.terminate((), grpc.StatusCode.OK, "")
+    assert call.result(SECONDS_MAX) == 2
+
+
+def test_publisher_raises_a_full_disk_at_once_and_says_how_far_it_came(server: Server) -> None:
+    publisher = server.client.publisher("orders", batch_records=1)
+
+    def publish() -> None:
+        publisher.publish("1")
+        publisher.publish("2")
+        publisher.flush()
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    rpc.take_request()
+    rpc.send_response(acknowledged(1))
+    rpc.take_request()
+    rpc.send_response(acknowledged(0, refused("DISK_FULL")))
+    with pytest.raises(ResourceExhausted) as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.reason == "DISK_FULL"
+    assert caught.value.details["acknowledged"] == "1"
+    assert caught.value.details["unacknowledged"] == "1"
+    with pytest.raises(ResourceExhausted):  # W5
+        publisher.publish("3")
+    with pytest.raises(ResourceExhausted):
+        publisher.close()
+
+
+def test_publisher_that_is_fenced_stops(server: Server) -> None:
+    call = server.begin(lambda: server.client.publisher("orders", publisher_id="loader"))
+    request = server.answer("GetPublisher", sow_pb2.GetPublisherResponse(publisher_epoch=4, highest_sequence=10))
+    publisher = call.result(SECONDS_MAX)
+    assert request.publisher_id == "loader"
+    publisher.publish("1")
+    rpc = server.publish_stream()
+    position = rpc.take_request().publisher
+    assert (position.publisher_id, position.publisher_epoch, position.first_sequence) == ("loader", 5, 1)
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    rpc.terminate(status_details(code, "PUBLISHER_FENCED", "a newer one"), code, "a newer one")
+    with pytest.raises(FailedPrecondition) as caught:
+        publisher.flush()
+    assert caught.value.reason == "PUBLISHER_FENCED"
+    publisher.abort()
+
+
+def test_publisher_raises_what_a_callback_raises(server: Server) -> None:
+    def fail(ack: Ack) -> None:
+        raise RuntimeError("the callback's own mistake")
+
+    publisher = server.client.publisher("orders", on_ack=fail)
+    publisher.publish("1")
+    rpc = server.publish_stream()
+    rpc.take_request()
+    rpc.send_response(acknowledged(1))
+    with pytest.raises(RuntimeError, match="own mistake"):
+        publisher.flush()
+    publisher.abort()
+
+
+def test_publisher_that_was_aborted_does_not_wait_for_answers(server: Server) -> None:
+    publisher = server.client.publisher("orders")
+    publisher.publish("1")
+    publisher.abort()
+    with pytest.raises(Cancelled):
+        publisher.flush()
+
+
+def test_publisher_refuses_a_document_that_fits_in_no_request(server: Server) -> None:
+    publisher = server.client.publisher("orders")
+    with pytest.raises(InvalidArgument) as caught:
+        publisher.publish(bytes(16 * 1024 * 1024 + 1))
+    assert caught.value.reason == "PAYLOAD_TOO_LARGE"
+    publisher.close()
+
+
+def test_an_answer_that_does_not_add_up_stops_the_publisher(server: Server) -> None:
+    publisher = server.client.publisher("orders")
+    publisher.publish("1")
+    rpc = server.publish_stream()
+    rpc.take_request()
+    rpc.send_response(acknowledged(2))
+    with pytest.raises(InternalError):
+        publisher.flush()
+    publisher.abort()
+
+
+def test_a_mistake_inside_the_block_stays_what_is_raised_and_what_was_published_is_sent(server: Server) -> None:
+    def publish() -> None:
+        with server.client.publisher("orders") as publisher:
+            publisher.publish("1")
+            raise KeyError("the user's own")
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    assert list(rpc.take_request().payload) == [b"1"]
+    rpc.send_response(acknowledged(0, refused("PAYLOAD_MALFORMED")))
+    rpc.requests_closed()
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    with pytest.raises(KeyError) as caught:
+        call.result(SECONDS_MAX)
+    assert "1 record was refused" in caught.value.__notes__[0]
+
+
+# ---- all of them ----
+
+
+def test_every_rpc_of_the_contract_is_called_by_a_test_here() -> None:
+    with open(__file__, encoding="utf-8") as source:
+        text = source.read()
+    for service in (SOW, ADMIN):
+        for method in service.methods:
+            assert f'"{method.name}"' in text, method.name

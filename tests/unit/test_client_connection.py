@@ -1,0 +1,294 @@
+"""Both clients on a real connection to a small server in this process: unreachable, cut, restarted, used by many."""
+
+# ruff: noqa: N802 - RPCs have the names of the contract
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from sow_client import (
+    AsyncClient,
+    Cancelled,
+    Client,
+    DeadlineExceeded,
+    Deleted,
+    NotFound,
+    Published,
+    Unavailable,
+)
+
+CUT_AFTER = 7  # requests of a stream, after which the server of the reconnect tests breaks it
+
+
+class Store(sow_pb2_grpc.SowServiceServicer):
+    """Keeps payloads in order and drops what it has by publisher sequence (rule P6). Shared by restarted servers."""
+
+    def __init__(self, *, cut_streams: int = 0) -> None:
+        self.payloads: list[bytes] = []
+        self.highest: dict[str, int] = {}
+        self.cuts_left = cut_streams
+        self.entered = threading.Event()
+        self.release = threading.Event()
+        self._lock = threading.Lock()
+
+    def _apply(self, position: types_pb2.PublisherPosition, payloads: list[bytes]) -> int:
+        with self._lock:
+            highest = self.highest.get(position.publisher_id, 0)
+            fresh = payloads[max(0, highest + 1 - position.first_sequence) :]
+            self.payloads += fresh
+            self.highest[position.publisher_id] = max(highest, position.first_sequence + len(payloads) - 1)
+            return len(fresh)
+
+    def Publish(self, request: sow_pb2.PublishRequest, context: object) -> sow_pb2.PublishResponse:
+        self._apply(request.publisher, [record.payload for record in request.records])
+        results = [sow_pb2.PublishResult(key="1", version=1, sequence=1) for _ in request.records]
+        return sow_pb2.PublishResponse(results=results)
+
+    def PublishStream(
+        self, request_iterator: Iterator[sow_pb2.PublishStreamRequest], context: grpc.ServicerContext
+    ) -> Iterator[sow_pb2.PublishStreamResponse]:
+        for number, request in enumerate(request_iterator):
+            applied = self._apply(request.publisher, list(request.payload))
+            if number == CUT_AFTER and self.cuts_left:
+                # Applied, and the answer is lost: the case that sequences are for.
+                self.cuts_left -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+            yield sow_pb2.PublishStreamResponse(applied=applied, duplicates=len(request.payload) - applied)
+
+    def Get(self, request: sow_pb2.GetRequest, context: grpc.ServicerContext) -> sow_pb2.GetResponse:
+        if request.topic == "slow":
+            self.entered.set()
+            self.release.wait(10)
+        return sow_pb2.GetResponse(records=[types_pb2.Record(key=key, payload=b"{}") for key in request.keys])
+
+    def Query(self, request: sow_pb2.QueryRequest, context: grpc.ServicerContext) -> Iterator[sow_pb2.QueryResponse]:
+        if request.topic == "nowhere":
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such topic")
+        yield sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="e:1"))
+        count = len(self.payloads)
+        if not request.count_only:
+            numbers = range(count)
+            keys = [str(number) for number in numbers]
+            columns = types_pb2.RecordColumns(
+                key=keys,
+                payload=self.payloads,
+                version=numbers,
+                publish_time_micros=numbers,
+                expire_time_micros=numbers,
+                sequence=numbers,
+                origins=["a"],
+            )
+            yield sow_pb2.QueryResponse(batch=columns)
+        yield sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(matched=count, returned=count, scanned=count))
+
+    def SowDelete(self, request: sow_pb2.SowDeleteRequest, context: object) -> Iterator[sow_pb2.SowDeleteResponse]:
+        yield sow_pb2.SowDeleteResponse(matched=1, deleted=1, last_sequence=1)
+        yield sow_pb2.SowDeleteResponse(matched=2, deleted=2, last_sequence=2, done=True)
+
+    def Touch(self, request: sow_pb2.TouchRequest, context: object) -> sow_pb2.TouchResponse:
+        return sow_pb2.TouchResponse(results=[sow_pb2.PublishResult(key=key, version=2) for key in request.keys])
+
+    def GetPublisher(self, request: sow_pb2.GetPublisherRequest, context: object) -> sow_pb2.GetPublisherResponse:
+        return sow_pb2.GetPublisherResponse(publisher_epoch=4)
+
+
+def serve(store: Store, address: str) -> grpc.Server:
+    server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+    sow_pb2_grpc.add_SowServiceServicer_to_server(store, server)
+    assert server.add_insecure_port(address)
+    server.start()
+    return server
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    store = Store()
+    server = serve(store, address)
+    yield store
+    store.release.set()
+    server.stop(None).wait()
+
+
+def test_a_server_that_is_not_there_is_unreachable_within_the_connect_timeout(address: str) -> None:
+    with Client(address, connect_timeout=0.2) as client:
+        for call in (lambda: client.get("orders", "1"), lambda: list(client.query("orders"))):
+            with pytest.raises(Unavailable) as caught:
+                call()
+            assert caught.value.reason == "UNREACHABLE"
+        publisher = client.publisher("orders")
+        publisher.publish(b"{}")
+        with pytest.raises(Unavailable) as stopped:
+            publisher.flush()
+        assert stopped.value.reason == "UNREACHABLE"
+        assert stopped.value.details["unacknowledged"] == "1"
+        publisher.abort()
+
+
+def test_a_server_that_is_not_there_is_unreachable_for_the_asynchronous_client_too(address: str) -> None:
+    async def use() -> None:
+        async with AsyncClient(address, connect_timeout=0.2) as client:
+            with pytest.raises(Unavailable) as caught:
+                await client.get("orders", "1")
+            assert caught.value.reason == "UNREACHABLE"
+            publisher = client.publisher("orders")
+            await publisher.publish(b"{}")
+            with pytest.raises(Unavailable) as stopped:
+                await publisher.flush()
+            assert stopped.value.details["unacknowledged"] == "1"
+            await publisher.abort()
+
+    asyncio.run(use())
+
+
+def test_a_client_finds_a_server_that_comes_up_later_and_one_that_was_restarted(address: str) -> None:
+    store = Store()
+    with Client(address, connect_timeout=10) as client, futures.ThreadPoolExecutor() as threads:
+        early = threads.submit(client.get, "orders", "1")
+        server = serve(store, address)
+        assert early.result(10) is not None
+        server.stop(None).wait()
+        server = serve(store, address)
+        assert client.get("orders", "1") is not None
+        assert client.publish("orders", b"{}").version == 1
+        server.stop(None).wait()
+
+
+def test_a_server_that_went_away_is_unreachable_long_before_the_deadline_of_calls(address: str) -> None:
+    """Calls that waited for a connection by themselves would hang for their whole deadline, here 600 s."""
+    server = serve(Store(), address)
+    with Client(address, timeout=600, connect_timeout=0.2) as client:
+        client.get("orders", "1")
+        server.stop(None).wait()
+        for call in (client.get, client.persist):
+            with pytest.raises(Unavailable) as caught:
+                call("orders", "1")
+            assert caught.value.reason == "UNREACHABLE"
+
+
+def test_a_closed_client_says_so(store: Store, address: str) -> None:
+    client = Client(address)
+    client.get("orders", "1")
+    publisher = client.publisher("orders")
+    client.close()
+    publisher.publish(b"{}")
+    calls: list[Callable[[], object]] = [lambda: client.get("orders", "1"), client.query("orders").__next__]
+    for call in (*calls, publisher.flush):
+        with pytest.raises(Cancelled) as caught:
+            call()
+        assert caught.value.reason == "CLOSED"
+    publisher.abort()
+
+
+def test_a_call_that_takes_too_long_is_a_deadline_and_not_an_unreachable_server(store: Store, address: str) -> None:
+    with Client(address, timeout=0.3) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.get("slow", "1")
+        assert store.entered.is_set()
+
+
+def test_a_publisher_survives_cuts_and_a_restart_with_every_record_once_and_in_order(address: str) -> None:
+    """The answers to applied requests are lost again and again; the server drops what is sent twice (rule P6)."""
+    store = Store(cut_streams=5)
+    server = serve(store, address)
+    total = 3_000
+    with Client(address) as client:
+        with client.publisher("orders", batch_records=20) as publisher:
+            for number in range(total):
+                if number == total // 2:
+                    server.stop(None).wait()
+                    server = serve(store, address)
+                publisher.publish(str(number))
+        assert publisher.acknowledged == total
+    assert store.payloads == [str(number).encode() for number in range(total)]
+    assert store.cuts_left == 0
+    assert publisher.duplicates > 0
+    server.stop(None).wait()
+
+
+def test_an_asynchronous_publisher_survives_them_too(address: str) -> None:
+    store = Store(cut_streams=5)
+    server = serve(store, address)
+    total = 3_000
+
+    async def use() -> None:
+        async with AsyncClient(address) as client:
+            async with client.publisher("orders", batch_records=20, publisher_id="loader") as publisher:
+                for number in range(total):
+                    await publisher.publish(str(number))
+            assert publisher.acknowledged == total
+            assert publisher.duplicates > 0
+
+    asyncio.run(use())
+    assert store.payloads == [str(number).encode() for number in range(total)]
+    assert store.highest == {"loader": total}
+    server.stop(None).wait()
+
+
+def test_threads_that_publish_at_once_lose_nothing(store: Store, address: str) -> None:
+    """Sequences of one publisher id that overtake each other would be dropped as retries."""
+    with Client(address) as client, futures.ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: client.publish("orders", str(number)), range(400)))
+    assert sorted(store.payloads) == sorted(str(number).encode() for number in range(400))
+    assert len(store.highest) <= 8
+
+
+def test_the_asynchronous_client_does_what_the_blocking_one_does(store: Store, address: str) -> None:
+    async def use() -> None:
+        steps: list[Deleted] = []
+        async with AsyncClient(address) as client:
+            await asyncio.gather(*(client.publish("orders", str(number)) for number in range(20)))
+            many = await client.publish_many("orders", [b"a", b"b"])
+            assert [outcome.key for outcome in many if isinstance(outcome, Published)] == ["1", "1"]
+            result = client.query("orders")
+            records = [record async for record in result]
+            assert len(records) == 22
+            assert result.footer is not None
+            assert result.footer.matched == 22
+            assert [len(batch) async for batch in client.query("orders").batches()] == [22]
+            async with client.query("orders") as left_early:
+                async for record in left_early:
+                    assert record.key == "0"
+                    break
+            assert (await client.page("orders", page_size=5)).next_page_token == ""
+            assert await client.count("orders") == 22
+            record_or_none = await client.get("orders", "7")
+            assert record_or_none is not None
+            assert record_or_none.key == "7"
+            assert len(await client.get_many("orders", ["1", "2"])) == 2
+            assert (await client.touch("orders", "1", ttl="1s")).version == 2
+            assert len(await client.touch("orders", ["1", "2"])) == 2
+            assert (await client.persist("orders", "1")).key == "1"
+            assert await client.sow_delete("orders", all=True, on_progress=steps.append) == Deleted(2, 2, 2)
+            assert len(steps) == 2
+            with pytest.raises(NotFound):
+                _ = [record async for record in client.query("nowhere")]
+
+    asyncio.run(use())
+    assert len(store.payloads) == 22
+
+
+def test_a_lingering_record_of_an_asynchronous_publisher_is_sent(store: Store, address: str) -> None:
+    async def use() -> None:
+        async with AsyncClient(address) as client:
+            settled = asyncio.Event()
+            async with client.publisher("orders", linger=0.0, on_ack=lambda ack: settled.set()) as publisher:
+                await publisher.publish(b"{}")
+                await asyncio.wait_for(settled.wait(), 10)
+
+    asyncio.run(use())
+    assert store.payloads == [b"{}"]

@@ -1,0 +1,113 @@
+"""Records as views on the columns they came in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from sow.v1 import sow_pb2, types_pb2
+from sow_client import InternalError, Record, RecordBatch, Unavailable, _core
+
+NEVER_MICROS = 2**63 - 1
+
+
+def columns(**changes: object) -> types_pb2.RecordColumns:
+    """Two records."""
+    values: dict[str, object] = {
+        "key": ["1", "2"],
+        "payload": [b'{"id":1}', b'{"id":2}'],
+        "version": [11, 12],
+        "publish_time_micros": [1_000_001, 2_000_000],
+        "expire_time_micros": [3_000_000, NEVER_MICROS],
+        "sequence": [21, 22],
+        "origin": [1, 0],
+        "origins": ["nyc", "ldn"],
+    }
+    return types_pb2.RecordColumns(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_record_reads_its_row_of_the_columns() -> None:
+    first, second = RecordBatch("orders", columns())
+    assert (first.topic, first.key, first.payload, first.version) == ("orders", "1", b'{"id":1}', 11)
+    assert (first.origin, first.sequence) == ("ldn", 21)
+    assert first.publish_time == datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=UTC)
+    assert first.expire_time == datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC)
+    assert (second.expire_time, second.expire_time_micros, second.origin) == (None, None, "nyc")
+    assert repr(first) == "Record(topic='orders', key='1', version=11, payload=b'{\"id\":1}')"
+
+
+def test_one_origin_for_all_needs_no_column() -> None:
+    batch = RecordBatch("orders", columns(origin=[], origins=["nyc"]))
+    assert [record.origin for record in batch] == ["nyc", "nyc"] == batch.origins
+
+
+def test_keys_only_gives_empty_payloads() -> None:
+    batch = RecordBatch("orders", columns(payload=[]))
+    assert [record.payload for record in batch] == [b"", b""]
+    assert len(batch) == 2
+
+
+def test_an_empty_batch_is_no_fault() -> None:
+    assert list(RecordBatch("orders", types_pb2.RecordColumns())) == []
+
+
+@pytest.mark.parametrize(
+    "fault", [{"payload": [b"1"]}, {"version": []}, {"sequence": [1, 2, 3]}, {"origin": [0]}, {"origins": []}]
+)
+def test_columns_of_unequal_length_are_not_read(fault: dict[str, object]) -> None:
+    with pytest.raises(InternalError) as caught:
+        RecordBatch("orders", columns(**fault))
+    assert caught.value.reason == "MALFORMED_RESPONSE"
+
+
+@pytest.mark.parametrize(
+    ("payload", "data"),
+    [
+        (b'{"id":1}', {"id": 1}),
+        (b' \n{"a":[1,null]}', {"a": [1, None]}),
+        (b"8=FIX.4.4\x0155=IBM", b"8=FIX.4.4\x0155=IBM"),
+        (b"\x81\xa2id\x01", b"\x81\xa2id\x01"),
+        (b"123", b"123"),  # a binary topic's bytes, not the number
+        (b"{not json", b"{not json"),
+        (b"", b""),
+    ],
+)
+def test_data_is_the_json_object_or_the_bytes(payload: bytes, data: object) -> None:
+    record = next(iter(RecordBatch("orders", columns(payload=[payload, b""]))))
+    assert record.data == data
+    assert record.data is record.data  # decoded once
+
+
+def test_records_of_a_get_look_like_those_of_a_query() -> None:
+    response = sow_pb2.GetResponse(
+        records=[
+            types_pb2.Record(topic="orders", key="1", payload=b"x", version=3, origin="nyc", sequence=4),
+            types_pb2.Record(topic="orders", key="2", version=5, expire_time_micros=0, origin="ldn", sequence=6),
+        ]
+    )
+    first, second = _core.records("orders", response)
+    assert isinstance(first, Record)
+    assert (first.key, first.expire_time_micros, first.origin) == ("1", None, "nyc")
+    assert (second.key, second.expire_time_micros, second.origin, second.payload) == ("2", 0, "ldn", b"")
+    assert _core.records("orders", sow_pb2.GetResponse()) == []
+
+
+def test_an_answer_without_its_footer_was_cut() -> None:
+    progress = _core.QueryProgress("orders")
+    progress.batch(sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="e:1", as_of_micros=5)))
+    assert progress.batch(sow_pb2.QueryResponse(batch=columns())) is not None
+    with pytest.raises(Unavailable) as caught:
+        progress.finished()
+    assert caught.value.reason == "STREAM_CUT"
+    progress.batch(sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(matched=2, returned=2, scanned=3)))
+    progress.finished()
+    assert progress.header is not None
+    assert progress.header.bookmark == "e:1"
+    assert progress.footer is not None
+    assert (progress.footer.matched, progress.footer.scanned) == (2, 3)
+
+
+def test_records_before_the_header_are_not_believed() -> None:
+    with pytest.raises(InternalError):
+        _core.QueryProgress("orders").batch(sow_pb2.QueryResponse(batch=columns()))

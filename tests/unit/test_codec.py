@@ -1,0 +1,254 @@
+"""The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `FORMAT`.
+
+The golden bytes below belong to format 1. When a layout changes: raise `codec.FORMAT`, say in the CHANGELOG how old
+data gets there, and only then write the new bytes here.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+
+from sow_server.engine.codec import (
+    DELETE,
+    EXPIRE,
+    FORMAT,
+    HEADER_BYTES,
+    HEADER_FAST,
+    PUT,
+    TOUCH,
+    Changes,
+    Column,
+    Commit,
+    Run,
+    StoredStatistics,
+    changes_head,
+    decode_changes,
+    decode_commit,
+    decode_statistics,
+    encode_changes,
+    encode_commit,
+    encode_statistics,
+    header,
+    header_columns,
+    header_start,
+    i64,
+    journal_key,
+    payload_bytes_total,
+    read_header,
+    record,
+    sequences,
+    settings_from_json,
+    settings_to_json,
+    u32,
+    unpack_i64,
+)
+from sow_server.engine.model import NEVER, Expiration, MessageType, TopicSettings
+
+
+def test_these_golden_bytes_belong_to_format_1() -> None:
+    assert FORMAT == 1
+
+
+HEADER = (
+    "01" "00" "0203" "00000005"  # format, flags, origin, payload length
+    "0000000000000a0b"  # version
+    "0000000000000c0d"  # publish time
+    "0000000000000e0f"  # expire time
+    "0000000000001011"  # sequence
+)  # fmt: skip
+
+
+def test_the_header_of_a_record() -> None:
+    packed = header(
+        origin=0x0203, payload_bytes=5, version=0x0A0B, publish_time=0x0C0D, expire_time=0x0E0F, sequence=0x1011
+    )
+    assert packed.hex() == HEADER
+    assert len(packed) == HEADER_BYTES == 40
+    assert read_header(packed) == (0x0203, 5, 0x0A0B, 0x0C0D, 0x0E0F, 0x1011)
+
+
+def test_the_header_in_five_pieces_is_the_same_header() -> None:
+    times = i64(0x0C0D) + i64(0x0E0F)
+    assert HEADER_FAST.pack(header_start(0x0203), 5, 0x0A0B, times, 0x1011).hex() == HEADER
+
+
+def test_the_offsets_that_other_modules_slice_at() -> None:
+    """`[4:8]` payload length, `[24:32]` expire time, `[32:40]` sequence."""
+    packed = bytes.fromhex(HEADER)
+    assert packed[4:8] == u32(5)
+    assert packed[24:32] == i64(0x0E0F)
+    assert packed[32:40] == i64(0x1011)
+
+
+def test_a_record_is_its_header_and_its_payload() -> None:
+    found = record(b"key", bytes.fromhex(HEADER) + b"hello")
+    assert found == (b"key", b"hello", 0x0A0B, 0x0C0D, 0x0E0F, 0x0203, 0x1011)
+
+
+def test_stamps_order_as_their_bytes() -> None:
+    stamps = [0, 1, 255, 256, 2**32, 2**40 + 1, NEVER - 1, NEVER]
+    assert sorted(map(i64, stamps)) == list(map(i64, stamps))
+    assert [unpack_i64(i64(stamp)) for stamp in stamps] == stamps
+
+
+CHANGES = Changes(
+    first_sequence=100,
+    commit_time_micros=0x55,
+    change=bytes([PUT, TOUCH, DELETE, EXPIRE]),
+    version=Column([7, 8, 9, 10]),  # counts up
+    publish_time_micros=Column([0x21, 0x21, 0x21, 0x21]),  # constant
+    expire_time_micros=Column([NEVER, 1, NEVER, 1]),  # as it is
+    origin=Column([2, 2, 2, 2]),
+    previous=Column([0, 96, 97, 98]),
+    removed_version=Column([0, 0, 5, 10]),
+    removed_origin=Column([0, 0, 0, 0]),
+    keys=[b"a", b"", b"ccc", b"a"],
+    payloads=[b"", b"xy", b"z", b""],
+)
+JOURNAL_VALUE = (
+    "01" "00000004" "0000000000000055"  # format, count, commit time
+    "01020304"  # changes
+    "01" "0000000000000007"  # version: counting up from 7
+    "00" "0000000000000021"  # publish time: constant
+    "02" "7fffffffffffffff" "0000000000000001" "7fffffffffffffff" "0000000000000001"  # expire time: as it is
+    "00" "0000000000000002"  # origin
+    "02" "0000000000000000" "0000000000000060" "0000000000000061" "0000000000000062"  # previous
+    "02" "0000000000000000" "0000000000000000" "0000000000000005" "000000000000000a"  # removed version
+    "00" "0000000000000000"  # removed origin
+    "0001" "0000" "0003" "0001"  # key lengths
+    "00000000" "00000002" "00000001" "00000000"  # payload lengths
+    "61" "636363" "61"  # keys
+    "7879" "7a"  # payloads
+)  # fmt: skip
+
+
+def test_a_journal_value() -> None:
+    assert encode_changes(CHANGES).hex() == JOURNAL_VALUE
+    assert changes_head(bytes.fromhex(JOURNAL_VALUE)) == (4, 0x55)
+
+
+def test_a_journal_value_is_read_back() -> None:
+    assert decode_changes(100, bytes.fromhex(JOURNAL_VALUE)) == CHANGES
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind", "size"),
+    [
+        ([5], 0, 9),
+        ([5, 5, 5], 0, 9),
+        ([5, 6, 7], 1, 9),
+        ([-1, 0, 1], 1, 9),
+        ([5, 6, 5], 2, 25),
+        ([5, 9, 7], 2, 25),
+        ([7, 6, 5], 2, 25),
+        ([5, 5, 6], 2, 25),
+        ([5, 6, 6], 2, 25),
+        ([0, 2**63 - 1, -(2**63)], 2, 25),
+    ],
+)
+def test_a_column_takes_the_smallest_of_its_three_forms(numbers: list[int], kind: int, size: int) -> None:
+    column = Column(numbers)
+    packed = column.encode()
+    assert (packed[0], len(packed)) == (kind, size)
+    found, at = Column.decode(b"#" + packed + b"#", 1, len(numbers))
+    assert (found.tolist(), at) == (numbers, 1 + size)
+    assert (found, len(found), list(found), found[-1]) == (column, len(numbers), numbers, numbers[-1])
+
+
+def test_a_column_stays_two_numbers_while_its_pieces_go_on_alike() -> None:
+    """The writer adds a piece per request; a commit of many requests must not cost eight bytes a record and column."""
+    constant = Column()
+    constant.constant(5, 2)
+    constant.append(5)
+    constant.constant(5, 1)
+    assert constant.encode() == b"\0" + i64(5)
+    counting = Column()
+    counting.counting(7, 1)
+    counting.counting(8, 2)
+    counting.append(10)
+    counting.counting(11, 1)
+    assert counting.encode() == b"\1" + i64(7)
+    zeros = Column()
+    zeros.numbers(array("q", [0, 0]))
+    zeros.append(0)
+    assert zeros.encode() == b"\0" + i64(0)
+
+
+def test_keys_of_the_journal_and_of_commits() -> None:
+    assert journal_key(0x01020304, 0x05).hex() == "010203040000000000000005"
+    commit = Commit(3, 9, 0x55, (Run(1, 3, 4), Run(2, 7, 3)))
+    key, value = encode_commit(commit)
+    assert key.hex() == "0000000000000003"
+    assert value.hex() == (
+        "0000000000000009" "0000000000000055"
+        "00000001" "0000000000000003" "00000004"
+        "00000002" "0000000000000007" "00000003"
+    )  # fmt: skip
+    assert decode_commit(key, value) == commit
+
+
+def test_the_figures_of_a_topic() -> None:
+    figures = StoredStatistics(1, 2, 3, 4, 5, 6)
+    assert encode_statistics(figures).hex() == "".join(f"{number:016x}" for number in range(1, 7))
+    assert decode_statistics(encode_statistics(figures)) == figures
+
+
+def test_the_headers_of_many_values_in_columns() -> None:
+    values = [
+        header(origin=65535, payload_bytes=2**32 - 1, version=2**62, publish_time=1, expire_time=NEVER, sequence=9)
+        + b"payload",
+        header(origin=0, payload_bytes=0, version=2, publish_time=0, expire_time=0, sequence=10),
+        header(origin=258, payload_bytes=1, version=3, publish_time=2**50, expire_time=7, sequence=2**40) + b"x",
+    ]
+    columns = header_columns(values)
+    assert list(columns.version) == [2**62, 2, 3]
+    assert list(columns.publish_time) == [1, 0, 2**50]
+    assert list(columns.expire_time) == [NEVER, 0, 7]
+    assert list(columns.sequence) == [9, 10, 2**40]
+    assert list(columns.origin) == [65535, 0, 258]
+    assert [len(column) for column in header_columns([])] == [0] * 5
+    heads = [value[:HEADER_BYTES] for value in values]
+    assert list(sequences([heads[0], None, heads[2]])) == [9, 0, 2**40]
+    assert payload_bytes_total(heads) == 2**32
+
+
+SETTINGS = TopicSettings(
+    key=("/55", "/109"),
+    message_type=MessageType.FIX,
+    expiration=Expiration.ENABLED,
+    default_ttl_micros=30_000_000,
+    min_ttl_micros=1,
+    max_ttl_micros=2,
+    journal=False,
+    separator=b"\xff",
+    retain_time_micros=None,
+    retain_bytes=0,
+)
+
+
+def test_settings_are_stored_under_their_names() -> None:
+    stored = json.loads(json.dumps(settings_to_json(SETTINGS)))
+    assert stored == {
+        "key": ["/55", "/109"],
+        "message_type": "fix",
+        "expiration": "enabled",
+        "default_ttl_micros": 30_000_000,
+        "min_ttl_micros": 1,
+        "max_ttl_micros": 2,
+        "journal": False,
+        "separator": "ÿ",
+        "retain_time_micros": None,
+        "retain_bytes": 0,
+    }
+    assert settings_from_json(stored) == SETTINGS
+
+
+def test_settings_that_are_not_stored_yet_get_their_defaults_and_unknown_ones_are_left() -> None:
+    """A server reads what an older or, after a step back, a newer one has stored."""
+    stored = settings_to_json(SETTINGS)
+    del stored["retain_bytes"]
+    stored["of_the_future"] = 1
+    assert settings_from_json(stored) == SETTINGS._replace(retain_bytes=TopicSettings().retain_bytes)

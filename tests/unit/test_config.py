@@ -1,0 +1,467 @@
+"""The configuration: what is read, what is refused and how, and that all of it is documented."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sow.durations import format_micros
+from sow_server import config
+from sow_server.config import Config, ConfigError, Overrides, ServerConfig, load, render
+from sow_server.engine.clock import ClockOptions
+from sow_server.engine.errors import StoreError
+from sow_server.engine.model import MICROS, Durability, Expiration, MessageType, TopicSettings
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.topics import check_settings
+
+Write = Callable[[str], Path]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a configuration file and returns its path."""
+
+    def written(text: str) -> Path:
+        path = tmp_path / "sow.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return written
+
+
+def refusal(path: Path | None, overrides: Overrides | None = None) -> str:
+    """The message with which a configuration is refused, without the folder of the file."""
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value).replace(f"{path.parent}/" if path else "\0", "")
+
+
+def test_without_a_file_everything_has_a_default_and_topics_are_dynamic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = load(None)
+    assert found.server.listen == "127.0.0.1:7450"
+    assert found.server.data_dir == tmp_path / "sow-data"
+    assert found.server.durability is Durability.FSYNC
+    assert found.server.dynamic_topics
+    assert found.journal.prune_interval_micros == 60 * MICROS
+    assert found.tls is None
+    assert found.metrics.listen == ""
+    assert dict(found.topics) == {}
+    assert not found.accept_clock
+
+
+def test_the_defaults_of_the_engine_are_the_defaults_of_the_file() -> None:
+    found = Config()
+    assert config.store_options(found) == StoreOptions(instance=found.server.instance)
+    assert config.clock_options(found) == ClockOptions()
+
+
+def test_with_a_file_topics_are_declared_unless_it_says_otherwise(write: Write) -> None:
+    assert not load(write("")).server.dynamic_topics
+    assert load(write("[server]\ndynamic_topics = true")).server.dynamic_topics
+
+
+def test_the_instance_is_named_after_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "__Büro 7.local")
+    assert ServerConfig().instance == "B-ro-7.local"
+
+
+def test_paths_are_relative_to_the_file_and_on_the_command_line_to_the_working_directory(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write('[server]\ndata_dir = "state"')
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load(path).server.data_dir == tmp_path / "state"
+    assert load(path, Overrides(data_dir="state")).server.data_dir == elsewhere / "state"
+
+
+def test_the_command_line_wins_over_the_file(write: Write) -> None:
+    path = write('[server]\nlisten = "127.0.0.1:1"\n[journal]\nprune_interval = "5m"')
+    found = load(path, Overrides(listen="[::1]:2", prune_interval="10s", accept_clock=True, insecure=True))
+    assert found.server.listen == "[::1]:2"
+    assert found.journal.prune_interval_micros == 10 * MICROS
+    assert found.server.insecure
+    assert found.accept_clock
+
+
+def test_a_topic_is_read_with_all_of_its_settings(write: Write) -> None:
+    found = load(
+        write(
+            """
+            [topics.orders]
+            key = ["/carrier", "/flight"]
+            message_type = "nvfix"
+            expiration = "enabled"
+            default_ttl = "30s"
+            min_ttl = "1s"
+            max_ttl = "1h"
+            journal = false
+            separator = "|"
+            retain_time = "unlimited"
+            retain_bytes = "1MiB"
+            """
+        )
+    )
+    assert found.topics["orders"] == TopicSettings(
+        key=("/carrier", "/flight"),
+        message_type=MessageType.NVFIX,
+        expiration=Expiration.ENABLED,
+        default_ttl_micros=30 * MICROS,
+        min_ttl_micros=MICROS,
+        max_ttl_micros=3600 * MICROS,
+        journal=False,
+        separator=b"|",
+        retain_time_micros=None,
+        retain_bytes=2**20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expiration", "default_ttl_micros"),
+    [
+        ("disabled", Expiration.DISABLED, None),
+        ("enabled", Expiration.ENABLED, None),
+        ("reject", Expiration.REJECT, None),
+        ("1h30m", Expiration.ENABLED, 5400 * MICROS),
+        ("0s", Expiration.ENABLED, 0),
+    ],
+)
+def test_expiration_is_a_word_or_a_default_lifetime(
+    write: Write, text: str, expiration: Expiration, default_ttl_micros: int | None
+) -> None:
+    settings = load(write(f'[topics.a]\nexpiration = "{text}"')).topics["a"]
+    assert (settings.expiration, settings.default_ttl_micros) == (expiration, default_ttl_micros)
+
+
+def test_a_topic_that_retains_nothing_says_so_twice(write: Write) -> None:
+    settings = load(write('[topics.a]\nretain_time = "0s"\nretain_bytes = 0')).topics["a"]
+    assert (settings.retain_time_micros, settings.retain_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [('"64MiB"', 64 * 2**20), ('"1.5GiB"', 3 * 2**29), ('"10MB"', 10**7), ('"2048 KiB"', 2**21), ("4194304", 2**22)],
+)
+def test_sizes_name_their_unit_or_are_bytes(write: Write, text: str, size: int) -> None:
+    assert load(write(f"[storage]\nblock_cache = {text}")).storage.block_cache_bytes == size
+
+
+@given(st.integers(0, 2**62))
+def test_a_size_is_read_as_it_was_written(size: int) -> None:
+    assert config.parse_bytes(config.format_bytes(size)) == size
+
+
+REFUSED = [
+    # What is not known, with the near miss.
+    ('[topics.orders]\nexpriation = "30s"', "[topics.orders] expriation: unknown key, did you mean expiration?"),
+    ("[servre]\nx = 1", "[servre]: unknown table, did you mean [server]?"),
+    ("[replication]\nx = 1", "[replication]: unknown table (known: clock, journal, limits,"),
+    ('[topics.a]\nindex = ["/x"]', "[topics.a] index: unknown key (known: key, message_type,"),
+    ('[topics.a]\ndead_letter = "b"', "[topics.a] dead_letter: unknown key"),
+    ('listen = "127.0.0.1:1"', "listen: unknown key, it belongs in [server]"),
+    ('[server]\nblock_cache = "2MiB"', "[server] block_cache: unknown key, it belongs in [storage]"),
+    (
+        '[topics.flights.live]\nexpiration = "1s"',
+        """[topics.flights] live: unknown key; if it is part of a topic's name, write [topics."flights.live"]""",
+    ),
+    # Wrong types.
+    (
+        "[server]\nlisten = 7450",
+        '[server] listen: expected an address such as "127.0.0.1:7450", found the integer 7450',
+    ),
+    ('[server]\ndynamic_topics = "yes"', '[server] dynamic_topics: expected true or false, found the text "yes"'),
+    ("[storage]\nbackground_jobs = true", "[storage] background_jobs: expected an integer, found true"),
+    ("[storage]\nblock_cache = 1.5", "[storage] block_cache: expected a size such as"),
+    ("[topics.a]\nmax_ttl = 30", "[topics.a] max_ttl: expected a duration such as"),
+    ("[topics.a]\nmax_ttl = 2026-01-01", "[topics.a] max_ttl: expected a duration such as"),
+    ('[topics.a]\nkey = "/id"', '[topics.a] key: expected key paths such as ["/id"], found the text "/id"'),
+    ("[topics.a]\nkey = [1]", '[topics.a] key: expected key paths such as ["/id"], and in it text only'),
+    ("[topics]\na = 1", "topics.a: expected the table [topics.a], found the integer 1"),
+    ("server = 1", "server: expected the table [server], found the integer 1"),
+    ("[[topics]]\na = 1", "topics: expected the table [topics], found an array"),
+    # Values.
+    ('[topics.a]\nexpiration = "30"', "[topics.a] expiration: duration '30' misses a unit"),
+    ('[topics.a]\nexpiration = "-1s"', "[topics.a] expiration: duration '-1s' is negative"),
+    ('[topics.a]\nexpiration = "enabld"', 'found the text "enabld", did you mean "enabled"?'),
+    ('[topics.a]\nmessage_type = "xml"', '[topics.a] message_type: expected one of "json", "msgpack", "fix", "nvfix",'),
+    ('[server]\ndurability = "fsnyc"', 'found the text "fsnyc", did you mean "fsync"?'),
+    ('[server]\ninstance = "_a"', "[server] instance: expected 1 to 100 of"),
+    ('[server]\ndata_dir = ""', '[server] data_dir: expected the path of a directory, found the text ""'),
+    ('[server]\nlisten = "localhost"', '[server] listen: "localhost" is not host:port'),
+    ('[server]\nlisten = "localhost:70000"', '[server] listen: "localhost:70000" has no port between 0 and 65535'),
+    ('[server]\nlisten = "::1:7450"', '[server] listen: "::1:7450": an IPv6 address is written in brackets'),
+    ('[server]\nlisten = "[::g]:7450"', "is no IPv6 address"),
+    ('[storage]\nblock_cache = "2MiBB"', '[storage] block_cache: size "2MiBB" has the unknown unit'),
+    ('[storage]\nblock_cache = "MiB"', '[storage] block_cache: size "MiB" is not a number with a unit'),
+    ('[storage]\nblock_cache = "1.0000001MiB"', "is not a whole number of bytes"),
+    ("[storage]\nblock_cache = 0", "[storage] block_cache: 0B is below the minimum, 1MiB"),
+    ('[storage]\nbuffered_sync = "2s"', "[storage] buffered_sync: 2s is above the maximum, 50ms"),
+    ("[limits]\nqueue_requests_max = 0", "[limits] queue_requests_max: 0 is below the minimum, 1"),
+    # Contradictions.
+    (
+        '[topics.a]\nexpiration = "30s"\ndefault_ttl = "1s"',
+        '[topics.a] default_ttl: expiration = "30s" sets it already',
+    ),
+    ('[topics.a]\ndefault_ttl = "1s"', "[topics.a] default_ttl: has no meaning with expiration = 'disabled'"),
+    ('[topics.a]\nmin_ttl = "2s"\nmax_ttl = "1s"', "[topics.a] min_ttl: is above max_ttl"),
+    ('[topics.a]\nmax_ttl = "4000d"', "[topics.a] max_ttl: must be between 0s and ten years"),
+    ('[topics.a]\nretain_time = "0s"', "[topics.a] retain_time: and retain_bytes must both be zero"),
+    ('[topics.a]\nkey = ["id"]', "[topics.a] key: "),
+    ('[topics.a]\nkey = ["/a", "/a"]', "[topics.a] key: /a and /a overlap"),
+    ('[topics.a]\nseparator = ";"', "[topics.a] separator: has no meaning with message_type = 'json'"),
+    ('[topics.a]\nmessage_type = "fix"\nseparator = "€"', "[topics.a] separator: expected one byte as text"),
+    ('[topics._a]\nexpiration = "1s"', "[topics._a]: '_a' is no topic name: a leading '_' is reserved"),
+    ('[topics."a b"]\nexpiration = "1s"', "[topics.\"a b\"]: 'a b' is no topic name"),
+    (
+        '[server]\nlisten = "0.0.0.0:7450"',
+        "[server] listen: 0.0.0.0:7450 is reachable from other machines: set up [server.tls], or allow plain text",
+    ),
+    ('[server]\nlisten = "sow.example:7450"', "is reachable from other machines"),
+    (
+        '[server]\nlisten = "localhost:1"\n[metrics]\nlisten = "localhost:1"',
+        "[metrics] listen: localhost:1 is the server's own address",
+    ),
+    (
+        '[limits]\nrequest_bytes_max = "1KiB"',
+        "[limits] payload_bytes_max: 1MiB is above request_bytes_max, 1KiB",
+    ),
+    (
+        "[limits]\nrequest_records_max = 10",
+        "[limits] atomic_records_max: 1000 is above request_records_max, 10",
+    ),
+    ('[limits]\nqueue_bytes_max = "8MiB"', "[limits] request_bytes_max: 16MiB is above queue_bytes_max, 8MiB"),
+    ('[storage]\nwal_bytes_max = "8MiB"', "[storage] memtable: 32MiB is above wal_bytes_max, 8MiB"),
+    ('[clock]\nmax_ahead = "5s"', "[clock] max_jump: 10s is above max_ahead, 5s"),
+    # TLS.
+    ('[server]\ntls = "on"', "server.tls: expected the table [server.tls], found the text"),
+    ('[server.tls]\ncertificate = "c.pem"', "[server.tls] key: is missing"),
+    ('[server.tls]\ncertificate = "c.pem"\nkey = "k.pem"', "c.pem cannot be read (No such file or directory)"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[message[:60] for _, message in REFUSED])
+def test_what_is_wrong_is_refused_with_file_table_and_key(write: Write, text: str, message: str) -> None:
+    said = refusal(write(text))
+    assert said.startswith("sow.toml: ")
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server\n", "sow.toml:1:8: expected ']' at the end of a table declaration"),
+        ("[server]\nlisten = \n", "sow.toml:2:10: invalid value"),
+        ('[server]\nlisten = "', "sow.toml:2:11: unterminated string"),
+        ("[a]\nx = 1\nx = 2\n", "sow.toml:3:6: cannot overwrite a value"),
+    ],
+)
+def test_toml_that_is_broken_is_refused_with_line_and_column(write: Write, text: str, message: str) -> None:
+    assert refusal(write(text)) == message
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_the_line(write: Write) -> None:
+    path = write("")
+    path.write_bytes(b'[server]\ninstance = "B\xfcro"\n')
+    assert refusal(path) == "sow.toml:2: is not UTF-8 at byte 22"
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "sow.toml") == "sow.toml: cannot be read (No such file or directory)"
+
+
+def test_a_data_directory_that_is_a_file_is_refused(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    assert "[server] data_dir: " in refusal(write('[server]\ndata_dir = "state"'))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (Overrides(listen="x"), '--listen: "x" is not host:port'),
+        (Overrides(listen="0.0.0.0:0"), "0.0.0.0:0 is reachable from other machines"),
+        (Overrides(prune_interval="60"), "--prune-interval: duration '60' misses a unit"),
+        (Overrides(prune_interval="0s"), "--prune-interval: 0s is below the minimum, 10ms"),
+        (Overrides(data_dir=""), "--data-dir: expected the path of a directory"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused_by_its_name(overrides: Overrides, message: str) -> None:
+    assert message in refusal(None, overrides)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+def test_a_loopback_address_needs_no_tls(listen: str) -> None:
+    assert load(None, Overrides(listen=listen)).server.listen == listen
+
+
+def test_plain_text_to_other_machines_has_to_be_spelled_out() -> None:
+    assert load(None, Overrides(listen="0.0.0.0:7450", insecure=True)).server.insecure
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate, its key, and the key encrypted."""
+    folder = tmp_path_factory.mktemp("pems")
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
+    for command in (
+        f"{new} -keyout key.pem -out certificate.pem",
+        f"{new} -keyout other.pem -out other-certificate.pem",
+        "openssl ec -in key.pem -out encrypted.pem -aes256 -passout pass:secret",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls_is_read_and_lets_other_machines_in(write: Write, pems: Path) -> None:
+    found = load(
+        write(
+            '[server]\nlisten = "0.0.0.0:7450"\n'
+            f'[server.tls]\ncertificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
+            f'client_ca = "{pems}/certificate.pem"\n'
+        )
+    )
+    assert found.tls is not None
+    assert found.tls.certificate == pems / "certificate.pem"
+    assert found.tls.client_ca == pems / "certificate.pem"
+    assert load(write(render(found))) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("certificate.pem", "other.pem", None), "[server.tls] certificate: "),
+        (("key.pem", "key.pem", None), "[server.tls] certificate: "),
+        (("certificate.pem", "encrypted.pem", None), "are not a certificate and its unencrypted key"),
+        (("certificate.pem", "key.pem", "key.pem"), "[server.tls] client_ca: "),
+    ],
+)
+def test_certificates_that_do_not_fit_are_refused(
+    write: Write, pems: Path, lines: tuple[str, str, str | None], message: str
+) -> None:
+    certificate, key, client_ca = lines
+    text = f'[server.tls]\ncertificate = "{pems}/{certificate}"\nkey = "{pems}/{key}"\n'
+    if client_ca is not None:
+        text += f'client_ca = "{pems}/{client_ca}"\n'
+    assert message in refusal(write(text))
+
+
+def test_tls_and_insecure_contradict_each_other(write: Write, pems: Path) -> None:
+    path = write(f'[server.tls]\ncertificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"')
+    assert "[server] insecure: contradicts [server.tls]" in refusal(path, Overrides(insecure=True))
+
+
+# --- printing --------------------------------------------------------------------------------------------------------
+
+
+def test_the_printed_configuration_is_the_configuration(write: Write) -> None:
+    found = load(None, Overrides(data_dir='a "quoted" \\ path\x7f', listen="[::1]:9"))
+    assert load(write(render(found))) == found
+
+
+_names = st.from_regex(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,20}", fullmatch=True)
+_ttls = st.none() | st.integers(0, 3653 * 86_400 * MICROS)
+_settings = st.builds(
+    TopicSettings,
+    key=st.sampled_from([(), ("/55",), ("/55", "/11")]),
+    message_type=st.sampled_from(MessageType),
+    expiration=st.sampled_from(Expiration),
+    default_ttl_micros=_ttls,
+    min_ttl_micros=_ttls,
+    max_ttl_micros=_ttls,
+    journal=st.booleans(),
+    separator=st.binary(min_size=1, max_size=1),
+    retain_time_micros=st.none() | st.integers(0, 2**62),
+    retain_bytes=st.none() | st.integers(0, 2**62),
+)
+
+
+def _legal(settings: TopicSettings) -> bool:
+    try:
+        check_settings(settings)
+    except StoreError:
+        return False
+    return True
+
+
+@given(topics=st.dictionaries(_names, _settings.filter(_legal), max_size=3))
+def test_printed_topics_are_the_topics(
+    tmp_path_factory: pytest.TempPathFactory, topics: dict[str, TopicSettings]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "printed.toml"
+    found = dataclasses.replace(load(None), topics=topics)
+    path.write_text(render(found), encoding="utf-8")
+    assert load(path) == found
+
+
+# --- nothing is left out ---------------------------------------------------------------------------------------------
+
+_INTERNAL = {"version_reserve_micros", "sequence_reserve"}  # nothing an operator could judge
+_NESTED = {"writer", "rocks", "limits"}
+
+
+def test_every_option_of_the_engine_has_a_knob() -> None:
+    """Each knob is moved from its default; then no option of the engine may still have its own."""
+    moved = Config()
+    for name in ("storage", "limits", "sweep", "clock"):
+        section = getattr(moved, name)
+        fields = {entry.name: getattr(section, entry.name) + 1 for entry in dataclasses.fields(section)}
+        moved = dataclasses.replace(moved, **{name: dataclasses.replace(section, **fields)})
+    moved = dataclasses.replace(moved, server=ServerConfig(instance="elsewhere", dynamic_topics=True))
+    options, default = config.store_options(moved), StoreOptions()
+    for found, usual in (
+        (options, default),
+        (options.writer, default.writer),
+        (options.writer.limits, default.writer.limits),
+        (options.rocks, default.rocks),
+        (config.clock_options(moved), ClockOptions()),
+    ):
+        for entry in dataclasses.fields(found):
+            if entry.name not in _INTERNAL | _NESTED:
+                assert getattr(found, entry.name) != getattr(usual, entry.name), entry.name
+
+
+def _documented() -> dict[tuple[str, str], tuple[str, str]]:
+    """(table, key) → (default, bounds), from the document."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    table = ""
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        if heading := re.fullmatch(r"## \[(.+)\]", line):
+            table = heading[1]
+        elif line.startswith("## "):
+            table = ""
+        elif table and (row := re.fullmatch(r"\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|", line)):
+            found[table, row[1]] = (row[2], row[3])
+    return found
+
+
+def test_every_knob_is_documented_with_its_default_and_bounds() -> None:
+    expected = {}
+    for knob in config.knobs():
+        default = f"`{knob.default}`" if knob.default else "the host name" if knob.key == "instance" else "–"
+        expected[knob.table, knob.key] = (default, knob.bounds.replace('"', "") or "–")
+    assert _documented() == expected
+
+
+def test_the_example_of_the_document_loads(write: Write) -> None:
+    example = re.search(r"```toml\n(.+?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert example is not None
+    found = load(write(example[1]))
+    assert found.topics["orders"].max_ttl_micros == 3600 * MICROS
+    assert format_micros(found.topics["orders"].default_ttl_micros or 0) == "30s"
+
+
+def test_the_largest_message_has_room_for_the_largest_request() -> None:
+    assert config.LimitsConfig().message_bytes_max == 20 * 2**20
+    assert config.LimitsConfig(request_bytes_max=64 * 2**20).message_bytes_max == 68 * 2**20

@@ -1,0 +1,82 @@
+"""The head cache: what is on disk, or nothing (H1), and bounded (H2)."""
+
+from __future__ import annotations
+
+from sow_server.engine.heads import HeadCache
+
+
+def look_up(cache: HeadCache, *keys: bytes) -> tuple[dict[bytes, bytes | None], list[bytes]]:
+    found: dict[bytes, bytes | None] = {}
+    missing = cache.find(keys, found)
+    return found, missing
+
+
+def test_what_was_committed_is_found_and_the_rest_is_missing() -> None:
+    cache = HeadCache(10)
+    cache.update({b"a": b"1", b"b": b"2"}, [])
+    assert look_up(cache, b"a", b"x", b"b") == ({b"a": b"1", b"b": b"2"}, [b"x"])
+
+
+def test_a_head_that_the_commit_knows_already_is_not_looked_up() -> None:
+    cache = HeadCache(10)
+    cache.update({b"a": b"1"}, [])
+    known: dict[bytes, bytes | None] = {b"a": b"newer", b"b": None}
+    assert cache.find([b"a", b"b"], known) == []
+    assert known == {b"a": b"newer", b"b": None}
+
+
+def test_a_removed_record_is_forgotten_in_both_generations() -> None:
+    """H1."""
+    cache = HeadCache(2)
+    cache.update({b"a": b"1", b"b": b"1"}, [])  # more than half: these become the old generation
+    cache.update({b"c": b"1"}, [])
+    cache.update({b"a": None, b"c": None}, [b"a", b"c"])
+    assert look_up(cache, b"a", b"b", b"c") == ({b"b": b"1"}, [b"a", b"c"])
+
+
+def test_a_record_that_was_removed_and_put_again_in_one_commit_is_known() -> None:
+    """H1."""
+    cache = HeadCache(10)
+    cache.update({b"a": b"1"}, [])
+    cache.update({b"a": b"2"}, [b"a", b"a"])
+    assert look_up(cache, b"a") == ({b"a": b"2"}, [])
+
+
+def test_a_key_that_was_only_looked_for_is_not_known_to_be_absent() -> None:
+    """H1: a commit whose condition failed leaves None under a key; another instance of it may come later."""
+    cache = HeadCache(10)
+    cache.update({b"a": None}, [])
+    assert look_up(cache, b"a") == ({}, [b"a"])
+
+
+def test_the_newer_generation_wins() -> None:
+    cache = HeadCache(4)
+    cache.update({b"a": b"1", b"b": b"1", b"c": b"1"}, [])
+    cache.update({b"a": b"2"}, [])
+    assert look_up(cache, b"a", b"b") == ({b"a": b"2", b"b": b"1"}, [])
+
+
+def test_the_older_generation_goes_when_the_younger_is_full() -> None:
+    """H2."""
+    cache = HeadCache(4)
+    cache.update({b"a": b"1", b"b": b"1", b"c": b"1"}, [])
+    cache.update({b"d": b"1", b"e": b"1", b"f": b"1"}, [])
+    assert look_up(cache, b"a", b"d") == ({b"d": b"1"}, [b"a"])
+
+
+def test_the_cache_stays_bounded() -> None:
+    """H2: by its capacity, and what the last commits added at once."""
+    cache = HeadCache(100)
+    for start in range(0, 2000, 7):
+        cache.update({b"%d" % index: b"1" for index in range(start, start + 7)}, [])
+        assert len(cache) <= 100 + 2 * 7
+    assert len(cache) > 50
+
+
+def test_clearing_forgets_everything() -> None:
+    cache = HeadCache(2)
+    cache.update({b"a": b"1", b"b": b"1"}, [])
+    cache.update({b"c": b"1"}, [])
+    cache.clear()
+    assert look_up(cache, b"a", b"c") == ({}, [b"a", b"c"])
+    assert len(cache) == 0

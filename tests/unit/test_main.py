@@ -1,0 +1,275 @@
+"""`sow-server` as it is started: its options, its exit codes, its one message, its logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sow_server import __main__ as program
+from sow_server import __version__, app, config, logs
+from sow_server.config import Config, LogConfig
+from sow_server.engine.errors import OpenError
+
+ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join(str(ROOT / folder) for folder in (".", "proto", "clients"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES}
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Configuring the logs is global; what a test has set up goes with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """What the server was started with, instead of starting it."""
+    found: list[Config] = []
+
+    def run(settings: Config) -> int:
+        found.append(settings)
+        return 0
+
+    monkeypatch.setattr(app, "run", run)
+    return found
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_option_reaches_the_configuration(started: list[Config], tmp_path: Path) -> None:
+    file = tmp_path / "sow.toml"
+    file.write_text('[log]\nlevel = "error"\n')
+    options = ["--data-dir", "d", "--listen", "0.0.0.0:1", "--prune-interval", "5s", "--accept-clock", "--insecure"]
+    assert program.main(["--config", str(file), *options]) == 0
+    (found,) = started
+    assert found.log.level == "error"
+    assert found.server.data_dir == Path.cwd() / "d"
+    assert found.server.listen == "0.0.0.0:1"
+    assert found.journal.prune_interval_micros == 5_000_000
+    assert found.accept_clock
+    assert found.server.insecure
+
+
+def test_without_options_it_starts_with_the_defaults(started: list[Config]) -> None:
+    assert program.main([]) == 0
+    assert started == [config.load(None)]
+
+
+def test_checking_starts_nothing(started: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sow.toml"
+    file.write_text("[topics.orders]\n")
+    assert program.main(["--config", str(file), "--check-config"]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+    file.write_text("[topics.orders]\nexpriation = '30s'\n")
+    assert program.main(["--config", str(file), "--check-config"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"sow-server: {file}: [topics.orders] expriation: unknown key, did you mean expiration?\n"
+    assert not started
+
+
+def test_what_is_printed_can_be_started_with(
+    started: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main(["--print-config", "--data-dir", str(tmp_path / "d"), "--prune-interval", "90s"]) == 0
+    file = tmp_path / "sow.toml"
+    file.write_text(capsys.readouterr().out)
+    assert not started
+    assert program.main(["--config", str(file)]) == 0
+    assert started[0].journal.prune_interval_micros == 90_000_000
+    assert started[0].server.data_dir == tmp_path / "d"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"sow-server {__version__}\n"
+
+
+@pytest.mark.parametrize("options", [["--lisen", "x"], ["surplus"], ["--config"], ["--check-config", "--print-config"]])
+def test_wrong_usage_exits_with_2(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.main(options)
+    assert ended.value.code == 2
+    assert "usage: sow-server" in capsys.readouterr().err
+
+
+# --- trouble at start ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OpenError("no data"), app.StartError("port taken")])
+def test_trouble_at_start_is_one_message_and_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def run(settings: Config) -> int:
+        raise error
+
+    monkeypatch.setattr(app, "run", run)
+    assert program.main([]) == 2
+    assert capsys.readouterr().err == f"sow-server: {error}\n"
+
+
+def test_the_exit_code_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "run", lambda settings: 7)
+    assert program.main([]) == 7
+
+
+def test_an_interrupted_start_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: Config) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run", run)
+    assert program.main([]) == 130
+
+
+def _run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"import sys; {before or None}; from sow_server.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("package", ["structlog", "rocksdict"])
+def test_without_the_servers_libraries_the_remedy_is_told(package: str) -> None:
+    done = _run("--check-config", before=f"sys.modules[{package!r}] = None")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"sow-server: the Python package {package!r} is missing; install the server with: pip install 'sow[server]'\n"
+    )
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = _run("--listen", address, "--data-dir", str(tmp_path / "d"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"sow-server: cannot listen on {address}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_ready_with_its_address_and_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "sow_server", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "d")],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        event: dict[str, str] = {}
+        for line in server.stderr:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                break
+        assert event.get("event") == "ready"
+        host, _, port = event["address"].rpartition(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
+        server.send_signal(number)
+        rest = server.communicate(timeout=30)[1]
+        assert server.returncode == 0
+        assert "Traceback" not in rest
+    finally:
+        server.kill()
+        server.wait()
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def _logged(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_away_from_a_terminal_a_line_is_an_object_with_the_events_fields() -> None:
+    stream = io.StringIO()
+    logs.configure(LogConfig(), stream)
+    structlog.get_logger("sow_server.app").info("ready", address="127.0.0.1:7450", data_dir=Path("/d"))
+    (event,) = _logged(stream)
+    assert list(event) == ["time", "level", "event", "logger", "address", "data_dir"]
+    assert str(event.pop("time")).endswith("Z")
+    assert event == {
+        "level": "info",
+        "event": "ready",
+        "logger": "sow_server.app",
+        "address": "127.0.0.1:7450",
+        "data_dir": "/d",
+    }
+
+
+def test_loggers_of_the_standard_library_join_in() -> None:
+    stream = io.StringIO()
+    logs.configure(LogConfig(), stream)
+    logging.getLogger("asyncio").warning("took %d s", 3, extra={"task": "t"})
+    logging.getLogger("apscheduler.executors.default").info("job ran")
+    (event,) = _logged(stream)
+    assert (event["event"], event["level"], event["logger"], event["task"]) == ("took 3 s", "warning", "asyncio", "t")
+
+
+def test_exceptions_are_logged_with_their_traceback() -> None:
+    stream = io.StringIO()
+    logs.configure(LogConfig(), stream)
+    log = structlog.get_logger("a")
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        log.exception("failed")
+        log.error("failed_again", exc_info=error)
+    first, second = _logged(stream)
+    assert "ValueError: odd" in str(first["exception"])
+    assert "ValueError: odd" in str(second["exception"])
+
+
+@pytest.mark.parametrize(("level", "seen"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_what_is_below_the_level_is_not_logged(level: str, seen: int) -> None:
+    stream = io.StringIO()
+    logs.configure(LogConfig(level=level), stream)
+    log = structlog.get_logger("a")
+    for say in (log.debug, log.info, log.warning, log.error):
+        say("said")
+    assert len(_logged(stream)) == seen
+
+
+def test_for_people_a_line_reads_from_the_left_and_no_object() -> None:
+    stream = io.StringIO()
+    logs.configure(LogConfig(format="console"), stream)
+    structlog.get_logger("sow_server.app").info("ready", address="127.0.0.1:7450")
+    line = stream.getvalue()
+    assert "ready" in line
+    assert "address=127.0.0.1:7450" in line
+    assert not line.startswith("{")
+
+
+def test_on_a_terminal_auto_is_for_people() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    logs.configure(LogConfig(), stream)
+    structlog.get_logger("a").info("ready")
+    assert not stream.getvalue().startswith("{")

@@ -1,0 +1,315 @@
+"""The metrics: each moves with what it measures, costs little, and is documented."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sow_server import metrics as metrics_module
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.engine.store import Store
+from sow_server.engine.writer import Observer
+from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
+from tests.support.stores import SECOND, FakeTime
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+EXPIRING = TopicSettings(message_type=MessageType.BINARY, expiration=Expiration.ENABLED)
+
+
+class Watched:
+    """A store whose writer is observed by metrics; its time stands still unless the test moves it."""
+
+    def __init__(self, path: Path) -> None:
+        self.time = FakeTime()
+        self.clock = self.time.clock()
+        self.metrics = Metrics()
+        self.store = Store.open(path, clock=self.clock, observer=self.metrics)
+        self.metrics.watch(self.store, self.clock)
+
+    def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
+        self.store.create_topic(name, settings, lambda _: None)
+        self.store.writer.step()
+
+    def put(self, topic: str, keys: list[str], *, ttl_micros: int | None = None) -> None:
+        ttls = None if ttl_micros is None else [Lifetime(LifetimeKind.TTL, ttl_micros)] * len(keys)
+        self.store.run(Publish(topic, [b"payload"] * len(keys), keys=keys, lifetimes=ttls))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return sample(self.metrics.registry, name, **labels)
+
+
+def sample(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    value: float | None = registry.get_sample_value(name, labels)
+    return value
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    rig = Watched(tmp_path)
+    yield rig
+    rig.metrics.release()
+    rig.store.close()
+
+
+def test_metrics_observe_the_writer() -> None:
+    observer: Observer = Metrics()  # mypy compares the signatures
+    observer.stalled()
+
+
+def test_records_and_their_journal_are_counted_per_topic(watched: Watched) -> None:
+    watched.create("a")
+    watched.create("b", EXPIRING._replace(journal=False))
+    watched.put("a", ["1", "2", "3"])
+    watched.put("b", ["1"])
+    assert watched.value("sow_topics") == 2
+    assert watched.value("sow_records_live", topic="a") == 3
+    assert watched.value("sow_records_live", topic="b") == 1
+    assert watched.value("sow_records_bytes", topic="a") == 3 * len(b"1payload")
+    assert watched.value("sow_journal_entries", topic="a") == 3
+    assert (watched.value("sow_journal_bytes", topic="a") or 0) > 0
+    assert watched.value("sow_journal_entries", topic="b") == 0
+    assert watched.value("sow_last_sequence") == watched.store.writer.last_sequence > 0
+    assert (watched.value("sow_disk_bytes") or 0) > 0
+
+
+def test_an_expired_record_is_overdue_until_it_is_swept_and_counted_once(watched: Watched) -> None:
+    watched.create("a")
+    watched.create("b")
+    watched.put("a", ["1", "2", "3"], ttl_micros=SECOND)
+    watched.put("a", ["4"])
+    watched.put("b", ["1"])
+
+    watched.time.tick(SECOND)
+    assert watched.value("sow_records_live", topic="a") == 1
+    assert watched.value("sow_records_overdue", topic="a") == 3
+    assert watched.value("sow_records_overdue", topic="b") == 0
+    assert watched.value("sow_records_expired_total") == 0
+
+    watched.store.sweep()
+    assert watched.value("sow_records_live", topic="a") == 1
+    assert watched.value("sow_records_overdue", topic="a") == 0
+    assert watched.value("sow_records_expired_total") == 3
+
+
+def test_a_topic_that_does_not_act_on_lifetimes_has_nothing_overdue(watched: Watched) -> None:
+    watched.create("a", EXPIRING._replace(expiration=Expiration.DISABLED))
+    watched.put("a", ["1"], ttl_micros=SECOND)
+    watched.time.tick(SECOND)
+    assert watched.value("sow_records_overdue", topic="a") == 0
+    assert watched.value("sow_records_live", topic="a") == 1
+
+
+def test_the_lag_is_from_the_expire_time_to_the_removal(watched: Watched) -> None:
+    watched.create("a")
+    watched.put("a", ["1", "2"], ttl_micros=SECOND)
+    watched.time.tick(SECOND + 7_000)
+    watched.store.sweep()
+    assert watched.value("sow_expiry_lag_seconds_count") == 2
+    assert watched.value("sow_expiry_lag_seconds_sum") == pytest.approx(0.014)
+    assert watched.value("sow_expiry_lag_seconds_bucket", le="0.005") == 0
+    assert watched.value("sow_expiry_lag_seconds_bucket", le="0.01") == 2
+
+
+def test_commits_are_counted_with_their_records(watched: Watched) -> None:
+    watched.create("a")
+    watched.put("a", ["1", "2", "3"])
+    watched.put("a", ["1"])
+    assert watched.value("sow_commit_records_count") == 2
+    assert watched.value("sow_commit_records_sum") == 4
+    assert watched.value("sow_commit_seconds_count") == 2
+    assert (watched.value("sow_commit_seconds_sum") or 0) > 0
+
+
+def test_what_waits_for_the_writer_is_shown(watched: Watched) -> None:
+    watched.create("a")
+    watched.store.submit(Publish("a", [b"12345", b"67"], keys=["1", "2"]), lambda _: None)
+    assert watched.value("sow_write_queue_requests") == 1
+    assert watched.value("sow_write_queue_bytes") == 7
+    watched.store.writer.step()
+    assert watched.value("sow_write_queue_requests") == 0
+    assert watched.value("sow_write_queue_bytes") == 0
+
+
+def test_a_jump_of_the_clock_is_an_alarm_until_it_is_back(watched: Watched) -> None:
+    assert (watched.value("sow_clock_jumps_total"), watched.value("sow_sweep_paused")) == (0, 0)
+    watched.time.step_wall(3600 * SECOND)
+    assert watched.value("sow_sweep_paused") == 1
+    assert watched.value("sow_clock_jumps_total") == 1
+    watched.time.step_wall(-3600 * SECOND)
+    assert (watched.value("sow_clock_jumps_total"), watched.value("sow_sweep_paused")) == (1, 0)
+
+
+def test_a_failed_store_says_why(watched: Watched) -> None:
+    assert watched.value("sow_store_failed", reason="DISK_FULL") == 0
+    watched.store.writer.fail(StoreError(Reason.DISK_FULL, "the disk is full"))
+    assert watched.value("sow_store_failed", reason="DISK_FULL") == 1
+    assert watched.value("sow_store_failed", reason="STORE_FAILED") == 0
+
+
+def test_stalls_are_counted_and_shown_while_they_last(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.metrics.stalled()
+    assert watched.value("sow_write_stalls_total") == 1
+    assert watched.value("sow_write_stalled") == 0
+    monkeypatch.setattr(watched.store, "write_stalled", lambda: True)
+    assert watched.value("sow_write_stalled") == 1
+
+
+def test_calls_are_counted_by_method_and_code() -> None:
+    metrics = Metrics()
+    metrics.rpc_finished("Get", "OK", 0.0015)
+    metrics.rpc_finished("Get", "OK", 0.0025)
+    metrics.rpc_finished("Get", "NOT_FOUND", 0.5)
+    metrics.rpc_finished("Query", "OK", 1000.0)
+    assert sample(metrics.registry, "sow_rpcs_total", method="Get", code="OK") == 2
+    assert sample(metrics.registry, "sow_rpcs_total", method="Get", code="NOT_FOUND") == 1
+    assert sample(metrics.registry, "sow_rpc_seconds_count", method="Get") == 3
+    assert sample(metrics.registry, "sow_rpc_seconds_bucket", method="Get", le="0.002") == 1
+    assert sample(metrics.registry, "sow_rpc_seconds_bucket", method="Query", le="60.0") == 0
+    assert sample(metrics.registry, "sow_rpc_seconds_bucket", method="Query", le="+Inf") == 1
+
+
+def test_topics_beyond_the_bound_are_added_up(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "TOPICS_MAX", 2)
+    for name in ("a", "b", "c", "d"):
+        watched.create(name)
+        watched.put(name, ["1", "2"])
+    assert watched.value("sow_records_live", topic="b") == 2
+    assert watched.value("sow_records_live", topic="c") is None
+    assert watched.value("sow_records_live", topic=OTHER_TOPICS) == 4
+
+
+def test_after_release_a_scrape_leaves_the_store_alone(watched: Watched) -> None:
+    watched.create("a")
+    watched.metrics.release()
+    assert watched.value("sow_records_live", topic="a") is None
+    assert watched.value("sow_write_stalls_total") == 0
+
+
+def test_release_waits_for_the_scrape_under_way(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the store beside a running read is an error in RocksDB's binding, so a scrape has to end first."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        inside.set()
+        assert go_on.wait(10)
+        return False
+
+    monkeypatch.setattr(watched.store, "write_stalled", slow)
+    scrape = threading.Thread(target=lambda: watched.value("sow_topics"))
+    scrape.start()
+    assert inside.wait(10)
+    release = threading.Thread(target=watched.metrics.release)
+    release.start()
+    release.join(0.05)
+    assert release.is_alive()
+    go_on.set()
+    release.join(10)
+    scrape.join(10)
+    assert not release.is_alive()
+
+
+# --- distributions ---------------------------------------------------------------------------------------------------
+
+
+def test_many_values_at_once_count_as_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    bounds = (1, 2, 5, 10)
+    for _ in range(200):
+        values = [draw.randrange(-1, 13) for _ in range(draw.randrange(30))]
+        one_by_one, at_once = Distribution(bounds), Distribution(bounds)
+        for value in values:
+            one_by_one.add(value)
+        at_once.add_all(values)
+        assert at_once.buckets() == one_by_one.buckets(), values
+        assert at_once.total == one_by_one.total == sum(values)
+
+
+def test_a_value_on_a_bound_counts_below_it() -> None:
+    found = Distribution((1000, 2000))
+    found.add_all([1000, 1001, 2000, 2001] * 10)
+    assert found.buckets(unit=1000) == [("1.0", 10), ("2.0", 30), ("+Inf", 40)]
+    found.add(1000)
+    assert found.buckets(unit=1000)[0] == ("1.0", 11)
+
+
+def test_counting_an_expiry_costs_next_to_nothing() -> None:
+    """A hundred thousand a second must stay unnoticed: a sweep's lags are counted together. Judged by the ratio to
+    adding them one by one, which is what a library's histogram does at best."""
+    lags = list(range(5_000, 3_000, -2))
+    one_by_one, at_once = (
+        Distribution([10**power for power in range(9)]),
+        Distribution([10**power for power in range(9)]),
+    )
+
+    def best(run: Callable[[], None]) -> float:
+        taken = []
+        for _ in range(7):
+            started = time.perf_counter()
+            for _ in range(10):
+                run()
+            taken.append(time.perf_counter() - started)
+        return min(taken)
+
+    def add_one_by_one() -> None:
+        for lag in lags:
+            one_by_one.add(lag)
+
+    assert best(lambda: at_once.add_all(lags)) < best(add_one_by_one) / 3
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_served_where_asked_and_only_there(watched: Watched) -> None:
+    assert serve_metrics("", watched.metrics) is None
+    server = serve_metrics("127.0.0.1:0", watched.metrics)
+    assert server is not None
+    try:
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert "\nsow_write_queue_requests 0.0\n" in text
+        with pytest.raises(ListenError, match=rf"\[metrics\] listen: cannot listen on 127.0.0.1:{port} \("):
+            serve_metrics(f"127.0.0.1:{port}", watched.metrics)
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def _documented() -> dict[str, tuple[str, set[str]]]:
+    """Name → (type, labels), from the tables of the document."""
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([\w, ]*)\|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: (kind, set(labels.replace(",", " ").split())) for name, kind, labels in rows}
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
+    watched.create("a")
+    watched.metrics.rpc_finished("Get", "OK", 0.1)
+    found = {}
+    for metric in watched.metrics.registry.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        labels = {label for entry in metric.samples for label in entry.labels} - {"le"}
+        found[name] = (metric.type, labels)
+    assert found == _documented()
+
+
+def test_the_alerts_of_the_document_name_metrics_that_exist() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    named = {re.sub("_(bucket|sum|count)$", "", name) for name in re.findall(r"\b(?:sow|process)_\w+", text)}
+    assert named == set(_documented())

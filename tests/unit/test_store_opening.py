@@ -1,0 +1,114 @@
+"""Opening a data directory, and refusing to (S-c, X2): one clear message, and nothing half-done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.codec import u32
+from sow_server.engine.errors import OpenError
+from sow_server.engine.rocks import META, Batch, Rocks
+from sow_server.engine.store import FORMAT_KEY, Store, StoreOptions
+from tests.support.stores import Rig
+
+
+def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert (rig.path / "SOW").read_text().startswith("sow data, format 1")
+    assert rig.store.origins == ("sow",)
+    rig.close()
+
+
+def test_a_directory_is_used_by_one_server_at_a_time(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with pytest.raises(OpenError, match="another sow-server is using"):
+        Store.open(rig.path)
+    rig.reopen()
+    rig.close()
+
+
+def test_data_without_its_marker_is_not_taken_for_a_new_store(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders")
+    rig.put("orders", "a")
+    rig.store._rocks.flush()
+    rig.close()
+    (rig.path / "SOW").rename(tmp_path / "marker")
+    with pytest.raises(OpenError, match="SOW is missing"):
+        rig.open()
+    (tmp_path / "marker").rename(rig.path / "SOW")
+    rig.open()
+    assert rig.count("orders") == 1
+    rig.close()
+
+
+def test_a_store_whose_database_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.close()
+    (rig.path / "db").rename(tmp_path / "elsewhere")
+    with pytest.raises(OpenError, match="damaged"):
+        rig.open()
+
+
+def test_a_server_killed_before_the_marker_was_written_starts(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    instance = rig.store.instance_id
+    rig.kill()
+    (rig.path / "SOW").unlink()
+    rig.open()
+    assert rig.store.instance_id == instance
+    assert (rig.path / "SOW").exists()
+    rig.close()
+
+
+def test_a_server_killed_before_its_first_row_starts_under_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    Rocks(path / "db", create=True).close()
+    opened = Store.open(path, options=StoreOptions(instance="nyc-1"))
+    assert opened.origins == ("nyc-1",)
+    opened.close()
+
+
+def test_data_of_another_format_is_refused_by_number(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    batch = Batch()
+    batch.puts[META][FORMAT_KEY] = u32(7)
+    rig.store._rocks.write(batch)
+    rig.close()
+    for _ in range(2):
+        with pytest.raises(OpenError, match=r"format 7, this version of sow reads format 1"):
+            rig.open()
+
+
+def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OpenError, match="file"):
+        Store.open(tmp_path / "file" / "data")
+
+
+def test_an_instance_may_be_renamed_and_old_records_keep_their_origin(tmp_path: Path) -> None:
+    """K6: origin is the instance that accepted the record."""
+    rig = Rig(tmp_path, options=StoreOptions(instance="old"))
+    rig.create_topic("orders")
+    rig.put("orders", "a")
+    rig.options = StoreOptions(instance="new")
+    rig.reopen()
+    rig.put("orders", "b")
+    for _ in range(2):
+        assert rig.store.origins == ("old", "new")
+        assert {key: rig.store.origins[kept.origin] for key, kept in rig.live("orders").items()} == {
+            b"a": "old",
+            b"b": "new",
+        }
+        rig.reopen()
+    rig.close()
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.store.close()
+    rig.close()
+    rig.open()
+    rig.close()

@@ -1,0 +1,252 @@
+"""Publishers retry, and nothing is applied twice (P6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import (
+    Applied,
+    Condition,
+    ConditionKind,
+    Lifetime,
+    LifetimeKind,
+    Outcome,
+    Publish,
+    PublishChannel,
+    PublisherPosition,
+    Refusal,
+    TopicSettings,
+)
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.writer import WriterOptions
+from tests.support.stores import DAY, SECOND, Rig
+
+IF_ABSENT = Condition(ConditionKind.IF_ABSENT)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders")
+    yield rig
+    rig.close()
+
+
+def batch(first: int, *keys: str, epoch: int = 1, name: str = "p", absent: bool = False) -> Publish:
+    return Publish(
+        "orders",
+        [b"%d" % (first + index) for index in range(len(keys))],
+        list(keys),
+        conditions=[IF_ABSENT] * len(keys) if absent else None,
+        publisher=PublisherPosition(name, epoch, first),
+    )
+
+
+def reasons(outcome: Outcome) -> list[tuple[int, Reason]]:
+    return [(refusal.index, refusal.reason) for refusal in outcome.refusals]
+
+
+@pytest.mark.parametrize("want_results", [False, True])
+@pytest.mark.parametrize("restart", [None, "crash", "reopen"])
+def test_a_retry_is_not_applied_again_not_after_a_restart_either(
+    rig: Rig, want_results: bool, restart: str | None
+) -> None:
+    """P6: a sequence at or below the highest seen is a duplicate; the journal has each record once."""
+    request = replace(batch(1, "a", "b", "a"), want_results=want_results)
+    assert rig.run(request).applied == 3
+    rig.put("orders", "a", b"newer")
+    if restart is not None:
+        getattr(rig, restart)()
+    again = rig.run(request)
+    assert (again.applied, again.duplicates) == (0, 3)
+    if want_results:
+        assert again.results is not None
+        assert all(isinstance(result, Applied) and result.duplicate for result in again.results)
+    found = rig.get("orders", "a")
+    assert found is not None
+    assert found.payload == b"newer"
+    assert len(rig.journal("orders")) == 4
+
+
+def test_a_retry_that_overlaps_is_applied_from_where_it_is_new(rig: Rig) -> None:
+    """P6."""
+    rig.run(batch(1, "a", "b"))
+    outcome = rig.run(batch(2, "b", "c", "d"))
+    assert (outcome.duplicates, outcome.applied) == (1, 2)
+    assert rig.store.publisher_position("p") == (1, 4)
+
+
+def test_duplicates_within_one_commit_are_found_too(rig: Rig) -> None:
+    """P6: the retry may be queued behind the first try."""
+    first, second = rig.run_together([batch(1, "a", "b"), batch(1, "a", "b")])
+    assert not isinstance(first, StoreError)
+    assert not isinstance(second, StoreError)
+    assert (first.applied, second.duplicates) == (2, 2)
+
+
+def test_publishers_do_not_know_of_each_other(rig: Rig) -> None:
+    rig.run(batch(1, "a", "b"))
+    assert rig.run(batch(1, "c", name="q")).applied == 1
+    assert rig.store.publisher_position("p") == (1, 2)
+    assert rig.store.publisher_position("nobody") == (0, 0)
+
+
+def test_a_request_that_is_split_over_commits_is_remembered_whole(tmp_path: Path) -> None:
+    """P6: after each of its commits the sequence stands where the commit ended."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(commit_records_max=2)))
+    rig.create_topic("orders")
+    request = batch(1, "a", "b", "c", "d", "e")
+    answers: list[object] = []
+    rig.store.submit(request, answers.append)
+    rig.turn()
+    rig.crash()
+    assert answers == []
+    assert rig.store.publisher_position("p") == (1, 2)
+    outcome = rig.run(request)
+    assert (outcome.duplicates, outcome.applied) == (2, 3)
+    rig.close()
+
+
+def test_a_higher_epoch_fences_older_holders_and_restarts_the_sequences(rig: Rig) -> None:
+    """P6."""
+    rig.run(batch(1, "a", "b", "c"))
+    assert rig.run(batch(1, "d", epoch=2)).applied == 1
+    assert rig.store.publisher_position("p") == (2, 1)
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            rig.run(batch(4, "e"))
+        assert caught.value.reason is Reason.PUBLISHER_FENCED
+        rig.crash()
+    assert rig.get("orders", "e") is None
+
+
+def test_a_fenced_request_harms_nobody_in_its_commit(rig: Rig) -> None:
+    """W5: who is to blame is found one by one."""
+    rig.run(batch(1, "a", epoch=2))
+    answers = rig.run_together([batch(1, "x", name="q"), batch(2, "y"), batch(1, "z", name="r")])
+    assert isinstance(answers[1], StoreError)
+    assert list(rig.live("orders")) == [b"a", b"x", b"z"]
+
+
+@pytest.mark.parametrize("restart", [None, "crash", "reopen"])
+def test_a_duplicate_gets_its_original_refusal(rig: Rig, restart: str | None) -> None:
+    """P6: although it would be applied now, and another one refused."""
+    rig.put("orders", "a", b"0")
+    request = batch(1, "a", "b", absent=True)
+    first = rig.run(request)
+    assert reasons(first) == [(0, Reason.CONDITION_FAILED)]
+    rig.delete("orders", "a")
+    if restart is not None:
+        getattr(rig, restart)()
+    again = rig.run(request)
+    assert again.refusals == first.refusals
+    assert again.duplicates == 1
+    assert rig.get("orders", "a") is None
+
+
+def test_an_aborted_atomic_request_stays_aborted(rig: Rig) -> None:
+    """P6, P4."""
+    rig.put("orders", "b")
+    request = replace(batch(1, "a", "b", absent=True), atomic=True)
+    first = rig.run(request)
+    assert reasons(first) == [(0, Reason.ATOMIC_ABORTED), (1, Reason.CONDITION_FAILED)]
+    rig.delete("orders", "b")
+    rig.crash()
+    again = rig.run(request)
+    assert again.refusals == first.refusals
+    assert rig.live("orders") == {}
+    assert rig.run(batch(3, "a")).applied == 1
+
+
+def test_an_atomic_request_that_overlaps_and_is_aborted_does_not_rewrite_history(rig: Rig) -> None:
+    """P6. The abort was remembered for all its sequences, also those that had been applied before: a later retry of
+    them was told that they had not."""
+    first = batch(1, "a", "b")
+    rig.run(first)
+    rig.put("orders", "d")
+    overlapping = replace(batch(2, "b", "c", "d", absent=True), atomic=True)
+    rig.run(overlapping)
+    again = rig.run(first)
+    assert (again.duplicates, again.refusals) == (2, [])
+
+
+def test_the_outcome_of_an_old_conditional_sequence_is_unknown(rig: Rig) -> None:
+    """P6: refusals are kept among the last 1,000 sequences; an unconditional one was applied for sure."""
+    rig.put("orders", "a")
+    conditional, plain = batch(1, "a", "b", absent=True), batch(3, "c")
+    rig.run(conditional)
+    rig.run(plain)
+    rig.run(batch(4, *(str(number) for number in range(998))))
+    assert reasons(rig.run(conditional)) == [(0, Reason.OUTCOME_UNKNOWN)]
+    rig.run(batch(1002, "z"))
+    rig.crash()
+    assert reasons(rig.run(conditional)) == [(0, Reason.OUTCOME_UNKNOWN), (1, Reason.OUTCOME_UNKNOWN)]
+    assert rig.run(plain).duplicates == 1
+
+
+def test_refusals_are_kept_for_the_last_thousand_sequences(rig: Rig) -> None:
+    """P6."""
+    rig.put("orders", "a")
+    refused = batch(1, "a", absent=True)
+    first = rig.run(refused)
+    rig.run(batch(2, *(str(number) for number in range(999))))
+    assert rig.run(refused).refusals == first.refusals
+    rig.run(batch(1001, "z"))
+    assert reasons(rig.run(refused)) == [(0, Reason.OUTCOME_UNKNOWN)]
+
+
+def test_a_duplicate_without_a_key_is_told_why_again(rig: Rig) -> None:
+    rig.create_topic("json", TopicSettings(key=("/id",)))
+    request = Publish("json", [b"{}", b'{"id":1}'], publisher=PublisherPosition("p", 1, 1))
+    for _ in range(2):
+        assert reasons(rig.run(request)) == [(0, Reason.KEY_FIELD_MISSING)]
+
+
+def test_after_a_refused_request_nothing_of_its_stream_is_applied(rig: Rig) -> None:
+    """P6, P7: what comes behind must not overtake it; requests without the stream go on."""
+    channel = PublishChannel()
+    rig.run(batch(1, "x", epoch=2))
+    stream = [replace(batch(first, key), channel=channel) for first, key in ((1, "a"), (2, "b"))]
+    answers = rig.run_together([*stream, batch(1, "c", name="q")])
+    assert [answer.reason for answer in answers if isinstance(answer, StoreError)] == [
+        Reason.PUBLISHER_FENCED,
+        Reason.STREAM_BROKEN,
+    ]
+    with pytest.raises(StoreError) as caught:
+        rig.run(replace(batch(2, "d", epoch=2), channel=channel))
+    assert caught.value.reason is Reason.STREAM_BROKEN
+    assert list(rig.live("orders")) == [b"c", b"x"]
+
+
+def test_a_refused_record_does_not_end_its_stream(rig: Rig) -> None:
+    """P4: only a request that is refused whole does."""
+    channel = PublishChannel()
+    rig.put("orders", "a")
+    rig.run(replace(batch(1, "a", absent=True), channel=channel))
+    assert rig.run(replace(batch(2, "b"), channel=channel)).applied == 1
+
+
+def test_publishers_idle_for_a_week_are_forgotten(rig: Rig) -> None:
+    """P6."""
+    rig.run(batch(1, "a"))
+    rig.time.tick(4 * DAY)
+    rig.run(batch(1, "b", name="q"))
+    rig.time.tick(3 * DAY)
+    rig.store.forget_publishers()
+    rig.store.writer.step()
+    assert rig.store.publisher_position("p") == (0, 0)
+    assert rig.store.publisher_position("q") == (1, 1)
+    assert rig.run(batch(1, "a")).applied == 1
+
+
+def test_a_lifetime_that_is_refused_is_a_kept_outcome_too(rig: Rig) -> None:
+    request = replace(batch(1, "a"), lifetime=Lifetime(LifetimeKind.TTL, -SECOND))
+    first = rig.run(request)
+    assert first.refusals == [Refusal(0, Reason.LIFETIME_NEGATIVE, first.refusals[0].message)]
+    rig.crash()
+    assert rig.run(request).refusals == first.refusals

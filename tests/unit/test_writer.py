@@ -1,0 +1,450 @@
+"""The writer acknowledges what is durable, fails loudly, and leaves nobody waiting (W1 to W5, X3)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine import mutations
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.expiry import Sweep
+from sow_server.engine.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
+from sow_server.engine.rocks import META, RECORDS, Damaged, DiskFull, Failed, Stalled
+from sow_server.engine.stage import Stage
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
+from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders")
+    yield rig
+    rig.close()
+
+
+def put(key: str, payload: bytes = b"x", *, durability: Durability = Durability.FSYNC) -> Publish:
+    return Publish("orders", [payload], [key], durability=durability)
+
+
+def reason(answer: Outcome | StoreError) -> Reason | None:
+    return answer.reason if isinstance(answer, StoreError) else None
+
+
+# --- acknowledging ---------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_are_queued_together_share_a_commit_and_its_sync(rig: Rig) -> None:
+    """W1, P5: group commit; the sync comes before the answers."""
+    rig.put("orders", "first")  # reserves
+    rocks = FaultyRocks(rig)
+    answers: list[object] = []
+    synced: list[int] = []
+    rocks.on_sync = lambda: synced.append(len(answers))
+    for key in "abc":
+        rig.store.submit(put(key), answers.append)
+    rig.store.writer.step()
+    assert len(answers) == 3
+    assert len(rocks.attempts) == 1
+    assert synced == [0], "one sync, before any answer"
+
+
+def test_the_answer_says_which_durability_was_reached(rig: Rig) -> None:
+    """P5: a buffered request that shares a commit with a synced one is synced, too."""
+    rig.put("orders", "first")
+    rocks = FaultyRocks(rig)
+    buffered = rig.run(put("a", durability=Durability.BUFFERED))
+    assert buffered.durability is Durability.BUFFERED
+    one, two = rig.run_together([put("b", durability=Durability.BUFFERED), put("c")])
+    assert not isinstance(one, StoreError)
+    assert not isinstance(two, StoreError)
+    assert one.durability is two.durability is Durability.FSYNC
+    assert len(rocks.attempts) == 2
+
+
+def test_buffered_commits_are_synced_within_their_bound(rig: Rig) -> None:
+    """P5: within 50 ms all the same."""
+    rig.put("orders", "first")
+    synced: list[bool] = []
+    FaultyRocks(rig).on_sync = lambda: synced.append(True)
+    rig.run(put("a", durability=Durability.BUFFERED))
+    rig.store.writer._sync_if_due()
+    assert synced == []
+    rig.time.tick(50_000)
+    rig.store.writer._sync_if_due()
+    assert synced == [True]
+    rig.store.writer._sync_if_due()
+    assert synced == [True], "once is enough"
+
+
+def test_a_buffered_write_survives_a_killed_process(rig: Rig) -> None:
+    """P5."""
+    rig.run(put("a", durability=Durability.BUFFERED))
+    rig.crash()
+    assert rig.count("orders") == 1
+
+
+def test_bounds_are_synced_before_what_they_cover_is_written(rig: Rig) -> None:
+    """W4, K7: the first batch of a start is the reservation."""
+    rig.crash()
+    rocks = FaultyRocks(rig)
+    rig.put("orders", "a")
+    assert BOUNDS_KEY in rocks.attempts[0].puts[META]
+    assert not rocks.attempts[0].puts[RECORDS]
+    assert rocks.attempts[1].puts[RECORDS]
+
+
+# --- failing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Failed("IO error: bad disk"), Reason.STORE_FAILED),
+        (DiskFull("IO error: No space left on device"), Reason.DISK_FULL),
+        (Damaged("Corruption: checksum mismatch"), Reason.DATA_DAMAGED),
+    ],
+)
+@pytest.mark.parametrize("where", ["write", "sync"])
+def test_a_commit_that_fails_ends_writing_and_reads_go_on(
+    rig: Rig, error: Exception, expected: Reason, where: str
+) -> None:
+    """X3, W3: what shares the commit, what is queued behind it and what comes later is refused, each once."""
+    rig.put("orders", "before", b"kept")
+    rocks = FaultyRocks(rig)
+    (rocks.writes if where == "write" else rocks.syncs).append(error)
+    atomic = Publish("orders", [b"x"] * 2, ["c", "d"], atomic=True)
+    answers = rig.run_together([put("a"), put("b"), atomic, Delete("orders", ["before"]), Touch("orders", ["before"])])
+    assert [reason(answer) for answer in answers] == [expected] * 5
+    assert len(rocks.attempts) == 1, "nothing is written after a failure"
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            rig.put("orders", "later")
+        assert caught.value.reason is expected
+    with pytest.raises(StoreError):
+        rig.create_topic("more")
+    assert rig.store.writer.failure is not None
+    found = rig.get("orders", "before")
+    assert found is not None
+    assert found.payload == b"kept"
+    assert b"before" in rig.live("orders")
+
+
+def test_acknowledged_records_survive_the_restart_after_a_failure(rig: Rig) -> None:
+    """X3."""
+    rig.put("orders", "acknowledged")
+    FaultyRocks(rig).writes.append(Failed("IO error"))
+    rig.run_together([put("lost")])
+    rig.reopen()
+    assert list(rig.live("orders")) == [b"acknowledged"]
+    assert rig.put("orders", "again").applied == 1
+
+
+def test_a_failing_reservation_ends_writing_too(rig: Rig) -> None:
+    """X3, W4."""
+    rig.crash()
+    rocks = FaultyRocks(rig)
+    rocks.syncs.append(Failed("IO error"))
+    (answer,) = rig.run_together([put("a")])
+    assert reason(answer) is Reason.STORE_FAILED
+    assert rig.stored("orders") == {}
+
+
+def test_a_failing_sweep_ends_writing_and_shows_nothing_expired(rig: Rig) -> None:
+    """X3, L8."""
+    rig.put("orders", "a", ttl=SECOND)
+    rig.time.tick(SECOND)
+    FaultyRocks(rig).writes.append(Failed("IO error"))
+    rig.store.sweep()
+    assert rig.store.writer.failure is not None
+    assert rig.count("orders") == 0
+    rig.reopen()
+    assert rig.store.sweep() == 1
+    assert rig.kinds("orders") == [("put", "a"), ("expire", "a")]
+
+
+def test_nothing_is_written_after_a_failure_in_the_same_turn(tmp_path: Path) -> None:
+    """W3. The creation of a dynamic topic failed to sync while the jobs of the turn were being chosen; those were
+    committed all the same, behind a gap in the log, and acknowledged."""
+    rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
+    rig.create_topic("orders")
+    rig.put("orders", "first")
+    rocks = FaultyRocks(rig)
+    rocks.syncs.append(Failed("IO error"))
+    answers = rig.run_together([put("a"), Publish("new", [b"{}"], ["a"]), put("b")])
+    assert [reason(answer) for answer in answers] == [Reason.STORE_FAILED] * 3
+    assert list(rig.stored("orders")) == [b"first"]
+    rig.close()
+
+
+def test_a_change_of_settings_is_not_made_when_the_sweep_before_it_failed(rig: Rig) -> None:
+    """W3, L12."""
+    rig.put("orders", "a", ttl=SECOND)
+    rig.time.tick(SECOND)
+    settings = rig.topic("orders").settings
+    FaultyRocks(rig).writes.append(Failed("IO error"))
+    with pytest.raises(StoreError):
+        rig.alter_topic("orders", max_ttl_micros=DAY)
+    assert rig.topic("orders").settings == settings
+    rig.reopen()
+    assert rig.topic("orders").settings == settings
+
+
+def test_damage_found_from_outside_ends_writing(rig: Rig) -> None:
+    """X3."""
+    rig.store.writer.fail(StoreError(Reason.DATA_DAMAGED, "a check found damage"))
+    with pytest.raises(StoreError, match="a check found damage"):
+        rig.put("orders", "a")
+
+
+# --- stalling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stalled_commit_is_tried_again_unchanged(rig: Rig) -> None:
+    """W3: the same batch, once; nobody hears of it."""
+    rig.put("orders", "first")
+    rocks = FaultyRocks(rig)
+    stall = Stalled("Result incomplete: Write stall")
+    rocks.writes += [stall, stall, stall]
+    outcome = rig.put("orders", "a")
+    assert outcome.applied == 1
+    assert len(rocks.attempts) == 4
+    assert all(attempt == rocks.attempts[0] for attempt in rocks.attempts)
+    assert rig.kinds("orders") == [("put", "first"), ("put", "a")]
+
+
+def test_a_stall_that_lasts_refuses_the_request_and_not_the_store(tmp_path: Path) -> None:
+    """W3, P6: a refusal that may pass, with a hint when to come again; nothing was written or used up."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
+    rig.create_topic("orders")
+    before = rig.put("orders", "first")
+    rocks = FaultyRocks(rig)
+    rocks.writes += [Stalled("Result incomplete: Write stall")]
+    answers = rig.run_together([put("a"), put("b")])
+    assert [reason(answer) for answer in answers] == [Reason.WRITE_STALLED] * 2
+    assert isinstance(answers[0], StoreError)
+    assert answers[0].retry_after_micros > 0
+    assert rig.store.writer.failure is None
+    after = rig.put("orders", "a")
+    assert after.last_sequence == before.last_sequence + 1
+    assert list(rig.live("orders")) == [b"a", b"first"]
+    rig.close()
+
+
+def test_a_stalled_sweep_is_tried_again(tmp_path: Path) -> None:
+    """W3, L9."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
+    rig.create_topic("orders")
+    rig.put("orders", "a", ttl=SECOND)
+    rig.time.tick(SECOND)
+    FaultyRocks(rig).writes += [Stalled("Result incomplete: Write stall")]
+    assert rig.store.sweep() == 0
+    assert rig.store.sweep() == 1
+    assert rig.kinds("orders") == [("put", "a"), ("expire", "a")]
+    rig.close()
+
+
+# --- exceptions nobody has thought of --------------------------------------------------------------------------------
+
+
+def failing(key: bytes, original: Callable[..., object]) -> Callable[..., object]:
+    def put_or_fail(*arguments: object, **options: object) -> object:
+        if key in arguments:
+            raise ZeroDivisionError("a fault of ours")
+        return original(*arguments, **options)
+
+    return put_or_fail
+
+
+def test_an_exception_while_staging_fails_its_request_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W5, X2: INTERNAL without details; what shared its commit is committed."""
+    monkeypatch.setattr(Stage, "put", failing(b"bad", Stage.put))
+    requests = [Publish("orders", [b"x"], [key], want_results=True) for key in ("a", "bad", "b")]
+    answers = rig.run_together(requests)
+    assert [reason(answer) for answer in answers] == [None, Reason.INTERNAL, None]
+    assert "fault" not in str(answers[1])
+    assert list(rig.live("orders")) == [b"a", b"b"]
+    assert rig.store.writer.queue_depth == (0, 0)
+    assert rig.store.writer.failure is None
+    assert [entry.sequence for entry in rig.journal("orders")] == [1, 2]
+
+
+def test_an_exception_while_preparing_fails_its_request_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W5."""
+    check = mutations.check_size
+
+    def fail_on_three(request: Publish, *arguments: object) -> None:
+        if len(request.payloads) == 3:
+            raise ZeroDivisionError
+        check(request, *arguments)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(mutations, "check_size", fail_on_three)
+    answers = rig.run_together([put("a"), Publish("orders", [b"x"] * 3, list("bcd")), put("e")])
+    assert [reason(answer) for answer in answers] == [None, Reason.INTERNAL, None]
+
+
+def test_an_exception_in_a_control_fails_the_control_only(rig: Rig) -> None:
+    """W5."""
+
+    def explode(settings: object) -> object:
+        raise ZeroDivisionError
+
+    answers: list[object] = []
+    rig.store.alter_topic("orders", explode, answers.append)  # type: ignore[arg-type]  # never returns
+    rig.store.writer.step()
+    (answer,) = answers
+    assert isinstance(answer, StoreError)
+    assert answer.reason is Reason.INTERNAL
+    assert rig.put("orders", "a").applied == 1
+
+
+@pytest.mark.parametrize("where", ["finish", "update"])
+def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """W5. Such an exception ended the thread, and with it the requests that were in its hands: they had left the
+    queue, so nobody ever answered them."""
+
+    def explode(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    if where == "finish":
+        monkeypatch.setattr(Stage, "finish", explode)
+    else:
+        monkeypatch.setattr(rig.store.writer.heads.__class__, "update", explode)
+    rig.store.start(lambda answers: answers())
+    answers: list[Outcome | StoreError] = []
+    done = threading.Event()
+
+    def hear(answer: Outcome | StoreError) -> None:
+        answers.append(answer)
+        done.set()
+
+    rig.store.submit(put("a"), hear)
+    assert done.wait(10), "the request was never answered"
+    assert [reason(answer) for answer in answers] == [Reason.STORE_FAILED]
+    with pytest.raises(StoreError):
+        rig.store.submit(put("b"), answers.append)
+
+
+def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_queued(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5: never silently."""
+
+    def explode(sweep: object, stage: object, entries_max: int) -> int:
+        raise ZeroDivisionError
+
+    rig.put("orders", "a", ttl=SECOND)
+    rig.store.start(lambda answers: answers())
+    monkeypatch.setattr(Sweep, "stage", explode)
+    rig.time.tick(SECOND)
+    done = threading.Event()
+    with contextlib.suppress(StoreError):  # it may have failed already
+        rig.store.submit(put("b"), lambda _: done.set())
+        assert done.wait(10)
+    thread = rig.store.writer._thread
+    assert thread is not None
+    thread.join(10)
+    assert rig.store.writer.failure is not None
+    assert rig.store.writer.failure.reason is Reason.STORE_FAILED
+
+
+def test_an_answer_that_raises_keeps_nobody_from_hearing_his_own(rig: Rig) -> None:
+    """W5. One client that had gone away made its answer raise, and all answers of that turn behind it were lost."""
+
+    def explode(answer: object) -> None:
+        raise ZeroDivisionError
+
+    answers: list[object] = []
+    rig.store.submit(put("a"), explode)
+    rig.store.submit(put("b"), answers.append)
+    rig.store.writer.step()
+    assert len(answers) == 1
+
+
+# --- admission and the end -------------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_bounded_in_requests(tmp_path: Path) -> None:
+    """A refusal that may pass, at once, with a hint."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(queue_requests_max=2)))
+    rig.create_topic("orders")
+    answers = rig.run_together([put("a"), put("b"), put("c")])
+    assert [reason(answer) for answer in answers] == [None, None, Reason.OVERLOADED]
+    assert rig.put("orders", "c").applied == 1
+    assert rig.store.writer.queue_depth == (0, 0)
+    rig.close()
+
+
+def test_the_queue_is_bounded_in_bytes_and_takes_one_request_of_any_size(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(queue_bytes_max=10)))
+    rig.create_topic("orders")
+    answers = rig.run_together([put("a", b"x" * 100), put("b")])
+    assert [reason(answer) for answer in answers] == [None, Reason.OVERLOADED]
+    rig.close()
+
+
+def test_stopping_finishes_what_is_queued_and_refuses_what_comes(rig: Rig) -> None:
+    """What was accepted is committed, synced and answered."""
+    answers: list[Outcome | StoreError] = []
+    for key in "abc":
+        rig.store.submit(put(key, durability=Durability.BUFFERED), answers.append)
+    rig.store.writer.stop()
+    assert [reason(answer) for answer in answers] == [None] * 3
+    with pytest.raises(StoreError) as caught:
+        rig.store.submit(put("d"), answers.append)
+    assert caught.value.reason is Reason.STOPPING
+    rig.reopen()
+    assert rig.count("orders") == 3
+
+
+def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
+    """L9: through the thread."""
+    rig.store.start(lambda answers: answers())
+    done = threading.Event()
+    requests = 50
+    left = [requests]
+
+    def count_down(answer: object) -> None:
+        left[0] -= 1
+        if not left[0]:
+            done.set()
+
+    for number in range(requests):
+        ttl = Lifetime(LifetimeKind.TTL, SECOND)
+        rig.store.submit(Publish("orders", [b"x"], [str(number)], lifetime=ttl), count_down)
+    assert done.wait(10)
+    rig.time.tick(SECOND)
+    swept = threading.Event()
+    for _ in range(100):
+        rig.store.submit(put("wake"), lambda _: swept.set())
+        if not rig.store.overdue():
+            break
+        threading.Event().wait(0.01)
+    rig.reopen()
+    assert list(rig.stored("orders")) == [b"wake"]
+
+
+def test_a_delete_and_a_touch_of_a_damaged_record_refuse_themselves_only(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5, X3: damage under one key is found by who reads it; the others go on."""
+    rig.put("orders", "a")
+    rig.put("orders", "b")
+    rig.reopen()
+    multi_get = rig.store._rocks.multi_get
+
+    def damaged(family: str, keys: list[bytes]) -> list[bytes | None]:
+        if any(key.endswith(b"a") for key in keys):
+            raise Damaged("Corruption: block checksum mismatch")
+        return multi_get(family, keys)
+
+    monkeypatch.setattr(rig.store._rocks, "multi_get", damaged)
+    answers = rig.run_together([Delete("orders", ["a"]), Delete("orders", ["b"]), put("c")])
+    assert [reason(answer) for answer in answers] == [Reason.DATA_DAMAGED, None, None]
