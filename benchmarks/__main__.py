@@ -1,0 +1,130 @@
+"""`python -m benchmarks [NAME…] [--quick] [--json FILE] [--markdown FILE]`: runs benchmarks, one after the other."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from benchmarks.registry import BENCHMARKS, Benchmark, UnknownBenchmark, chosen
+from benchmarks.report import Report, Result, failed, print_report, to_json, to_markdown
+from benchmarks.rows import Row
+from benchmarks.setting import Machine, Setting, measure_machine
+
+
+class TakesTooLong(Exception):
+    """A benchmark has used up its time."""
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raises TakesTooLong in the main thread after `seconds`, so that `with` blocks end what they have started."""
+
+    def over(_number: int, _frame: FrameType | None) -> None:
+        raise TakesTooLong(f"not done within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_benchmark(benchmark: Benchmark, quick: bool, directory: Path, machine: Machine, console: Console) -> Result:
+    """Runs one in a directory that is gone afterwards. Whatever it raises is its result, and the next one's turn."""
+    rows: list[Row] = []
+    failure = ""
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(
+            f"[dim]{time.monotonic() - begin:6.1f} s  {benchmark.name}: {text}[/]", highlight=False, soft_wrap=True
+        )
+
+    home = Path(tempfile.mkdtemp(prefix=f"sow-bench-{benchmark.name}-", dir=directory))
+    try:
+        with time_limit(benchmark.seconds_max):
+            for row in benchmark.run(Setting(quick, home, machine, say)):
+                rows.append(row)
+                say(f"{row.case}: {row.judged or row.ours}")
+    except Exception as error:  # noqa: BLE001  # a benchmark may fail in any way; the others are still wanted
+        failure = f"{type(error).__name__}: {error}"
+        console.print(traceback.format_exc(), style="red", markup=False, highlight=False)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    return Result(benchmark.name, benchmark.title, tuple(rows), time.monotonic() - begin, failure)
+
+
+def filesystem_of(directory: Path) -> str:
+    """The type of file system that holds the directory; on tmpfs a sync costs nothing, so durable rates mean little."""
+    found, length = "unknown", -1
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, kind, *_ = line.split()
+        if directory.is_relative_to(mount) and len(mount) > length:
+            found, length = kind, len(mount)
+    return found
+
+
+@click.command(epilog="Benchmarks: " + ", ".join(benchmark.name for benchmark in BENCHMARKS))
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.option("--quick", is_flag=True, help="Reduced sizes: a look within minutes, not a judgement.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the results as JSON.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write them as Markdown.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=Path(tempfile.gettempdir()),
+    help="Where the servers keep their data; should be a real disk.",
+)
+def main(
+    names: tuple[str, ...], quick: bool, json_file: Path | None, markdown_file: Path | None, directory: Path
+) -> None:
+    """Measures the server against peers in the same run; without a NAME all benchmarks, which takes a while."""
+    try:
+        benchmarks = chosen(names)
+    except UnknownBenchmark as error:
+        raise click.UsageError(str(error)) from error
+    # A termination ends the `with` blocks, and these the servers.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    # Into a file or a pipe a table may be as wide as it reads well; soft_wrap keeps progress on one line each.
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    directory = directory.resolve()
+    filesystem = filesystem_of(directory)
+    if filesystem in ("tmpfs", "ramfs"):
+        console.print(f"[yellow]{directory} is on {filesystem}: a sync costs nothing there; see --directory[/]")
+    started = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    with tempfile.TemporaryDirectory(prefix="sow-bench-", dir=directory) as machine_directory:
+        machine = measure_machine(Path(machine_directory))
+    console.print(f"machine: {machine}", highlight=False)
+    # The documents of a round live long enough to be traversed again and again, on everybody's time.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+    results = tuple(run_benchmark(benchmark, quick, directory, machine, console) for benchmark in benchmarks)
+    described = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    report = Report(quick, started, described, filesystem, machine, results)
+    print_report(console, report)
+    if json_file is not None:
+        json_file.write_text(to_json(report) + "\n")
+    if markdown_file is not None:
+        markdown_file.write_text(to_markdown(report))
+    if failed(results):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The bare rocksdict batch: the puts that a publish comes down to, without the Python around them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from sow_server.engine.codec import HEADER_BYTES, header, i64, u32
+from sow_server.engine.rocks import EXPIRY, JOURNAL, RECORDS, Batch, Rocks
+
+BATCH_RECORDS: Final = 1_000
+JOURNAL_BYTES_PER_RECORD: Final = 32
+"""What the journal's columns take besides keys and payloads; most of them are constant or count up."""
+TOPIC: Final = u32(1)
+_EXPIRE_TIME: Final = 1_900_000_000_000_000
+
+
+class BareRocks:
+    """A database of its own; use it as a context through `close`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Creates it."""
+        self._rocks = Rocks(directory, create=True)
+        self._sequence = 0
+
+    def put_rate(self, keys: Sequence[str], payloads: Sequence[bytes], *, new: bool, sync: bool) -> float:
+        """Records per second: a batch of 1,000 is their records, one journal value, and for new keys their expiry
+        entries; then, if asked, a sync. The batches are made before the time is taken."""
+        batches = [
+            self._batch(keys[first : first + BATCH_RECORDS], payloads[first : first + BATCH_RECORDS], new=new)
+            for first in range(0, len(keys), BATCH_RECORDS)
+        ]
+        begin = time.perf_counter()
+        for batch in batches:
+            self._rocks.write(batch)
+            if sync:
+                self._rocks.sync()
+        return len(keys) / (time.perf_counter() - begin)
+
+    def _batch(self, keys: Sequence[str], payloads: Sequence[bytes], *, new: bool) -> Batch:
+        batch = Batch()
+        records, expiry = batch.puts[RECORDS], batch.puts[EXPIRY]
+        first = self._sequence
+        for key, payload in zip(keys, payloads, strict=True):
+            self._sequence += 1
+            store_key = TOPIC + key.encode()
+            records[store_key] = (
+                header(
+                    origin=1,
+                    payload_bytes=len(payload),
+                    version=_EXPIRE_TIME + self._sequence,
+                    publish_time=_EXPIRE_TIME,
+                    expire_time=_EXPIRE_TIME,
+                    sequence=self._sequence,
+                )
+                + payload
+            )
+            if new:
+                expiry[i64(_EXPIRE_TIME) + store_key] = b""
+        columns = random.randbytes(JOURNAL_BYTES_PER_RECORD * len(keys))
+        batch.puts[JOURNAL][TOPIC + i64(first)] = columns + "".join(keys).encode() + b"".join(payloads)
+        return batch
+
+    def scan_rate(self) -> float:
+        """Records per second that a cursor alone reads."""
+        cursor = self._rocks.cursor(RECORDS, fill_cache=False)
+        begin = time.perf_counter()
+        count = 0
+        following: bytes | None = TOPIC
+        try:
+            while following is not None:
+                keys: list[bytes] = []
+                values: list[bytes] = []
+                following = cursor.fill(following, u32(2), BATCH_RECORDS, keys, values)
+                count += len(keys)
+        finally:
+            cursor.close()
+        return count / (time.perf_counter() - begin)
+
+    def close(self) -> None:
+        """Closes it."""
+        self._rocks.close()
+
+
+assert HEADER_BYTES == 40, "JOURNAL_BYTES_PER_RECORD was measured with this header"

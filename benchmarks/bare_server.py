@@ -1,0 +1,124 @@
+"""The bare gRPC stream: a server that answers like ours and stores nothing, to see what the transport alone allows.
+
+`python -m benchmarks.bare_server PORT` serves until SIGTERM. A publish costs it the decoding of the request and the
+answer; a query sends the same batch again and again, encoded each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+import grpc.aio
+import uvloop
+
+from benchmarks.documents import documents, keys
+from benchmarks.processes import Process, free_port
+from sow.v1 import sow_pb2, types_pb2
+
+BATCH_RECORDS: Final = 1_000
+MESSAGE_BYTES_MAX: Final = 20 * 2**20
+
+
+class BareServer(Process):
+    """The process, as benchmarks start it."""
+
+    def __init__(self) -> None:
+        """Starts it and waits until it serves."""
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        super().__init__([sys.executable, "-m", __name__, str(port)], lambda line: line.startswith("ready"))
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+
+class _Answers:
+    def __init__(self) -> None:
+        numbers = range(BATCH_RECORDS)
+        self._keys = keys(numbers)
+        self._payloads = documents(numbers)
+
+    async def publish(self, request: sow_pb2.PublishRequest, _context: object) -> sow_pb2.PublishResponse:
+        return sow_pb2.PublishResponse(
+            results=[sow_pb2.PublishResult(version=1, sequence=1) for _ in request.records],
+            durability=types_pb2.DURABILITY_FSYNC,
+        )
+
+    async def publish_stream(
+        self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], _context: object
+    ) -> AsyncIterator[sow_pb2.PublishStreamResponse]:
+        async for request in requests:
+            # list(): an engine takes the payloads out of the message, so that belongs to the transport's share.
+            applied = len(list(request.payload))
+            yield sow_pb2.PublishStreamResponse(applied=applied, durability=types_pb2.DURABILITY_FSYNC)
+
+    async def query(self, request: sow_pb2.QueryRequest, _context: object) -> AsyncIterator[sow_pb2.QueryResponse]:
+        yield sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="0", as_of_micros=1))
+        times = [1_700_000_000_000_000] * BATCH_RECORDS
+        columns = types_pb2.RecordColumns(
+            key=self._keys,
+            payload=self._payloads,
+            version=times,
+            publish_time_micros=times,
+            expire_time_micros=times,
+            sequence=times,
+            origins=["bare"],
+        )
+        answer = sow_pb2.QueryResponse(batch=columns)
+        batches = request.top_n // BATCH_RECORDS
+        for _ in range(batches):
+            yield answer
+        sent = batches * BATCH_RECORDS
+        yield sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(matched=sent, returned=sent, scanned=sent))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The three calls that benchmarks make; all others are unimplemented."""
+        return grpc.method_handlers_generic_handler(
+            sow_pb2.DESCRIPTOR.services_by_name["SowService"].full_name,
+            {
+                "Publish": grpc.unary_unary_rpc_method_handler(
+                    self.publish,
+                    sow_pb2.PublishRequest.FromString,
+                    sow_pb2.PublishResponse.SerializeToString,
+                ),
+                "PublishStream": grpc.stream_stream_rpc_method_handler(
+                    self.publish_stream,
+                    sow_pb2.PublishStreamRequest.FromString,
+                    sow_pb2.PublishStreamResponse.SerializeToString,
+                ),
+                "Query": grpc.unary_stream_rpc_method_handler(
+                    self.query,
+                    sow_pb2.QueryRequest.FromString,
+                    sow_pb2.QueryResponse.SerializeToString,
+                ),
+            },
+        )
+
+
+async def _serve(port: int) -> None:
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ]
+    )
+    server.add_generic_rpc_handlers((_Answers().handler(),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    print("ready", flush=True)
+    await stop.wait()
+    await server.stop(1)
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1])))

@@ -1,0 +1,198 @@
+"""Expiry under load: how late it is, and what a million records due at once do to a publisher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from benchmarks.documents import TTL_SECONDS, document, documents
+from benchmarks.processes import TOPIC, SowServer
+from benchmarks.publishing import publish
+from benchmarks.rows import MILLISECONDS, SECONDS, TIMES, Figure, Row, Target, bucket_percentile, percentile
+from benchmarks.setting import Setting
+from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from sow_client import Client
+
+LAG_METRIC: Final = "sow_expiry_lag_seconds"
+EXPIRED_METRIC: Final = "sow_records_expired_total"
+
+LAG_TARGET: Final = Target(10.0, MILLISECONDS, at_least=False)
+FLAT_TARGET: Final = Target(2.0, f"{TIMES} the least", at_least=False)
+EXPIRIES_PER_SECOND: Final = 10_000
+TICK_SECONDS: Final = 0.01
+SHORT_TTL_SECONDS: Final = 1.5
+"""How long the records live that are published at the rate at which they then expire."""
+
+DRAIN_TARGET: Final = Target(12.0, SECONDS, at_least=False)
+DISTURBANCE_TARGET: Final = Target(3.0, f"{TIMES} idle", at_least=False)
+PUBLISH_PAUSE_SECONDS: Final = 0.005
+"""Between the calls of the publisher that goes on: about 150 a second, enough to count as a busy server always."""
+IDLE_SECONDS: Final = 10.0
+CALL_SECONDS: Final = 30
+LOAD_CHUNK: Final = 50_000
+SURELY_SECONDS: Final = 120.0
+MICROS: Final = 1_000_000
+
+
+def lag(setting: Setting) -> Iterator[Row]:
+    """Row 5: records are published and expire at 10,000/s, over more and more records that are not yet due."""
+    seconds = setting.size(10, quick=3)
+    backlogs = (0, 10_000, 100_000) if setting.quick else (0, 10_000, 100_000, 1_000_000)
+    lags: list[float] = []
+    with ExitStack() as stack:
+        server = stack.enter_context(SowServer(setting.directory / "sow"))
+        client = stack.enter_context(Client(server.address))
+        loaded = 0
+        for backlog in backlogs:
+            setting.say(f"{backlog:,} not yet due, {seconds} s")
+            for first in range(loaded, backlog, LOAD_CHUNK):
+                publish(client, documents(range(first, min(first + LOAD_CHUNK, backlog))), "buffered")
+            loaded = backlog
+            window = _expire_steadily(server, client, first_number=2_000_000_000, seconds=seconds)
+            lags.append(window.p99_milliseconds)
+            yield Row(
+                f"p99 at {window.expiries_per_second:,.0f} expiries/s, {backlog:,} not yet due",
+                Figure(window.p99_milliseconds, MILLISECONDS),
+                judged=Figure(window.p99_milliseconds, MILLISECONDS),
+                target=LAG_TARGET,
+                note=f"p50 {window.p50_milliseconds:.1f} ms; machine: {setting.machine}",
+            )
+    spread = Figure(max(lags) / min(lags), TIMES)
+    yield Row("flat: greatest p99 to least", spread, judged=spread, target=FLAT_TARGET)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    expiries_per_second: float
+    p50_milliseconds: float
+    p99_milliseconds: float
+
+
+def _expire_steadily(server: SowServer, client: Client, *, first_number: int, seconds: float) -> _Window:
+    """Publishes at the rate for a lifetime, then `seconds` more; what the server measured in those."""
+    per_tick = round(EXPIRIES_PER_SECOND * TICK_SECONDS)
+    warm = SHORT_TTL_SECONDS + 1.0
+    payloads = documents(range(first_number, first_number + round(EXPIRIES_PER_SECOND * (warm + seconds))))
+    at = 0
+    with client.publisher(TOPIC, ttl=SHORT_TTL_SECONDS, durability="buffered", batch_records=per_tick) as publisher:
+
+        def run(ticks: int) -> None:
+            nonlocal at
+            begin = time.perf_counter()
+            for tick in range(ticks):
+                for payload in payloads[at : at + per_tick]:
+                    publisher.publish(payload)
+                at += per_tick
+                time.sleep(max(0.0, begin + (tick + 1) * TICK_SECONDS - time.perf_counter()))
+
+        run(round(warm / TICK_SECONDS))
+        before, began = server.metrics().buckets(LAG_METRIC), time.perf_counter()
+        run(round(seconds / TICK_SECONDS))
+        after, ended = server.metrics().buckets(LAG_METRIC), time.perf_counter()
+    expired = after[float("inf")] - before.get(float("inf"), 0.0)
+    return _Window(
+        expired / (ended - began),
+        bucket_percentile(before, after, 0.50) * 1000,
+        bucket_percentile(before, after, 0.99) * 1000,
+    )
+
+
+def mass_expiry(setting: Setting) -> Iterator[Row]:
+    """Row 6: records due within one second, spread over it, while single durable publishes go on."""
+    records = setting.size(1_000_000, quick=100_000)
+    with ExitStack() as stack:
+        server = stack.enter_context(SowServer(setting.directory / "sow"))
+        client = stack.enter_context(Client(server.address))
+        publisher = _SinglePublisher(stack.enter_context(grpc.insecure_channel(server.address)))
+        idle_seconds = setting.size(int(IDLE_SECONDS), quick=4)
+
+        # Due late enough to be loaded and to be idle for a while before: the rate is measured on the first chunk.
+        rate = publish(client, documents(range(5_000_000, 5_000_000 + LOAD_CHUNK)), "buffered")
+        due = time.time() + 3 * records / rate + idle_seconds + 10
+        setting.say(f"loading {records:,} records, due in {due - time.time():.0f} s")
+        load_due(client, records, round(due * MICROS), over_micros=MICROS)
+        spare = due - time.time()
+        assert spare > idle_seconds, f"loaded only {spare:.1f} s before they are due: the machine is busy, try again"
+
+        setting.say(f"idle for {spare:.0f} s")
+        idle = publisher.run(until=due - 0.5)
+        before = publisher.sequence
+        time.sleep(max(0.0, due - time.time()))
+        setting.say("due")
+        during = publisher.run(until=due + SURELY_SECONDS, expired_after=(before, records))
+        to_drain = time.time() - due
+        expired = server.metrics().total(EXPIRED_METRIC)
+        assert expired == records, f"{expired:,.0f} of {records:,} records expired within {to_drain:.0f} s"
+
+    case = f"{records:,} records due in the same second"
+    seconds = Figure(to_drain, SECONDS)
+    yield Row(
+        f"drained: {case}",
+        seconds,
+        judged=seconds,
+        target=DRAIN_TARGET,
+        note=f"{records / to_drain / 1000:.0f} k expiries/s; machine: {setting.machine}",
+    )
+    p99_idle, p99_during = percentile(idle, 0.99), percentile(during, 0.99)
+    yield Row(
+        f"publish p99 during the drain ({len(during):,} calls) to idle ({len(idle):,} calls)",
+        Figure(p99_during, MILLISECONDS),
+        peer=Figure(p99_idle, MILLISECONDS),
+        judged=Figure(p99_during / p99_idle, TIMES),
+        target=DISTURBANCE_TARGET,
+        note=f"p50 {percentile(during, 0.5):.2f} ms, idle {percentile(idle, 0.5):.2f} ms; machine: {setting.machine}",
+    )
+
+
+def load_due(client: Client, records: int, due_micros: int, *, over_micros: int, first_number: int = 0) -> None:
+    """Publishes records whose expire times are spread over `over_micros` from `due_micros` on."""
+    with client.publisher(TOPIC, durability="buffered") as publisher:
+        for first in range(0, records, LOAD_CHUNK):
+            chunk: Sequence[bytes] = documents(
+                range(first_number + first, first_number + min(first + LOAD_CHUNK, records))
+            )
+            for offset, payload in enumerate(chunk, first):
+                # Scattered, so that the order of expiry is not the order of publishing.
+                publisher.publish(payload, expire_at=due_micros + offset * 7_919 % over_micros)
+        publisher.flush()
+    assert publisher.applied == records, f"{publisher.applied} of {records} were applied"
+
+
+class _SinglePublisher:
+    """One durable publish after the other, with a short pause; keys of its own."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = sow_pb2_grpc.SowServiceStub(channel)
+        self._number = 1_000_000_000
+        self.sequence = 0
+        """Journal sequence of the last publish."""
+
+    def run(self, *, until: float, expired_after: tuple[int, int] | None = None) -> list[float]:
+        """Publishes until the time is over; milliseconds of each call.
+
+        `expired_after`, a sequence and a number of records, ends it once as many have expired since: every expiry
+        takes a sequence, as every publish does, so the answers tell it for nothing. Reading the metrics would not:
+        they count what is overdue.
+        """
+        milliseconds: list[float] = []
+        while time.time() < until:
+            self._number += 1
+            request = sow_pb2.PublishRequest(
+                topic=TOPIC,
+                records=[sow_pb2.PublishRecord(payload=document(self._number))],
+                lifetime=types_pb2.Lifetime(ttl_micros=TTL_SECONDS * MICROS),
+                durability=types_pb2.DURABILITY_FSYNC,
+            )
+            begin = time.perf_counter()
+            answer = self._stub.Publish(request, timeout=CALL_SECONDS)
+            milliseconds.append((time.perf_counter() - begin) * 1000)
+            self.sequence = answer.results[0].sequence
+            if expired_after is not None and self.sequence - expired_after[0] >= expired_after[1] + len(milliseconds):
+                break
+            time.sleep(PUBLISH_PAUSE_SECONDS)
+        return milliseconds

@@ -1,0 +1,271 @@
+"""Server processes: started in a directory of their own on a free loopback port, ended by their process id.
+
+PR1  Leaving the `with` ends the process: SIGTERM first, SIGKILL when it does not go.
+PR2  What a process printed last is in the error when it does not come up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.documents import KEY_PATHS
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 60.0
+LINES_KEPT: Final = 40
+TOPIC: Final = "records"
+
+CONFIG: Final = """\
+[server]
+listen = "127.0.0.1:{port}"
+data_dir = "{data_dir}"
+
+[metrics]
+listen = "127.0.0.1:{metrics_port}"
+
+[log]
+format = "json"
+
+[topics.{topic}]
+key = {key}
+expiration = "enabled"
+"""
+
+
+class NotInstalled(Exception):
+    """A peer is not there; the text says how to get it."""
+
+
+class ProcessFailed(Exception):
+    """A process did not come up, or ended by itself."""
+
+
+def program(name: str, package: str) -> str:
+    """The path of a peer's program. Raises NotInstalled, naming the Debian package."""
+    path = shutil.which(name)
+    if path is None:
+        raise NotInstalled(f"{name} not installed (apt-get install {package})")
+    return path
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Process:
+    """Owns one child process and what it prints."""
+
+    def __init__(self, arguments: Sequence[str], is_ready: Callable[[str], bool] | None = None) -> None:
+        """Starts it. `is_ready` tells the line that says so."""
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._ready = threading.Event()
+        self._is_ready = is_ready
+        self.ready_seconds = 0.0
+        """From exec to the line that said so."""
+        self._begun = time.perf_counter()
+        self._child = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        # The pipe is read to its end, else a talkative server would block on it.
+        self._reader = threading.Thread(target=self._read, name=f"output-{self._child.pid}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None, "opened as a pipe"
+        for line in self._child.stdout:
+            self._lines.append(line.rstrip())
+            if self._is_ready is not None and not self._ready.is_set() and self._is_ready(line):
+                self.ready_seconds = time.perf_counter() - self._begun
+                self._ready.set()
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Waits for the line that says so."""
+        deadline = time.monotonic() + seconds
+        while not self._ready.wait(0.05):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise ProcessFailed(self._story(f"not ready after {seconds:.0f} s"))
+
+    def wait_until(self, answers: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Waits until `answers` is true; for servers whose output does not tell."""
+        deadline = time.monotonic() + seconds
+        while not answers():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise ProcessFailed(self._story(f"no answer after {seconds:.0f} s"))
+            time.sleep(0.02)
+
+    def check_alive(self) -> None:
+        """Raises ProcessFailed when it has ended."""
+        code = self._child.poll()
+        if code is not None:
+            self._reader.join(1)
+            raise ProcessFailed(self._story(f"ended with code {code}"))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def resident_mebibytes(self) -> float:
+        """VmRSS."""
+        return self._status_kibibytes("VmRSS") / 1024
+
+    def resident_peak_mebibytes(self) -> float:
+        """VmHWM."""
+        return self._status_kibibytes("VmHWM") / 1024
+
+    def _status_kibibytes(self, name: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+        raise ProcessFailed(self._story(f"has no {name}"))
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its threads so far, compaction included."""
+        # The name in parentheses may contain spaces; what follows it are numbers, the 12th and 13th are the times.
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self._child.kill()
+        self._child.wait()
+        self._reader.join(1)
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL for one that does not go (PR1)."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+            try:
+                self._child.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+        self._reader.join(1)
+
+    def _story(self, what: str) -> str:
+        return "\n".join([f"{' '.join(map(str, self._child.args))[:200]}: {what}", *self._lines])  # type: ignore[arg-type]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class CpuMeter:
+    """CPU time that a server and this process, its client, spend on what runs inside `measured`.
+
+    Unlike a rate it does not depend on who else uses the machine, and it says on which side the work is.
+    """
+
+    def __init__(self, server: Process) -> None:
+        self._server = server
+        self._server_seconds = self._client_seconds = 0.0
+        self._records = 0
+
+    def measured(self, records: int, run: Callable[[], float]) -> float:
+        """Runs it; it is about that many records."""
+        server, client = self._server.cpu_seconds(), time.process_time()
+        figure = run()
+        self._server_seconds += self._server.cpu_seconds() - server
+        self._client_seconds += time.process_time() - client
+        self._records += records
+        return figure
+
+    def __str__(self) -> str:
+        server, client = (
+            seconds / self._records * 1e6 if self._records else 0.0
+            for seconds in (self._server_seconds, self._client_seconds)
+        )
+        return f"CPU a record: server {server:.1f} µs, client {client:.1f} µs"
+
+
+class SowServer(Process):
+    """The server under test, as users start it, with one topic keyed by `/id` that expires."""
+
+    def __init__(self, directory: Path) -> None:
+        """Starts it on `directory`, which keeps its data, and waits until it is ready."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.metrics_port = free_port()
+        config = directory / "sow.toml"
+        config.write_text(
+            CONFIG.format(
+                port=self.port,
+                metrics_port=self.metrics_port,
+                data_dir=directory / "data",
+                topic=TOPIC,
+                key=KEY_PATHS,
+            )
+        )
+        super().__init__([sys.executable, "-m", "sow_server", "--config", str(config)], _says_ready)
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        return f"127.0.0.1:{self.port}"
+
+    def metrics(self) -> Metrics:
+        """Its metrics as they are now."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            return Metrics(answer.read().decode())
+
+
+def _says_ready(line: str) -> bool:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return False  # a traceback, or a library that prints
+    return isinstance(event, dict) and event.get("event") == "ready"
+
+
+class Metrics:
+    """One reading of a server's metrics."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def total(self, name: str) -> float:
+        """The value of a sample, summed over its labels."""
+        values = [sample.value for sample in self._samples if sample.name == name]
+        if not values:
+            raise LookupError(f"the server has no metric {name}")  # renamed? 0 would look like a result
+        return sum(values)
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """Cumulative counts of a histogram by upper bound, summed over its labels; empty when it has none yet."""
+        counts: dict[float, float] = {}
+        for sample in self._samples:
+            if sample.name == f"{name}_bucket":
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+        return counts

@@ -1,0 +1,192 @@
+"""Stream publishing against Redis: new keys, and random updates over many records.
+
+Both sides get the same 160-byte documents with the same lifetime in batches of 1,000 from a Python client; BUFFERED is
+set against an append-only file synced every second, FSYNC against one synced always.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.bare_rocks import BareRocks
+from benchmarks.bare_server import BareServer
+from benchmarks.documents import TTL_SECONDS, documents, keys
+from benchmarks.processes import TOPIC, CpuMeter, NotInstalled, SowServer
+from benchmarks.redis_peer import Fsync, RedisServer
+from benchmarks.rows import PER_SECOND, TIMES, Figure, Limit, Row, Target, ratio, ratio_range, take_turns
+from benchmarks.setting import Setting
+from sow_client import Client
+
+BATCH_RECORDS: Final = 1_000
+NEW_KEYS_TARGET: Final = Target(2.0, f"{TIMES} Redis")
+UPDATES_TARGET: Final = Target(1.3, f"{TIMES} Redis")
+SEED: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A durability of ours and what comes closest at Redis."""
+
+    ours: str
+    redis: Fsync
+
+    @property
+    def name(self) -> str:
+        return f"{self.ours.upper()} ↔ AOF {self.redis}"
+
+
+_LEVELS: Final = (_Level("buffered", "everysec"), _Level("fsync", "always"))
+
+
+def publish(client: Client, payloads: Sequence[bytes], durability: str) -> float:
+    """Publishes the documents through one publisher; records acknowledged per second."""
+    assert durability in ("fsync", "buffered"), durability
+    begin = time.perf_counter()
+    with client.publisher(
+        TOPIC,
+        ttl=TTL_SECONDS,
+        durability="fsync" if durability == "fsync" else "buffered",
+        batch_records=BATCH_RECORDS,
+    ) as publisher:
+        one = publisher.publish
+        for payload in payloads:
+            one(payload)
+        publisher.flush()
+        seconds = time.perf_counter() - begin
+    assert publisher.applied == len(payloads), f"{publisher.applied} of {len(payloads)} were applied"
+    return len(payloads) / seconds
+
+
+class _Side:
+    """The servers of one run and the numbers of the records to be published in each of its rounds."""
+
+    def __init__(self, setting: Setting, stack: ExitStack, numbers: Callable[[int], Sequence[int]]) -> None:
+        self.skipped = ""
+        self.described = ""
+        self.redis: RedisServer | None = None
+        self._numbers = numbers
+        self._revision = 0
+        server = stack.enter_context(SowServer(setting.directory / "sow"))
+        self.server = server
+        self.client = stack.enter_context(Client(server.address))
+        self.bare_client = stack.enter_context(Client(stack.enter_context(BareServer()).address))
+        self.bare_rocks = stack.enter_context(closing(BareRocks(setting.directory / "rocks")))
+        try:
+            self.redis = stack.enter_context(RedisServer(setting.directory / "redis"))
+            self.described = self.redis.described
+        except NotInstalled as missing:
+            self.skipped = str(missing)
+
+    def load(self, records: int) -> None:
+        """The same records into all of them."""
+        for first in range(0, records, 100_000):
+            numbers = range(first, min(first + 100_000, records))
+            payloads, names = documents(numbers), keys(numbers)
+            publish(self.client, payloads, "buffered")
+            self.bare_rocks.put_rate(names, payloads, new=True, sync=False)
+            if self.redis is not None:
+                self.redis.load(names, payloads)
+
+    def row(self, level: _Level, rounds: int, case: str, target: Target, *, new: bool) -> Row:
+        """The line of one durability: the rates of sow, Redis and the limits, in turns."""
+        names: Sequence[str] = ()
+        payloads: Sequence[bytes] = ()
+        our_cpu = CpuMeter(self.server)
+
+        def prepare() -> None:
+            # What is published is made outside the time taken, once a round, and is the same for all.
+            nonlocal names, payloads
+            numbers = self._numbers(self._revision)
+            self._revision += 1
+            names, payloads = keys(numbers), documents(numbers, self._revision)
+
+        def ours() -> float:
+            return our_cpu.measured(len(names), lambda: publish(self.client, payloads, level.ours))
+
+        def bare_batch() -> float:
+            return self.bare_rocks.put_rate(names, payloads, new=new, sync=level.ours == "fsync")
+
+        def bare_stream() -> float:
+            return publish(self.bare_client, payloads, level.ours)
+
+        contestants: dict[str, Callable[[], float]] = {"sow": ours}
+        redis = self.redis
+        peer_cpu = None if redis is None else CpuMeter(redis)
+        if redis is not None and peer_cpu is not None:
+            peer, meter = redis, peer_cpu
+            peer.sync_policy(level.redis)
+            contestants["redis"] = lambda: meter.measured(len(names), lambda: _set_rate(peer, names, payloads))
+        contestants |= {"bare batch": bare_batch, "bare stream": bare_stream}
+        rates = take_turns(rounds, contestants, before_round=prepare)
+
+        ours_median = statistics.median(rates["sow"])
+        limits = tuple(
+            Limit(name, Figure(limit := statistics.median(rates[contestant]), PER_SECOND), ours_median / limit)
+            for name, contestant in (
+                ("the bare rocksdict batch", "bare batch"),
+                ("the bare gRPC stream", "bare stream"),
+            )
+        )
+        case = f"{level.name}: {case}"
+        figure = Figure(ours_median, PER_SECOND)
+        if "redis" not in rates:
+            return Row(case, figure, target=target, limits=limits, note=str(our_cpu), skipped=self.skipped)
+        return Row(
+            case,
+            figure,
+            peer=Figure(statistics.median(rates["redis"]), PER_SECOND),
+            judged=ratio(rates["sow"], rates["redis"]),
+            target=target,
+            limits=limits,
+            note=f"{ratio_range(rates['sow'], rates['redis'])}; {our_cpu}; Redis: {peer_cpu}; {self.described}",
+        )
+
+
+def _set_rate(redis: RedisServer, names: Sequence[str], payloads: Sequence[bytes]) -> float:
+    begin = time.perf_counter()
+    redis.set_pipelined(names, payloads, BATCH_RECORDS)
+    return len(names) / (time.perf_counter() - begin)
+
+
+def new_keys(setting: Setting) -> Iterator[Row]:
+    """Row 1: every record has a key that was not there."""
+    round_records = setting.size(200_000, quick=30_000)
+    rounds = setting.size(5, quick=3)
+
+    def numbers(revision: int) -> Sequence[int]:
+        return range(revision * round_records, (revision + 1) * round_records)
+
+    with ExitStack() as stack:
+        side = _Side(setting, stack, numbers)
+        for level in _LEVELS:
+            setting.say(f"{level.name}, {rounds} rounds")
+            case = f"{rounds} rounds of {round_records:,} new keys"
+            yield side.row(level, rounds, case, NEW_KEYS_TARGET, new=True)
+
+
+def updates(setting: Setting) -> Iterator[Row]:
+    """Row 2: random updates of 200,000 keys among many more records."""
+    records = setting.size(3_000_000, quick=200_000)
+    updated = setting.size(200_000, quick=50_000)
+    round_records = setting.size(200_000, quick=30_000)
+    rounds = setting.size(5, quick=3)
+    chance = random.Random(SEED)
+    chosen = chance.sample(range(records), updated)
+
+    def numbers(_revision: int) -> Sequence[int]:
+        return chance.choices(chosen, k=round_records)
+
+    with ExitStack() as stack:
+        side = _Side(setting, stack, numbers)
+        setting.say(f"loading {records:,} records into each")
+        side.load(records)
+        for level in _LEVELS:
+            setting.say(f"{level.name}, {rounds} rounds")
+            case = f"{rounds} rounds of {round_records:,} updates of {updated:,} keys over {records:,} records"
+            yield side.row(level, rounds, case, UPDATES_TARGET, new=False)

@@ -1,0 +1,46 @@
+"""The benchmarks by name: one per line of the table of what is promised of speed and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks import expiring, publishing, querying, residing, single
+from benchmarks.rows import Row
+from benchmarks.setting import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One program: what it measures, and when it is given up."""
+
+    name: str
+    title: str
+    run: Callable[[Setting], Iterator[Row]]
+    seconds_max: int
+
+
+BENCHMARKS: Final = (
+    Benchmark("publish-new", "stream publish, new keys", publishing.new_keys, 900),
+    Benchmark("publish-updates", "stream publish, random updates", publishing.updates, 1800),
+    Benchmark("query", "whole-topic query stream", querying.whole_topic, 900),
+    Benchmark("single-publish", "single durable publish", single.durable_publish, 600),
+    Benchmark("expiry-lag", "expiry lag at 10,000 expiries/s", expiring.lag, 900),
+    Benchmark("mass-expiry", "one million records due at once", expiring.mass_expiry, 900),
+    Benchmark("restart", "ready after a restart", residing.restart, 900),
+    Benchmark("memory", "resident memory", residing.memory, 900),
+)
+
+
+class UnknownBenchmark(Exception):
+    """A name that is not in the registry; the text lists those that are."""
+
+
+def chosen(names: Sequence[str]) -> tuple[Benchmark, ...]:
+    """The benchmarks of these names in the registry's order; all of them for none. Raises UnknownBenchmark."""
+    known = {benchmark.name for benchmark in BENCHMARKS}
+    for name in names:
+        if name not in known:
+            raise UnknownBenchmark(f"no benchmark {name!r}; there are {', '.join(b.name for b in BENCHMARKS)}")
+    return tuple(benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names)

@@ -1,0 +1,139 @@
+"""What a benchmark hands over: figures, targets, limits, rows, and the arithmetic between them. Pure.
+
+M1  A rate is the median of rounds; contestants take turns within a round, so a slow minute hurts all of them.
+M2  A ratio is between medians of one run; figures of two runs are never compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+PER_SECOND: Final = "/s"
+MILLISECONDS: Final = "ms"
+SECONDS: Final = "s"
+MEBIBYTES: Final = "MiB"
+TIMES: Final = "×"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value and its unit."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        """Three digits that mean something: "75.3 k/s", "0.52 ms", "640 MiB"."""
+        if self.unit == PER_SECOND:
+            if self.value >= 1e6:
+                return f"{self.value / 1e6:.2f} M/s"
+            return f"{self.value / 1e3:.1f} k/s" if self.value >= 1e4 else f"{self.value:,.0f}/s"
+        digits = 0 if self.value >= 100 else 1 if self.value >= 10 else 2
+        return f"{self.value:,.{digits}f} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a figure should reach: at least `bound`, or at most."""
+
+    bound: float
+    unit: str
+    at_least: bool = True
+
+    def met(self, figure: Figure) -> bool:
+        """Whether `figure`, in the target's unit, is good enough."""
+        assert figure.unit == self.unit.split()[0], f"{figure} is not comparable with {self}"
+        return figure.value >= self.bound if self.at_least else figure.value <= self.bound
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a part alone does with the same load, and which share of it our figure is (1 = all of it)."""
+
+    name: str
+    figure: Figure
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} of {self.name} ({self.figure})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    case: str
+    """What was measured, with its size."""
+    ours: Figure
+    peer: Figure | None = None
+    judged: Figure | None = None
+    """What the target is about: THE RATIO, or `ours`. None: nothing to judge, for information."""
+    target: Target | None = None
+    limits: tuple[Limit, ...] = ()
+    note: str = ""
+    skipped: str = ""
+    """Why there is no peer's figure."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None where there is nothing to judge."""
+        if self.target is None or self.judged is None:
+            return None
+        return self.target.met(self.judged)
+
+
+def ratio(ours: Sequence[float], peers: Sequence[float]) -> Figure:
+    """Ours to the peer's, median to median (M2)."""
+    return Figure(statistics.median(ours) / statistics.median(peers), TIMES)
+
+
+def ratio_range(ours: Sequence[float], peers: Sequence[float]) -> str:
+    """The least and the greatest ratio of one round: how far the median can be trusted."""
+    ratios = [our / peer for our, peer in zip(ours, peers, strict=True)]
+    return f"rounds {min(ratios):.2f}–{max(ratios):.2f} ×"
+
+
+def take_turns(
+    rounds: int, contestants: Mapping[str, Callable[[], float]], *, before_round: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Runs every contestant once per round, in turns (M1); the figures by contestant, round by round."""
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        before_round()
+        for name, run in contestants.items():
+            figures[name].append(run())
+    return figures
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample that `share` of the samples do not exceed: 0.5 is the median, 0.99 the p99."""
+    assert samples, "a percentile of nothing"
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def bucket_percentile(before: Mapping[float, float], after: Mapping[float, float], share: float) -> float:
+    """The percentile of what a Prometheus histogram took in between two readings.
+
+    Readings map the upper bound of a bucket to its cumulative count; within a bucket samples count as evenly spread.
+    What lies in the last, unbounded bucket is reported as its lower bound.
+    """
+    counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
+    total = counts[float("inf")]
+    assert total > 0, "a percentile of nothing"
+    wanted = share * total
+    below_bound = below = 0.0
+    for bound, count in counts.items():
+        if count >= wanted:
+            if bound == float("inf"):
+                break
+            return below_bound + (bound - below_bound) * (wanted - below) / (count - below)
+        below_bound, below = bound, count
+    return below_bound

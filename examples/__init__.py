@@ -1,0 +1,1 @@
+"""Programs to read and to run. `make demo` runs `examples.demo`."""

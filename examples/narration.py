@@ -1,0 +1,124 @@
+"""What the demo tells, on a terminal or into a pipe: steps, claims, tables, progress.
+
+A1  A claim that does not hold ends the program: nothing is told after it.
+A2  In a pipe there are plain lines only: no colours, nothing that is drawn twice.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PIPE_WIDTH: Final = 110
+PIPE_SECONDS: Final = 2.0
+"""In a pipe, progress is a line of its own; no more often than this."""
+
+Advance = Callable[[int], None]
+
+
+class ClaimFailed(Exception):
+    """Something that the demo was to prove is not so."""
+
+
+class Narration:
+    """Owns standard output while the demo runs."""
+
+    def __init__(self) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # an output that has no ✓ gets a question mark
+        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        self._steps = 0
+        self.claims = 0
+
+    def title(self, text: str) -> None:
+        """The first line."""
+        self._console.print(f"[bold]{escape(text)}[/]")
+
+    def step(self, text: str, *meaning: str) -> None:
+        """The heading of a step, and what the step is to prove."""
+        self._steps += 1
+        self._console.print(f"\n[bold cyan]{self._steps}. {escape(text)}[/]")
+        for line in meaning:
+            self._console.print(f"   [italic]{escape(line)}[/]")
+
+    def say(self, text: str) -> None:
+        """A plain line."""
+        self._console.print(f"   {escape(text)}", soft_wrap=True)
+
+    def claim(self, text: str, holds: bool, *, found: object = "") -> None:
+        """Says what is proven. Raises ClaimFailed, with what was found instead, where it is not."""
+        if not holds:
+            raise ClaimFailed(text if found == "" else f"{text} (found: {found})")
+        self.claims += 1
+        self._console.print(f"   [green]✓[/] {escape(text)}", soft_wrap=True)
+
+    def refute(self, error: ClaimFailed) -> None:
+        """Says which claim does not hold."""
+        self._console.print(f"   [bold red]✗ DOES NOT HOLD:[/] {escape(str(error))}", soft_wrap=True)
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+        """A table; the columns named in `right` hold numbers."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for heading in headings:
+            table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        self._console.print(Padding(table, (0, 0, 0, 3), expand=False))
+
+    @contextmanager
+    def progress(self, text: str, total: int, *, unit: str = "", rate: bool = True) -> Iterator[Advance]:
+        """Shows how far something is; give `Advance` the number done so far. From any thread."""
+        if not self._console.is_terminal:
+            with self._lines(text, total, unit, rate=rate) as advance:
+                yield advance
+            return
+        started = time.monotonic()
+        columns = [
+            TextColumn("   {task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+        ]
+        with Progress(*columns, console=self._console) as bar:
+            task = bar.add_task(text, total=total, figures="")
+
+            def advance(done: int) -> None:
+                figures = _figures(done, total, unit, time.monotonic() - started if rate else None)
+                bar.update(task, completed=done, figures=figures)
+
+            yield advance
+
+    @contextmanager
+    def _lines(self, text: str, total: int, unit: str, *, rate: bool) -> Iterator[Advance]:
+        started = told = time.monotonic()
+        last = 0
+
+        def advance(done: int) -> None:
+            nonlocal told, last
+            now = time.monotonic()
+            if done != last and (now - told >= PIPE_SECONDS or done == total):
+                told, last = now, done
+                self.say(f"{text} {_figures(done, total, unit, now - started if rate else None)}")
+
+        yield advance
+
+    def flush(self) -> None:
+        """Hands everything told so far to whoever reads."""
+        self._console.file.flush()
+
+
+def _figures(done: int, total: int, unit: str, seconds: float | None) -> str:
+    figures = f"{done:,} of {total:,}{unit and ' '}{unit}"
+    return figures if not seconds else f"{figures}, {done / seconds:,.0f}/s"
