@@ -1,6 +1,6 @@
 # Every target sets up .venv by itself; `make clean` takes it away again.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# Two test processes; tests of one xdist group stay in one of them. PYTEST_WORKERS=0 runs them in this process.
+# Two test processes; the tests of one file stay in one of them. PYTEST_WORKERS=0 runs them in this process.
 PYTEST_WORKERS ?= 2
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 

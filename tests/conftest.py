@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,9 @@ _SEED_VARIABLE = "SOW_TEST_SEED"
 def pytest_configure() -> None:
     # Set once in the controlling process; the workers of xdist inherit it.
     os.environ.setdefault(_SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # What a shell gives its background jobs, and they to their children: no process under test would see Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -18,8 +18,6 @@ from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import Client, ResourceExhausted
 from tests.support.server import ServerProcess, until
 
-pytestmark = pytest.mark.xdist_group("clients")
-
 MIB: Final = 2**20
 PATIENCE_SECONDS: Final = 10.0
 """What another client waits at most for a small durable write; generous, as the flood runs on the same machine."""

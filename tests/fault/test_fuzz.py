@@ -19,8 +19,6 @@ from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client import SowError
 from tests.support.server import ServerProcess, reason_of
 
-pytestmark = pytest.mark.xdist_group("fuzz")
-
 CONFIG: Final = """
 [server]
 instance = "sow"

@@ -14,8 +14,6 @@ import pytest
 
 from tests.support.server import ROOT, ServerProcess, free_port
 
-pytestmark = pytest.mark.xdist_group("command")
-
 SAID_NO: Final = 1
 WRONG_USAGE: Final = 2
 NOT_REACHABLE: Final = 3

@@ -32,7 +32,7 @@ except importlib.metadata.PackageNotFoundError:
     pytest.skip("the flights are not installed: make .venv/.flights", allow_module_level=True)
 
 # One process after another: they measure time, and wait for it.
-pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("demo")]
+pytestmark = pytest.mark.smoke
 
 
 @contextmanager

@@ -15,8 +15,6 @@ from sow.v1 import sow_pb2
 from sow_client import NEVER, Client, ConditionFailed, Deleted, PublishFailed, Refusal
 from tests.support.server import ServerProcess, reason_of, until
 
-pytestmark = pytest.mark.xdist_group("rpcs")
-
 CONFIG: Final = """
 [server]
 instance = "nyc-1"

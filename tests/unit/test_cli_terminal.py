@@ -25,6 +25,7 @@ import pty
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 30.0
+# It waits in short steps: a signal that comes just before the system call would be seen only after it.
 PROGRAM = """
 import sys, time
 from sow_cli.command import sow
@@ -32,7 +33,11 @@ from tests.support.fake_client import FakeClient
 client = FakeClient()
 client.add("orders", records=[{"id": one, "text": "x" * 100} for one in range(3)])
 client.add("many", records=[{"id": one, "text": "x" * 1000} for one in range(3000)])
-client.status = lambda: (print("waiting", file=sys.stderr, flush=True), time.sleep(60))
+def status():
+    print("waiting", file=sys.stderr, flush=True)
+    while True:
+        time.sleep(0.05)
+client.status = status
 sow(prog_name="sow", obj=lambda session: client)
 """
 
