@@ -450,6 +450,7 @@ class SweepConfig:
 
     entries_max: int = _count(_WRITER.sweep_entries_max, 20, 10_000)
     busy_time_micros: int = _duration(_WRITER.sweep_busy_micros, 100, MICROS)
+    busy_pause_micros: int = _duration(_WRITER.sweep_busy_pause_micros, 0, MICROS)
     pause_micros: int = _duration(_WRITER.sweep_pause_micros, 0, MICROS)
     busy_window_micros: int = _duration(_WRITER.busy_window_micros, 0, 60 * MICROS)
 
@@ -911,6 +912,7 @@ def store_options(config: Config) -> StoreOptions:
             stall_patience_micros=storage.stall_patience_micros,
             sweep_entries_max=sweep.entries_max,
             sweep_busy_micros=sweep.busy_time_micros,
+            sweep_busy_pause_micros=sweep.busy_pause_micros,
             sweep_pause_micros=sweep.pause_micros,
             busy_window_micros=sweep.busy_window_micros,
             limits=Limits(

@@ -429,6 +429,10 @@ def _database_options(options: RocksOptions, *, create: bool) -> rocksdict.Optio
     database.set_paranoid_checks(True)
     database.set_max_total_wal_size(options.log_bytes_max)
     database.set_max_background_jobs(options.background_jobs)
+    # Compaction takes what the threads that somebody waits for leave; flushes, in the other pool, are not lowered.
+    background = rocksdict.Env()
+    background.lower_thread_pool_cpu_priority()
+    database.set_env(background)
     database.set_keep_log_file_num(4)
     database.set_max_log_file_size(4 * 2**20)
     database.set_bytes_per_sync(2**20)

@@ -63,7 +63,8 @@ class WriterOptions:
     buffered_sync_micros: int = 40_000
     stall_patience_micros: int = 5 * MICROS
     sweep_entries_max: int = 1000
-    sweep_busy_micros: int = 3000
+    sweep_busy_micros: int = 1200
+    sweep_busy_pause_micros: int = 200
     sweep_pause_micros: int = 2000
     busy_window_micros: int = 200_000
     version_reserve_micros: int = 2 * MICROS
@@ -483,9 +484,15 @@ class Writer:
             took = max(1, self._clock.now_micros() - now)
             fitting = visited * self._options.sweep_busy_micros // took
             self._busy_entries = min(max(SWEEP_ENTRIES_MIN, fitting), self._options.sweep_entries_max)
-        # A pause after a sweep that reached the end lets a steady trickle of expiries share commits; without one each
-        # of them would pay for a commit of its own.
-        self._next_sweep = self._clock.now_micros() + (0 if visited == limit else self._options.sweep_pause_micros)
+        if visited < limit:
+            # It has reached the end. A pause lets a steady trickle of expiries share commits; without one each of them
+            # would pay for a commit of its own.
+            pause = self._options.sweep_pause_micros
+        else:
+            # Between commits of a long sweep the event loop comes to its turn: it has answers to send, and requests to
+            # read that the next commit would otherwise miss.
+            pause = self._options.sweep_busy_pause_micros if busy else 0
+        self._next_sweep = self._clock.now_micros() + pause
 
     def _sweep_once(self, entries_max: int) -> int:
         stage = self._stage()

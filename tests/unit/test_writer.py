@@ -426,6 +426,7 @@ def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
         rig.store.submit(put("wake"), lambda _: swept.set())
         if not rig.store.overdue():
             break
+        rig.time.tick(1000)  # it breathes between commits
         threading.Event().wait(0.01)
     rig.reopen()
     assert list(rig.stored("orders")) == [b"wake"]
