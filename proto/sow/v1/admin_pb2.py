@@ -24,57 +24,66 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from sow.v1 import types_pb2 as sow_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12sow/v1/admin.proto\x12\x06sow.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xab\x03\n\rTopicSettings\x12\x0b\n\x03key\x18\x01 \x03(\t\x12)\n\x0cmessage_type\x18\x02 \x01(\x0e\x32\x13.sow.v1.MessageType\x12&\n\nexpiration\x18\x03 \x01(\x0e\x32\x12.sow.v1.Expiration\x12.\n\x0b\x64\x65\x66\x61ult_ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07min_ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07max_ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x07journal\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\rfix_separator\x18\x08 \x01(\t\x12.\n\x0bretain_time\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cretain_bytes\x18\n \x01(\x03H\x01\x88\x01\x01\x12\x1d\n\x15retain_time_unlimited\x18\x0b \x01(\x08\x42\n\n\x08_journalB\x0f\n\r_retain_bytes\"\x9e\x01\n\x0fTopicStatistics\x12\x14\n\x0clive_records\x18\x01 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x03\x12\x17\n\x0foverdue_records\x18\x03 \x01(\x03\x12\x15\n\rjournal_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fjournal_entries\x18\x05 \x01(\x03\x12\x16\n\x0e\x66loor_sequence\x18\x06 \x01(\x03\"\xb3\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x08settings\x18\x02 \x01(\x0b\x32\x15.sow.v1.TopicSettings\x12\x15\n\rset_in_config\x18\x03 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\nstatistics\x18\x05 \x01(\x0b\x32\x17.sow.v1.TopicStatistics\"K\n\x12\x43reateTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x08settings\x18\x02 \x01(\x0b\x32\x15.sow.v1.TopicSettings\"3\n\x13\x43reateTopicResponse\x12\x1c\n\x05topic\x18\x01 \x01(\x0b\x32\r.sow.v1.Topic\"`\n\x11\x41lterTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x08settings\x18\x02 \x01(\x0b\x32\x15.sow.v1.TopicSettings\x12\x14\n\x0cupdate_paths\x18\x03 \x03(\t\"2\n\x12\x41lterTopicResponse\x12\x1c\n\x05topic\x18\x01 \x01(\x0b\x32\r.sow.v1.Topic\"$\n\x14\x44\x65scribeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x15\x44\x65scribeTopicResponse\x12\x1c\n\x05topic\x18\x01 \x01(\x0b\x32\r.sow.v1.Topic\",\n\x11ListTopicsRequest\x12\x17\n\x0fwith_statistics\x18\x01 \x01(\x08\"3\n\x12ListTopicsResponse\x12\x1d\n\x06topics\x18\x01 \x03(\x0b\x32\r.sow.v1.Topic\"\"\n\x12\x44\x65leteTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\".\n\x13\x44\x65leteTopicResponse\x12\x17\n\x0f\x64\x65leted_records\x18\x01 \x01(\x03\"\x12\n\x10GetStatusRequest\"\xe9\x02\n\x11GetStatusResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x15\n\rjournal_epoch\x18\x03 \x01(\t\x12\x16\n\x0eserver_version\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12.\n\nready_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclock_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0csweep_paused\x18\t \x01(\x08\x12\x15\n\rlast_sequence\x18\n \x01(\x03\x12\x14\n\x0clive_records\x18\x0b \x01(\x03\x12\x17\n\x0foverdue_records\x18\x0c \x01(\x03\x12\x0e\n\x06topics\x18\r \x01(\x03\x12\x12\n\ndisk_bytes\x18\x0e \x01(\x03\"\x14\n\x12\x41\x63\x63\x65ptClockRequest\"l\n\x13\x41\x63\x63\x65ptClockResponse\x12*\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x10\n\x0e\x43ompactRequest\"<\n\x0f\x43ompactResponse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x03\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x03*\xa3\x01\n\x0bMessageType\x12\x1c\n\x18MESSAGE_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11MESSAGE_TYPE_JSON\x10\x01\x12\x18\n\x14MESSAGE_TYPE_MSGPACK\x10\x02\x12\x14\n\x10MESSAGE_TYPE_FIX\x10\x03\x12\x16\n\x12MESSAGE_TYPE_NVFIX\x10\x04\x12\x17\n\x13MESSAGE_TYPE_BINARY\x10\x05*p\n\nExpiration\x12\x1a\n\x16\x45XPIRATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPIRATION_DISABLED\x10\x01\x12\x16\n\x12\x45XPIRATION_ENABLED\x10\x02\x12\x15\n\x11\x45XPIRATION_REJECT\x10\x03\x32\xbc\x04\n\x0c\x41\x64minService\x12\x46\n\x0b\x43reateTopic\x12\x1a.sow.v1.CreateTopicRequest\x1a\x1b.sow.v1.CreateTopicResponse\x12\x43\n\nAlterTopic\x12\x19.sow.v1.AlterTopicRequest\x1a\x1a.sow.v1.AlterTopicResponse\x12L\n\rDescribeTopic\x12\x1c.sow.v1.DescribeTopicRequest\x1a\x1d.sow.v1.DescribeTopicResponse\x12\x43\n\nListTopics\x12\x19.sow.v1.ListTopicsRequest\x1a\x1a.sow.v1.ListTopicsResponse\x12\x46\n\x0b\x44\x65leteTopic\x12\x1a.sow.v1.DeleteTopicRequest\x1a\x1b.sow.v1.DeleteTopicResponse\x12@\n\tGetStatus\x12\x18.sow.v1.GetStatusRequest\x1a\x19.sow.v1.GetStatusResponse\x12\x46\n\x0b\x41\x63\x63\x65ptClock\x12\x1a.sow.v1.AcceptClockRequest\x1a\x1b.sow.v1.AcceptClockResponse\x12:\n\x07\x43ompact\x12\x16.sow.v1.CompactRequest\x1a\x17.sow.v1.CompactResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12sow/v1/admin.proto\x12\x06sow.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x12sow/v1/types.proto\"\xba\x03\n\rTopicSettings\x12\x0b\n\x03key\x18\x01 \x03(\t\x12)\n\x0cmessage_type\x18\x02 \x01(\x0e\x32\x13.sow.v1.MessageType\x12&\n\nexpiration\x18\x03 \x01(\x0e\x32\x12.sow.v1.Expiration\x12.\n\x0b\x64\x65\x66\x61ult_ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07min_ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07max_ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x07journal\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\rfix_separator\x18\x08 \x01(\t\x12.\n\x0bretain_time\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cretain_bytes\x18\n \x01(\x03H\x01\x88\x01\x01\x12\x1d\n\x15retain_time_unlimited\x18\x0b \x01(\x08\x12\r\n\x05index\x18\x0c \x03(\tB\n\n\x08_journalB\x0f\n\r_retain_bytes\"-\n\x0bIndexStatus\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"\x9e\x01\n\x0fTopicStatistics\x12\x14\n\x0clive_records\x18\x01 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x03\x12\x17\n\x0foverdue_records\x18\x03 \x01(\x03\x12\x15\n\rjournal_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fjournal_entries\x18\x05 \x01(\x03\x12\x16\n\x0e\x66loor_sequence\x18\x06 \x01(\x03\"\xd9\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x08settings\x18\x02 \x01(\x0b\x32\x15.sow.v1.TopicSettings\x12\x15\n\rset_in_config\x18\x03 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\nstatistics\x18\x05 \x01(\x0b\x32\x17.sow.v1.TopicStatistics\x12$\n\x07indexes\x18\x06 \x03(\x0b\x32\x13.sow.v1.IndexStatus\"K\n\x12\x43reateTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x08settings\x18\x02 \x01(\x0b\x32\x15.sow.v1.TopicSettings\"3\n\x13\x43reateTopicResponse\x12\x1c\n\x05topic\x18\x01 \x01(\x0b\x32\r.sow.v1.Topic\"`\n\x11\x41lterTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x08settings\x18\x02 \x01(\x0b\x32\x15.sow.v1.TopicSettings\x12\x14\n\x0cupdate_paths\x18\x03 \x03(\t\"2\n\x12\x41lterTopicResponse\x12\x1c\n\x05topic\x18\x01 \x01(\x0b\x32\r.sow.v1.Topic\"$\n\x14\x44\x65scribeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x15\x44\x65scribeTopicResponse\x12\x1c\n\x05topic\x18\x01 \x01(\x0b\x32\r.sow.v1.Topic\",\n\x11ListTopicsRequest\x12\x17\n\x0fwith_statistics\x18\x01 \x01(\x08\"3\n\x12ListTopicsResponse\x12\x1d\n\x06topics\x18\x01 \x03(\x0b\x32\r.sow.v1.Topic\"\"\n\x12\x44\x65leteTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\".\n\x13\x44\x65leteTopicResponse\x12\x17\n\x0f\x64\x65leted_records\x18\x01 \x01(\x03\"\x12\n\x10GetStatusRequest\"\xe9\x02\n\x11GetStatusResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x15\n\rjournal_epoch\x18\x03 \x01(\t\x12\x16\n\x0eserver_version\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12.\n\nready_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclock_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0csweep_paused\x18\t \x01(\x08\x12\x15\n\rlast_sequence\x18\n \x01(\x03\x12\x14\n\x0clive_records\x18\x0b \x01(\x03\x12\x17\n\x0foverdue_records\x18\x0c \x01(\x03\x12\x0e\n\x06topics\x18\r \x01(\x03\x12\x12\n\ndisk_bytes\x18\x0e \x01(\x03\"\x14\n\x12\x41\x63\x63\x65ptClockRequest\"l\n\x13\x41\x63\x63\x65ptClockResponse\x12*\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x10\n\x0e\x43ompactRequest\"<\n\x0f\x43ompactResponse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x03\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x03\"\x87\x01\n\x0eRestampRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12!\n\x04mode\x18\x03 \x01(\x0e\x32\x13.sow.v1.RestampMode\x12\"\n\x08lifetime\x18\x04 \x01(\x0b\x32\x10.sow.v1.Lifetime\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"Z\n\x0fRestampResponse\x12\x0f\n\x07matched\x18\x01 \x01(\x04\x12\x11\n\trestamped\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12\x15\n\rlast_sequence\x18\x04 \x01(\x03*\xa3\x01\n\x0bMessageType\x12\x1c\n\x18MESSAGE_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11MESSAGE_TYPE_JSON\x10\x01\x12\x18\n\x14MESSAGE_TYPE_MSGPACK\x10\x02\x12\x14\n\x10MESSAGE_TYPE_FIX\x10\x03\x12\x16\n\x12MESSAGE_TYPE_NVFIX\x10\x04\x12\x17\n\x13MESSAGE_TYPE_BINARY\x10\x05*p\n\nExpiration\x12\x1a\n\x16\x45XPIRATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPIRATION_DISABLED\x10\x01\x12\x16\n\x12\x45XPIRATION_ENABLED\x10\x02\x12\x15\n\x11\x45XPIRATION_REJECT\x10\x03*o\n\x0bRestampMode\x12\x1c\n\x18RESTAMP_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10RESTAMP_MODE_SET\x10\x01\x12\x14\n\x10RESTAMP_MODE_CAP\x10\x02\x12\x16\n\x12RESTAMP_MODE_CLEAR\x10\x03\x32\xfa\x04\n\x0c\x41\x64minService\x12\x46\n\x0b\x43reateTopic\x12\x1a.sow.v1.CreateTopicRequest\x1a\x1b.sow.v1.CreateTopicResponse\x12\x43\n\nAlterTopic\x12\x19.sow.v1.AlterTopicRequest\x1a\x1a.sow.v1.AlterTopicResponse\x12L\n\rDescribeTopic\x12\x1c.sow.v1.DescribeTopicRequest\x1a\x1d.sow.v1.DescribeTopicResponse\x12\x43\n\nListTopics\x12\x19.sow.v1.ListTopicsRequest\x1a\x1a.sow.v1.ListTopicsResponse\x12\x46\n\x0b\x44\x65leteTopic\x12\x1a.sow.v1.DeleteTopicRequest\x1a\x1b.sow.v1.DeleteTopicResponse\x12<\n\x07Restamp\x12\x16.sow.v1.RestampRequest\x1a\x17.sow.v1.RestampResponse0\x01\x12@\n\tGetStatus\x12\x18.sow.v1.GetStatusRequest\x1a\x19.sow.v1.GetStatusResponse\x12\x46\n\x0b\x41\x63\x63\x65ptClock\x12\x1a.sow.v1.AcceptClockRequest\x1a\x1b.sow.v1.AcceptClockResponse\x12:\n\x07\x43ompact\x12\x16.sow.v1.CompactRequest\x1a\x17.sow.v1.CompactResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sow.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MESSAGETYPE']._serialized_start=2021
-  _globals['_MESSAGETYPE']._serialized_end=2184
-  _globals['_EXPIRATION']._serialized_start=2186
-  _globals['_EXPIRATION']._serialized_end=2298
-  _globals['_TOPICSETTINGS']._serialized_start=96
-  _globals['_TOPICSETTINGS']._serialized_end=523
-  _globals['_TOPICSTATISTICS']._serialized_start=526
-  _globals['_TOPICSTATISTICS']._serialized_end=684
-  _globals['_TOPIC']._serialized_start=687
-  _globals['_TOPIC']._serialized_end=866
-  _globals['_CREATETOPICREQUEST']._serialized_start=868
-  _globals['_CREATETOPICREQUEST']._serialized_end=943
-  _globals['_CREATETOPICRESPONSE']._serialized_start=945
-  _globals['_CREATETOPICRESPONSE']._serialized_end=996
-  _globals['_ALTERTOPICREQUEST']._serialized_start=998
-  _globals['_ALTERTOPICREQUEST']._serialized_end=1094
-  _globals['_ALTERTOPICRESPONSE']._serialized_start=1096
-  _globals['_ALTERTOPICRESPONSE']._serialized_end=1146
-  _globals['_DESCRIBETOPICREQUEST']._serialized_start=1148
-  _globals['_DESCRIBETOPICREQUEST']._serialized_end=1184
-  _globals['_DESCRIBETOPICRESPONSE']._serialized_start=1186
-  _globals['_DESCRIBETOPICRESPONSE']._serialized_end=1239
-  _globals['_LISTTOPICSREQUEST']._serialized_start=1241
-  _globals['_LISTTOPICSREQUEST']._serialized_end=1285
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=1287
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=1338
-  _globals['_DELETETOPICREQUEST']._serialized_start=1340
-  _globals['_DELETETOPICREQUEST']._serialized_end=1374
-  _globals['_DELETETOPICRESPONSE']._serialized_start=1376
-  _globals['_DELETETOPICRESPONSE']._serialized_end=1422
-  _globals['_GETSTATUSREQUEST']._serialized_start=1424
-  _globals['_GETSTATUSREQUEST']._serialized_end=1442
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1445
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1806
-  _globals['_ACCEPTCLOCKREQUEST']._serialized_start=1808
-  _globals['_ACCEPTCLOCKREQUEST']._serialized_end=1828
-  _globals['_ACCEPTCLOCKRESPONSE']._serialized_start=1830
-  _globals['_ACCEPTCLOCKRESPONSE']._serialized_end=1938
-  _globals['_COMPACTREQUEST']._serialized_start=1940
-  _globals['_COMPACTREQUEST']._serialized_end=1956
-  _globals['_COMPACTRESPONSE']._serialized_start=1958
-  _globals['_COMPACTRESPONSE']._serialized_end=2018
-  _globals['_ADMINSERVICE']._serialized_start=2301
-  _globals['_ADMINSERVICE']._serialized_end=2873
+  _globals['_MESSAGETYPE']._serialized_start=2371
+  _globals['_MESSAGETYPE']._serialized_end=2534
+  _globals['_EXPIRATION']._serialized_start=2536
+  _globals['_EXPIRATION']._serialized_end=2648
+  _globals['_RESTAMPMODE']._serialized_start=2650
+  _globals['_RESTAMPMODE']._serialized_end=2761
+  _globals['_TOPICSETTINGS']._serialized_start=116
+  _globals['_TOPICSETTINGS']._serialized_end=558
+  _globals['_INDEXSTATUS']._serialized_start=560
+  _globals['_INDEXSTATUS']._serialized_end=605
+  _globals['_TOPICSTATISTICS']._serialized_start=608
+  _globals['_TOPICSTATISTICS']._serialized_end=766
+  _globals['_TOPIC']._serialized_start=769
+  _globals['_TOPIC']._serialized_end=986
+  _globals['_CREATETOPICREQUEST']._serialized_start=988
+  _globals['_CREATETOPICREQUEST']._serialized_end=1063
+  _globals['_CREATETOPICRESPONSE']._serialized_start=1065
+  _globals['_CREATETOPICRESPONSE']._serialized_end=1116
+  _globals['_ALTERTOPICREQUEST']._serialized_start=1118
+  _globals['_ALTERTOPICREQUEST']._serialized_end=1214
+  _globals['_ALTERTOPICRESPONSE']._serialized_start=1216
+  _globals['_ALTERTOPICRESPONSE']._serialized_end=1266
+  _globals['_DESCRIBETOPICREQUEST']._serialized_start=1268
+  _globals['_DESCRIBETOPICREQUEST']._serialized_end=1304
+  _globals['_DESCRIBETOPICRESPONSE']._serialized_start=1306
+  _globals['_DESCRIBETOPICRESPONSE']._serialized_end=1359
+  _globals['_LISTTOPICSREQUEST']._serialized_start=1361
+  _globals['_LISTTOPICSREQUEST']._serialized_end=1405
+  _globals['_LISTTOPICSRESPONSE']._serialized_start=1407
+  _globals['_LISTTOPICSRESPONSE']._serialized_end=1458
+  _globals['_DELETETOPICREQUEST']._serialized_start=1460
+  _globals['_DELETETOPICREQUEST']._serialized_end=1494
+  _globals['_DELETETOPICRESPONSE']._serialized_start=1496
+  _globals['_DELETETOPICRESPONSE']._serialized_end=1542
+  _globals['_GETSTATUSREQUEST']._serialized_start=1544
+  _globals['_GETSTATUSREQUEST']._serialized_end=1562
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1565
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1926
+  _globals['_ACCEPTCLOCKREQUEST']._serialized_start=1928
+  _globals['_ACCEPTCLOCKREQUEST']._serialized_end=1948
+  _globals['_ACCEPTCLOCKRESPONSE']._serialized_start=1950
+  _globals['_ACCEPTCLOCKRESPONSE']._serialized_end=2058
+  _globals['_COMPACTREQUEST']._serialized_start=2060
+  _globals['_COMPACTREQUEST']._serialized_end=2076
+  _globals['_COMPACTRESPONSE']._serialized_start=2078
+  _globals['_COMPACTRESPONSE']._serialized_end=2138
+  _globals['_RESTAMPREQUEST']._serialized_start=2141
+  _globals['_RESTAMPREQUEST']._serialized_end=2276
+  _globals['_RESTAMPRESPONSE']._serialized_start=2278
+  _globals['_RESTAMPRESPONSE']._serialized_end=2368
+  _globals['_ADMINSERVICE']._serialized_start=2764
+  _globals['_ADMINSERVICE']._serialized_end=3398
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from sow.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -85,6 +86,34 @@ EXPIRATION_REJECT: Expiration.ValueType  # 3
 """A record that carries a lifetime is refused."""
 Global___Expiration: _TypeAlias = Expiration  # noqa: Y015
 
+class _RestampMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RestampModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RestampMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESTAMP_MODE_UNSPECIFIED: _RestampMode.ValueType  # 0
+    """Refused: one of the others is needed."""
+    RESTAMP_MODE_SET: _RestampMode.ValueType  # 1
+    """The lifetime replaces the one that the record has."""
+    RESTAMP_MODE_CAP: _RestampMode.ValueType  # 2
+    """The lifetime is a bound: records that would live longer, or for ever, are lowered to it."""
+    RESTAMP_MODE_CLEAR: _RestampMode.ValueType  # 3
+    """The records never expire, as far as the topic's max_ttl allows."""
+
+class RestampMode(_RestampMode, metaclass=_RestampModeEnumTypeWrapper):
+    """What to do to lifetimes of existing records (rule L13)."""
+
+RESTAMP_MODE_UNSPECIFIED: RestampMode.ValueType  # 0
+"""Refused: one of the others is needed."""
+RESTAMP_MODE_SET: RestampMode.ValueType  # 1
+"""The lifetime replaces the one that the record has."""
+RESTAMP_MODE_CAP: RestampMode.ValueType  # 2
+"""The lifetime is a bound: records that would live longer, or for ever, are lowered to it."""
+RESTAMP_MODE_CLEAR: RestampMode.ValueType  # 3
+"""The records never expire, as far as the topic's max_ttl allows."""
+Global___RestampMode: _TypeAlias = RestampMode  # noqa: Y015
+
 @_typing.final
 class TopicSettings(_message.Message):
     """Settings of a topic. In AlterTopic only the fields named in `update_paths` count."""
@@ -102,6 +131,7 @@ class TopicSettings(_message.Message):
     RETAIN_TIME_FIELD_NUMBER: _builtins.int
     RETAIN_BYTES_FIELD_NUMBER: _builtins.int
     RETAIN_TIME_UNLIMITED_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     message_type: Global___MessageType.ValueType
     """Encoding of the payloads. Changes only while the topic is empty."""
     expiration: Global___Expiration.ValueType
@@ -134,6 +164,12 @@ class TopicSettings(_message.Message):
     def retain_time(self) -> _duration_pb2.Duration:
         """Journal entries older than this may be discarded. 0s with retain_bytes 0: keep nothing. Unset: 10 minutes."""
 
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paths with a secondary index each, such as `/symbol`: equality, IN, ranges and BEGINS WITH on them need no scan
+        (rule Q3). One that is added is built in the background. At most 16. Not on binary topics.
+        """
+
     def __init__(
         self,
         *,
@@ -148,10 +184,11 @@ class TopicSettings(_message.Message):
         retain_time: _duration_pb2.Duration | None = ...,
         retain_bytes: _builtins.int | None = ...,
         retain_time_unlimited: _builtins.bool = ...,
+        index: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_journal", b"_journal", "_retain_bytes", b"_retain_bytes", "default_ttl", b"default_ttl", "journal", b"journal", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal", b"_journal", "_retain_bytes", b"_retain_bytes", "default_ttl", b"default_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "journal", b"journal", "key", b"key", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal", b"_journal", "_retain_bytes", b"_retain_bytes", "default_ttl", b"default_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "index", b"index", "journal", b"journal", "key", b"key", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__journal: _TypeAlias = _typing.Literal["journal"]  # noqa: Y015
     _WhichOneofArgType__journal: _TypeAlias = _typing.Literal["_journal", b"_journal"]  # noqa: Y015
@@ -163,6 +200,32 @@ class TopicSettings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_bytes) -> _WhichOneofReturnType__retain_bytes | None: ...
 
 Global___TopicSettings: _TypeAlias = TopicSettings  # noqa: Y015
+
+@_typing.final
+class IndexStatus(_message.Message):
+    """How far a secondary index is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The path."""
+    complete: _builtins.bool
+    """true: queries use it. false: it is being built."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IndexStatus: _TypeAlias = IndexStatus  # noqa: Y015
 
 @_typing.final
 class TopicStatistics(_message.Message):
@@ -217,6 +280,7 @@ class Topic(_message.Message):
     SET_IN_CONFIG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     set_in_config: _builtins.bool
@@ -233,6 +297,10 @@ class Topic(_message.Message):
     def statistics(self) -> Global___TopicStatistics:
         """Its figures. Unset in ListTopics unless asked for."""
 
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexStatus]:
+        """Its secondary indexes."""
+
     def __init__(
         self,
         *,
@@ -241,10 +309,11 @@ class Topic(_message.Message):
         set_in_config: _builtins.bool = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         statistics: Global___TopicStatistics | None = ...,
+        indexes: _abc.Iterable[Global___IndexStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "set_in_config", b"set_in_config", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "indexes", b"indexes", "name", b"name", "set_in_config", b"set_in_config", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -680,3 +749,77 @@ class CompactResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompactResponse: _TypeAlias = CompactResponse  # noqa: Y015
+
+@_typing.final
+class RestampRequest(_message.Message):
+    """Which records get which lifetime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    LIFETIME_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    filter: _builtins.str
+    """Only records that match this filter, each only if it still does when it is changed. Empty: all."""
+    mode: Global___RestampMode.ValueType
+    """What to do."""
+    dry_run: _builtins.bool
+    """true: nothing is changed, only counted."""
+    @_builtins.property
+    def lifetime(self) -> _types_pb2.Lifetime:
+        """The lifetime, for SET and CAP; counted from when each record is changed. Not with CLEAR."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        mode: Global___RestampMode.ValueType = ...,
+        lifetime: _types_pb2.Lifetime | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "lifetime", b"lifetime", "mode", b"mode", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestampRequest: _TypeAlias = RestampRequest  # noqa: Y015
+
+@_typing.final
+class RestampResponse(_message.Message):
+    """How far the restamp has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHED_FIELD_NUMBER: _builtins.int
+    RESTAMPED_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    matched: _builtins.int
+    """Live records that matched so far."""
+    restamped: _builtins.int
+    """Records whose lifetime was changed so far; 0 in a dry run."""
+    done: _builtins.bool
+    """true in the last response."""
+    last_sequence: _builtins.int
+    """Journal sequence of the last change so far; 0 when there was none."""
+    def __init__(
+        self,
+        *,
+        matched: _builtins.int = ...,
+        restamped: _builtins.int = ...,
+        done: _builtins.bool = ...,
+        last_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "last_sequence", b"last_sequence", "matched", b"matched", "restamped", b"restamped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestampResponse: _TypeAlias = RestampResponse  # noqa: Y015

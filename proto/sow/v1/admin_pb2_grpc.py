@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.DeleteTopicResponse.FromString,
                 _registered_method=True)
+        self.Restamp = channel.unary_stream(
+                '/sow.v1.AdminService/Restamp',
+                request_serializer=sow_dot_v1_dot_admin__pb2.RestampRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.RestampResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/sow.v1.AdminService/GetStatus',
                 request_serializer=sow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
@@ -116,6 +121,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restamp(self, request, context):
+        """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """How the server is.
         """
@@ -164,6 +176,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteTopic,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.DeleteTopicRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.DeleteTopicResponse.SerializeToString,
+            ),
+            'Restamp': grpc.unary_stream_rpc_method_handler(
+                    servicer.Restamp,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.RestampRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.RestampResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -317,6 +334,33 @@ class AdminService(object):
             '/sow.v1.AdminService/DeleteTopic',
             sow_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.DeleteTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restamp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/Restamp',
+            sow_dot_v1_dot_admin__pb2.RestampRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.RestampResponse.FromString,
             options,
             channel_credentials,
             insecure,

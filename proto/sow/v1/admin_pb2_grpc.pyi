@@ -43,6 +43,8 @@ class AdminServiceStub:
     """All topics, by name."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]
     """Deletes a topic with its records and journal."""
+    Restamp: _grpc.UnaryStreamMultiCallable[_admin_pb2.RestampRequest, _admin_pb2.RestampResponse]
+    """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     """How the server is."""
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
@@ -65,6 +67,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """All topics, by name."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic with its records and journal."""
+    Restamp: _aio.UnaryStreamMultiCallable[_admin_pb2.RestampRequest, _admin_pb2.RestampResponse]  # type: ignore[assignment]
+    """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     """How the server is."""
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
@@ -114,6 +118,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeleteTopicResponse, _abc.Awaitable[_admin_pb2.DeleteTopicResponse]]:
         """Deletes a topic with its records and journal."""
+
+    @_abc_1.abstractmethod
+    def Restamp(
+        self,
+        request: _admin_pb2.RestampRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.RestampResponse], _abc.AsyncIterator[_admin_pb2.RestampResponse]]:
+        """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
 
     @_abc_1.abstractmethod
     def GetStatus(

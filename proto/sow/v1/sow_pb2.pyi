@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sow.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,70 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ChangeOp:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChangeOpEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeOp.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHANGE_OP_UNSPECIFIED: _ChangeOp.ValueType  # 0
+    """Never sent."""
+    CHANGE_OP_PUT: _ChangeOp.ValueType  # 1
+    """The record was put; it is as given."""
+    CHANGE_OP_OOF: _ChangeOp.ValueType  # 2
+    """Out of focus (rule S2): gone (the record is the previous one), or not matching any more (it is the updated one)."""
+    CHANGE_OP_DELETE: _ChangeOp.ValueType  # 3
+    """To change readers: deleted; the record is the previous one."""
+    CHANGE_OP_EXPIRE: _ChangeOp.ValueType  # 4
+    """To change readers: expired; the record is the previous one."""
+
+class ChangeOp(_ChangeOp, metaclass=_ChangeOpEnumTypeWrapper):
+    """What happened to a record."""
+
+CHANGE_OP_UNSPECIFIED: ChangeOp.ValueType  # 0
+"""Never sent."""
+CHANGE_OP_PUT: ChangeOp.ValueType  # 1
+"""The record was put; it is as given."""
+CHANGE_OP_OOF: ChangeOp.ValueType  # 2
+"""Out of focus (rule S2): gone (the record is the previous one), or not matching any more (it is the updated one)."""
+CHANGE_OP_DELETE: ChangeOp.ValueType  # 3
+"""To change readers: deleted; the record is the previous one."""
+CHANGE_OP_EXPIRE: ChangeOp.ValueType  # 4
+"""To change readers: expired; the record is the previous one."""
+Global___ChangeOp: _TypeAlias = ChangeOp  # noqa: Y015
+
+class _ChangeReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChangeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHANGE_REASON_UNSPECIFIED: _ChangeReason.ValueType  # 0
+    """Of a put: published. Of a delete and an expire: nothing to add."""
+    CHANGE_REASON_TOUCHED: _ChangeReason.ValueType  # 1
+    """A put that changed nothing but the lifetime (rule P8)."""
+    CHANGE_REASON_DELETED: _ChangeReason.ValueType  # 2
+    """Out of focus, as it was deleted."""
+    CHANGE_REASON_EXPIRED: _ChangeReason.ValueType  # 3
+    """Out of focus, as it expired."""
+    CHANGE_REASON_MATCH: _ChangeReason.ValueType  # 4
+    """Out of focus, as it does not match any more."""
+
+class ChangeReason(_ChangeReason, metaclass=_ChangeReasonEnumTypeWrapper):
+    """Why."""
+
+CHANGE_REASON_UNSPECIFIED: ChangeReason.ValueType  # 0
+"""Of a put: published. Of a delete and an expire: nothing to add."""
+CHANGE_REASON_TOUCHED: ChangeReason.ValueType  # 1
+"""A put that changed nothing but the lifetime (rule P8)."""
+CHANGE_REASON_DELETED: ChangeReason.ValueType  # 2
+"""Out of focus, as it was deleted."""
+CHANGE_REASON_EXPIRED: ChangeReason.ValueType  # 3
+"""Out of focus, as it expired."""
+CHANGE_REASON_MATCH: ChangeReason.ValueType  # 4
+"""Out of focus, as it does not match any more."""
+Global___ChangeReason: _TypeAlias = ChangeReason  # noqa: Y015
 
 @_typing.final
 class PublishRecord(_message.Message):
@@ -72,6 +137,8 @@ class PublishRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     ATOMIC_FIELD_NUMBER: _builtins.int
     PUBLISHER_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    UNSET_PATHS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     ttl_mode: _types_pb2.TtlMode.ValueType
@@ -80,6 +147,10 @@ class PublishRequest(_message.Message):
     """When to acknowledge. Unset: the server's default."""
     atomic: _builtins.bool
     """true: all records are applied, in one commit, or none (at most 1,000 records)."""
+    delta: _builtins.bool
+    """true: each payload is merged into the live record of its key: scalars and arrays replace, objects merge, a missing
+    or null field is unchanged (rule P2). Without a live record it is a plain publish. Not on binary topics.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRecord]:
         """1 to 10,000 records, applied in this order."""
@@ -92,6 +163,10 @@ class PublishRequest(_message.Message):
     def publisher(self) -> _types_pb2.PublisherPosition:
         """For safe retries. Unset: a retry may apply twice."""
 
+    @_builtins.property
+    def unset_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields to remove from each record, such as `/a/b`; none of them a key field. Only with `delta`."""
+
     def __init__(
         self,
         *,
@@ -102,10 +177,12 @@ class PublishRequest(_message.Message):
         durability: _types_pb2.Durability.ValueType = ...,
         atomic: _builtins.bool = ...,
         publisher: _types_pb2.PublisherPosition | None = ...,
+        delta: _builtins.bool = ...,
+        unset_paths: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "durability", b"durability", "lifetime", b"lifetime", "publisher", b"publisher", "records", b"records", "topic", b"topic", "ttl_mode", b"ttl_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "delta", b"delta", "durability", b"durability", "lifetime", b"lifetime", "publisher", b"publisher", "records", b"records", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,6 +283,8 @@ class PublishStreamRequest(_message.Message):
     ATOMIC_FIELD_NUMBER: _builtins.int
     PUBLISHER_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    UNSET_PATHS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Empty: the topic of the stream's previous request."""
     ttl_mode: _types_pb2.TtlMode.ValueType
@@ -214,6 +293,8 @@ class PublishStreamRequest(_message.Message):
     """When to acknowledge. Unset: the server's default."""
     atomic: _builtins.bool
     """true: all records of this batch are applied, in one commit, or none (at most 1,000 records)."""
+    delta: _builtins.bool
+    """true: merges instead of replacing; see PublishRequest.delta (rule P2)."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Record keys; only, and always, on topics without key fields (rule K3)."""
@@ -242,6 +323,10 @@ class PublishStreamRequest(_message.Message):
     def condition(self) -> _types_pb2.Condition:
         """One condition for every record of the batch. Unset: unconditional."""
 
+    @_builtins.property
+    def unset_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields to remove from each record. Only with `delta`."""
+
     def __init__(
         self,
         *,
@@ -256,10 +341,12 @@ class PublishStreamRequest(_message.Message):
         atomic: _builtins.bool = ...,
         publisher: _types_pb2.PublisherPosition | None = ...,
         condition: _types_pb2.Condition | None = ...,
+        delta: _builtins.bool = ...,
+        unset_paths: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "lifetime", b"lifetime", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "durability", b"durability", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "payload", b"payload", "publisher", b"publisher", "topic", b"topic", "ttl_mode", b"ttl_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "delta", b"delta", "durability", b"durability", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "payload", b"payload", "publisher", b"publisher", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,6 +504,9 @@ class QueryRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIP_N_FIELD_NUMBER: _builtins.int
     TOP_N_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    EXPLAIN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     batch_size: _builtins.int
@@ -433,6 +523,16 @@ class QueryRequest(_message.Message):
     """Skip this many records of the result. 0: none."""
     top_n: _builtins.int
     """At most this many records of the result. 0: no limit."""
+    filter: _builtins.str
+    """Only records that match this filter (docs/filters.md). Empty: all. Not on binary topics, except filters that read
+    nothing but metadata.
+    """
+    order_by: _builtins.str
+    """What to sort by, such as `/price DESC, /symbol`: paths and metadata, each ASC (default) or DESC, nulls last. Equal
+    ones in key order. Empty: key order. Not with `page_size`.
+    """
+    explain: _builtins.bool
+    """true: no batches; the footer has the plan, and the counts of running it."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these record keys, at most 10,000. Empty: all."""
@@ -454,10 +554,13 @@ class QueryRequest(_message.Message):
         page_token: _builtins.str = ...,
         skip_n: _builtins.int = ...,
         top_n: _builtins.int = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
+        explain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["select", b"select"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "keys", b"keys", "keys_only", b"keys_only", "page_size", b"page_size", "page_token", b"page_token", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,6 +593,83 @@ class QueryHeader(_message.Message):
 Global___QueryHeader: _TypeAlias = QueryHeader  # noqa: Y015
 
 @_typing.final
+class QueryPlan(_message.Message):
+    """How the records of a query are found (rule Q3)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Access:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _AccessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[QueryPlan._Access.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ACCESS_UNSPECIFIED: QueryPlan._Access.ValueType  # 0
+        """Never sent."""
+        ACCESS_POINTS: QueryPlan._Access.ValueType  # 1
+        """Records looked up by their keys."""
+        ACCESS_KEY_RANGES: QueryPlan._Access.ValueType  # 2
+        """Ranges of record keys."""
+        ACCESS_INDEX: QueryPlan._Access.ValueType  # 3
+        """Entries of a secondary index, then their records."""
+        ACCESS_SCAN: QueryPlan._Access.ValueType  # 4
+        """Every record of the topic."""
+        ACCESS_NOTHING: QueryPlan._Access.ValueType  # 5
+        """Nothing: no record can match."""
+
+    class Access(_Access, metaclass=_AccessEnumTypeWrapper):
+        """What is read first; each record found is then checked with the whole filter."""
+
+    ACCESS_UNSPECIFIED: QueryPlan.Access.ValueType  # 0
+    """Never sent."""
+    ACCESS_POINTS: QueryPlan.Access.ValueType  # 1
+    """Records looked up by their keys."""
+    ACCESS_KEY_RANGES: QueryPlan.Access.ValueType  # 2
+    """Ranges of record keys."""
+    ACCESS_INDEX: QueryPlan.Access.ValueType  # 3
+    """Entries of a secondary index, then their records."""
+    ACCESS_SCAN: QueryPlan.Access.ValueType  # 4
+    """Every record of the topic."""
+    ACCESS_NOTHING: QueryPlan.Access.ValueType  # 5
+    """Nothing: no record can match."""
+
+    ACCESS_FIELD_NUMBER: _builtins.int
+    INDEX_PATH_FIELD_NUMBER: _builtins.int
+    PROBES_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    INDEX_ENTRIES_FIELD_NUMBER: _builtins.int
+    access: Global___QueryPlan.Access.ValueType
+    """The way taken."""
+    index_path: _builtins.str
+    """The path of the index. Empty: none is used."""
+    probes: _builtins.int
+    """Key look-ups, ranges, or index intervals planned."""
+    filter: _builtins.str
+    """The filter as the server understood it, in its canonical form. Empty: none."""
+    order_by: _builtins.str
+    """The order as the server understood it. Empty: key order."""
+    index_entries: _builtins.int
+    """Index entries read."""
+    def __init__(
+        self,
+        *,
+        access: Global___QueryPlan.Access.ValueType = ...,
+        index_path: _builtins.str = ...,
+        probes: _builtins.int = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
+        index_entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "filter", b"filter", "index_entries", b"index_entries", "index_path", b"index_path", "order_by", b"order_by", "probes", b"probes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryPlan: _TypeAlias = QueryPlan  # noqa: Y015
+
+@_typing.final
 class QueryFooter(_message.Message):
     """Closes the answer. A stream that ends without one was cut off."""
 
@@ -499,6 +679,7 @@ class QueryFooter(_message.Message):
     RETURNED_FIELD_NUMBER: _builtins.int
     SCANNED_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     matched: _builtins.int
     """Live records that matched."""
     returned: _builtins.int
@@ -507,6 +688,10 @@ class QueryFooter(_message.Message):
     """Stored records read to find them."""
     next_page_token: _builtins.str
     """Where the next page goes on. Empty: that was the last."""
+    @_builtins.property
+    def plan(self) -> Global___QueryPlan:
+        """How they were found. Only with `explain`."""
+
     def __init__(
         self,
         *,
@@ -514,10 +699,11 @@ class QueryFooter(_message.Message):
         returned: _builtins.int = ...,
         scanned: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
+        plan: Global___QueryPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "next_page_token", b"next_page_token", "returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "next_page_token", b"next_page_token", "plan", b"plan", "returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -595,6 +781,7 @@ class SowDeleteRequest(_message.Message):
     BY_KEYS_FIELD_NUMBER: _builtins.int
     BY_PAYLOAD_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
+    BY_FILTER_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
@@ -603,6 +790,8 @@ class SowDeleteRequest(_message.Message):
     """By document: its key is derived as for a publish. Only on topics with key fields."""
     all: _builtins.bool
     """true: every record of the topic, in batches of 1,000. false is refused."""
+    by_filter: _builtins.str
+    """Records that match this filter, in batches of 1,000; each is deleted only if it still matches then."""
     dry_run: _builtins.bool
     """true: nothing is deleted, only counted."""
     durability: _types_pb2.Durability.ValueType
@@ -618,14 +807,15 @@ class SowDeleteRequest(_message.Message):
         by_keys: Global___KeyList | None = ...,
         by_payload: _builtins.bytes = ...,
         all: _builtins.bool = ...,
+        by_filter: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         durability: _types_pb2.Durability.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_keys", b"by_keys", "by_payload", b"by_payload", "selection", b"selection"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_keys", b"by_keys", "by_payload", b"by_payload", "dry_run", b"dry_run", "durability", b"durability", "selection", b"selection", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "dry_run", b"dry_run", "durability", b"durability", "selection", b"selection", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_selection: _TypeAlias = _typing.Literal["by_keys", "by_payload", "all"]  # noqa: Y015
+    _WhichOneofReturnType_selection: _TypeAlias = _typing.Literal["by_keys", "by_payload", "all", "by_filter"]  # noqa: Y015
     _WhichOneofArgType_selection: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_selection) -> _WhichOneofReturnType_selection | None: ...
 
@@ -784,3 +974,330 @@ class GetPublisherResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPublisherResponse: _TypeAlias = GetPublisherResponse  # noqa: Y015
+
+@_typing.final
+class SubscribeRequest(_message.Message):
+    """Which changes to stream, and how."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_PATTERN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    SOW_FIELD_NUMBER: _builtins.int
+    OOF_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    START_TIME_MICROS_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    CONFLATION_MICROS_FIELD_NUMBER: _builtins.int
+    PROGRESS_MICROS_FIELD_NUMBER: _builtins.int
+    EMPTY_DELTAS_FIELD_NUMBER: _builtins.int
+    SELECT_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
+    topic_pattern: _builtins.str
+    """Every topic, also one created later, whose whole name matches this regular expression (RE2)."""
+    filter: _builtins.str
+    """Only records that match this filter. Empty: all. NOW_MICROS() is refused."""
+    sow: _builtins.bool
+    """true: first a snapshot of the records that match, then the changes after it: nothing missing, nothing twice."""
+    oof: _builtins.bool
+    """true: also tell when a record goes out of focus: deleted, expired, or no longer matching (rule S2)."""
+    delta: _builtins.bool
+    """true: of a record that stays in focus only the changed fields and the key fields are sent (rule S3)."""
+    changes: _builtins.bool
+    """true: changes as they are in the journal, put, delete and expire, wherever the new or the previous record matches.
+    Not with `oof`, `delta` or `conflation_micros`.
+    """
+    bookmark: _builtins.str
+    """After this position, as a response of this server named it."""
+    start_time_micros: _builtins.int
+    """After the last commit before this time."""
+    earliest: _builtins.bool
+    """true: with the earliest change that is retained. false is refused."""
+    conflation_micros: _builtins.int
+    """Sends the newest value of each key, at most once per this interval. 0: every change. Not with `delta`."""
+    progress_micros: _builtins.int
+    """Sends a progress frame when nothing was sent for this long. 0: 5 s. At least 100 ms."""
+    empty_deltas: _builtins.bool
+    """With `delta`: true sends also updates that change no field. Default: they are left out."""
+    batch_size: _builtins.int
+    """Records per frame at most, 1 to 10,000. 0: 1,000. Frames also end at about 1 MiB."""
+    @_builtins.property
+    def select(self) -> Global___Projection:
+        """Payload fields to send. Unset: the whole payload. Not with `delta`."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        topic_pattern: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        sow: _builtins.bool = ...,
+        oof: _builtins.bool = ...,
+        delta: _builtins.bool = ...,
+        changes: _builtins.bool = ...,
+        bookmark: _builtins.str = ...,
+        start_time_micros: _builtins.int = ...,
+        earliest: _builtins.bool = ...,
+        conflation_micros: _builtins.int = ...,
+        progress_micros: _builtins.int = ...,
+        empty_deltas: _builtins.bool = ...,
+        select: Global___Projection | None = ...,
+        batch_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "earliest", b"earliest", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
+    _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
+
+Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
+
+@_typing.final
+class SnapshotBegin(_message.Message):
+    """The snapshot begins: first, once, and only where one was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    AS_OF_MICROS_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """The position of the snapshot; changes after it follow its end."""
+    as_of_micros: _builtins.int
+    """The one instant at which expiry was judged (rule L8)."""
+    def __init__(
+        self,
+        *,
+        bookmark: _builtins.str = ...,
+        as_of_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotBegin: _TypeAlias = SnapshotBegin  # noqa: Y015
+
+@_typing.final
+class SnapshotBatch(_message.Message):
+    """Records of the snapshot, of one topic, in key order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    @_builtins.property
+    def records(self) -> _types_pb2.RecordColumns:
+        """The records."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        records: _types_pb2.RecordColumns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotBatch: _TypeAlias = SnapshotBatch  # noqa: Y015
+
+@_typing.final
+class SnapshotEnd(_message.Message):
+    """The snapshot is complete; changes follow. Sent also when it was empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """The position of the snapshot, where a subscriber that comes back may resume."""
+    def __init__(
+        self,
+        *,
+        bookmark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotEnd: _TypeAlias = SnapshotEnd  # noqa: Y015
+
+@_typing.final
+class UnsetPaths(_message.Message):
+    """The fields that are gone from a record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paths such as `/a/b`."""
+
+    def __init__(
+        self,
+        *,
+        paths: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paths", b"paths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsetPaths: _TypeAlias = UnsetPaths  # noqa: Y015
+
+@_typing.final
+class ChangeBatch(_message.Message):
+    """Changes of one topic, in the order of their sequences. Columns of equal length."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    IS_DELTA_FIELD_NUMBER: _builtins.int
+    UNSET_PATHS_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    ATOMIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    bookmark: _builtins.str
+    """The position after this batch. Empty while `more`."""
+    more: _builtins.bool
+    """true: the batch is part of an atomic request, the rest of which follows."""
+    atomic: _builtins.bool
+    """true: the batch belongs to one atomic request: only its bookmark, not the sequences within, is a place to resume at."""
+    @_builtins.property
+    def op(self) -> _containers.RepeatedScalarFieldContainer[Global___ChangeOp.ValueType]:
+        """What happened to each."""
+
+    @_builtins.property
+    def reason(self) -> _containers.RepeatedScalarFieldContainer[Global___ChangeReason.ValueType]:
+        """Why. Absent: UNSPECIFIED for all."""
+
+    @_builtins.property
+    def records(self) -> _types_pb2.RecordColumns:
+        """The records. `sequence` is that of the change. Of a delta, the payload has the changed fields and the key fields."""
+
+    @_builtins.property
+    def is_delta(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """With `delta`: whether the payload is a delta rather than a whole record. Absent: none is."""
+
+    @_builtins.property
+    def unset_paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnsetPaths]:
+        """With `delta`: the fields that are gone. Absent: none anywhere."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        op: _abc.Iterable[Global___ChangeOp.ValueType] | None = ...,
+        reason: _abc.Iterable[Global___ChangeReason.ValueType] | None = ...,
+        records: _types_pb2.RecordColumns | None = ...,
+        is_delta: _abc.Iterable[_builtins.bool] | None = ...,
+        unset_paths: _abc.Iterable[Global___UnsetPaths] | None = ...,
+        bookmark: _builtins.str = ...,
+        more: _builtins.bool = ...,
+        atomic: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "bookmark", b"bookmark", "is_delta", b"is_delta", "more", b"more", "op", b"op", "reason", b"reason", "records", b"records", "topic", b"topic", "unset_paths", b"unset_paths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeBatch: _TypeAlias = ChangeBatch  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    """Everything up to here has been sent; also sent when nothing happened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    NOW_MICROS_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """The position reached."""
+    now_micros: _builtins.int
+    """The server's clock."""
+    def __init__(
+        self,
+        *,
+        bookmark: _builtins.str = ...,
+        now_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "now_micros", b"now_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class SubscribeResponse(_message.Message):
+    """One frame of a subscription: with `sow` SnapshotBegin, batches, SnapshotEnd; then changes and progress, without end.
+    The first frame without `sow` is Progress, which tells that the subscription stands. It ends with an error:
+    RESYNC_REQUIRED when the journal no longer reaches back to where the subscriber is, TOPIC_DELETED, STOPPING.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_BEGIN_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_END_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snapshot_begin(self) -> Global___SnapshotBegin:
+        """First, with `sow`."""
+
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotBatch:
+        """Records of the snapshot."""
+
+    @_builtins.property
+    def snapshot_end(self) -> Global___SnapshotEnd:
+        """The end of the snapshot."""
+
+    @_builtins.property
+    def changes(self) -> Global___ChangeBatch:
+        """What happened."""
+
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """How far the subscription has come."""
+
+    def __init__(
+        self,
+        *,
+        snapshot_begin: Global___SnapshotBegin | None = ...,
+        snapshot: Global___SnapshotBatch | None = ...,
+        snapshot_end: Global___SnapshotEnd | None = ...,
+        changes: Global___ChangeBatch | None = ...,
+        progress: Global___Progress | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "frame", b"frame", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "frame", b"frame", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["snapshot_begin", "snapshot", "snapshot_end", "changes", "progress"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015

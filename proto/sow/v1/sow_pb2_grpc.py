@@ -55,6 +55,11 @@ class SowServiceStub(object):
                 request_serializer=sow_dot_v1_dot_sow__pb2.QueryRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_sow__pb2.QueryResponse.FromString,
                 _registered_method=True)
+        self.Subscribe = channel.unary_stream(
+                '/sow.v1.SowService/Subscribe',
+                request_serializer=sow_dot_v1_dot_sow__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_sow__pb2.SubscribeResponse.FromString,
+                _registered_method=True)
         self.SowDelete = channel.unary_stream(
                 '/sow.v1.SowService/SowDelete',
                 request_serializer=sow_dot_v1_dot_sow__pb2.SowDeleteRequest.SerializeToString,
@@ -104,8 +109,15 @@ class SowServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Subscribe(self, request, context):
+        """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SowDelete(self, request, context):
-        """Deletes by keys, by payload, or all; streams progress, the last response has `done` (rules D1, D2).
+        """Deletes by keys, by filter, by payload, or all; streams progress, the last response has `done` (rules D1, D2).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +159,11 @@ def add_SowServiceServicer_to_server(servicer, server):
                     servicer.Query,
                     request_deserializer=sow_dot_v1_dot_sow__pb2.QueryRequest.FromString,
                     response_serializer=sow_dot_v1_dot_sow__pb2.QueryResponse.SerializeToString,
+            ),
+            'Subscribe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Subscribe,
+                    request_deserializer=sow_dot_v1_dot_sow__pb2.SubscribeRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_sow__pb2.SubscribeResponse.SerializeToString,
             ),
             'SowDelete': grpc.unary_stream_rpc_method_handler(
                     servicer.SowDelete,
@@ -273,6 +290,33 @@ class SowService(object):
             '/sow.v1.SowService/Query',
             sow_dot_v1_dot_sow__pb2.QueryRequest.SerializeToString,
             sow_dot_v1_dot_sow__pb2.QueryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Subscribe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.SowService/Subscribe',
+            sow_dot_v1_dot_sow__pb2.SubscribeRequest.SerializeToString,
+            sow_dot_v1_dot_sow__pb2.SubscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

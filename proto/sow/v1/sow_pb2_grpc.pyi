@@ -41,8 +41,10 @@ class SowServiceStub:
     """Returns the live records of the keys asked for."""
     Query: _grpc.UnaryStreamMultiCallable[_sow_pb2.QueryRequest, _sow_pb2.QueryResponse]
     """Streams records from one instant: a header, batches, a footer (rule Q1)."""
+    Subscribe: _grpc.UnaryStreamMultiCallable[_sow_pb2.SubscribeRequest, _sow_pb2.SubscribeResponse]
+    """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7)."""
     SowDelete: _grpc.UnaryStreamMultiCallable[_sow_pb2.SowDeleteRequest, _sow_pb2.SowDeleteResponse]
-    """Deletes by keys, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
+    """Deletes by keys, by filter, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
     Touch: _grpc.UnaryUnaryMultiCallable[_sow_pb2.TouchRequest, _sow_pb2.TouchResponse]
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _grpc.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]
@@ -61,8 +63,10 @@ class SowServiceAsyncStub(SowServiceStub):
     """Returns the live records of the keys asked for."""
     Query: _aio.UnaryStreamMultiCallable[_sow_pb2.QueryRequest, _sow_pb2.QueryResponse]  # type: ignore[assignment]
     """Streams records from one instant: a header, batches, a footer (rule Q1)."""
+    Subscribe: _aio.UnaryStreamMultiCallable[_sow_pb2.SubscribeRequest, _sow_pb2.SubscribeResponse]  # type: ignore[assignment]
+    """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7)."""
     SowDelete: _aio.UnaryStreamMultiCallable[_sow_pb2.SowDeleteRequest, _sow_pb2.SowDeleteResponse]  # type: ignore[assignment]
-    """Deletes by keys, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
+    """Deletes by keys, by filter, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
     Touch: _aio.UnaryUnaryMultiCallable[_sow_pb2.TouchRequest, _sow_pb2.TouchResponse]  # type: ignore[assignment]
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _aio.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]  # type: ignore[assignment]
@@ -104,12 +108,20 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams records from one instant: a header, batches, a footer (rule Q1)."""
 
     @_abc_1.abstractmethod
+    def Subscribe(
+        self,
+        request: _sow_pb2.SubscribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sow_pb2.SubscribeResponse], _abc.AsyncIterator[_sow_pb2.SubscribeResponse]]:
+        """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7)."""
+
+    @_abc_1.abstractmethod
     def SowDelete(
         self,
         request: _sow_pb2.SowDeleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sow_pb2.SowDeleteResponse], _abc.AsyncIterator[_sow_pb2.SowDeleteResponse]]:
-        """Deletes by keys, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
+        """Deletes by keys, by filter, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
 
     @_abc_1.abstractmethod
     def Touch(

@@ -180,6 +180,28 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The server is stopping."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 35
     """An unexpected fault; the details are in the server's log."""
+    ERROR_REASON_ORDER_INVALID: _ErrorReason.ValueType  # 36
+    """The order_by does not parse; the message shows the position."""
+    ERROR_REASON_RESULT_TOO_LARGE: _ErrorReason.ValueType  # 37
+    """The ordered result is larger than the server sorts in memory; ask with top_n, or without order_by."""
+    ERROR_REASON_UNSET_KEY_FIELD: _ErrorReason.ValueType  # 38
+    """A field to unset is a key field (P2)."""
+    ERROR_REASON_BOOKMARK_MALFORMED: _ErrorReason.ValueType  # 39
+    """The bookmark is not one that a server of sow gave."""
+    ERROR_REASON_BOOKMARK_OTHER_EPOCH: _ErrorReason.ValueType  # 40
+    """The bookmark is from another journal: the data were created anew or restored since (J14)."""
+    ERROR_REASON_BOOKMARK_IN_FUTURE: _ErrorReason.ValueType  # 41
+    """The bookmark is ahead of this server's journal."""
+    ERROR_REASON_BOOKMARK_TOO_OLD: _ErrorReason.ValueType  # 42
+    """The journal does not reach back to the bookmark; the earliest sequence is given."""
+    ERROR_REASON_NO_JOURNAL: _ErrorReason.ValueType  # 43
+    """The topic has no journal, so there is nothing to resume from (J1)."""
+    ERROR_REASON_PATTERN_MATCHES_NOTHING: _ErrorReason.ValueType  # 44
+    """No topic matches the pattern."""
+    ERROR_REASON_RESYNC_REQUIRED: _ErrorReason.ValueType  # 45
+    """The subscriber is further behind than the journal reaches; take a new snapshot."""
+    ERROR_REASON_TOPIC_DELETED: _ErrorReason.ValueType  # 46
+    """The topic was deleted while subscribed to."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -258,6 +280,28 @@ ERROR_REASON_STOPPING: ErrorReason.ValueType  # 34
 """The server is stopping."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 35
 """An unexpected fault; the details are in the server's log."""
+ERROR_REASON_ORDER_INVALID: ErrorReason.ValueType  # 36
+"""The order_by does not parse; the message shows the position."""
+ERROR_REASON_RESULT_TOO_LARGE: ErrorReason.ValueType  # 37
+"""The ordered result is larger than the server sorts in memory; ask with top_n, or without order_by."""
+ERROR_REASON_UNSET_KEY_FIELD: ErrorReason.ValueType  # 38
+"""A field to unset is a key field (P2)."""
+ERROR_REASON_BOOKMARK_MALFORMED: ErrorReason.ValueType  # 39
+"""The bookmark is not one that a server of sow gave."""
+ERROR_REASON_BOOKMARK_OTHER_EPOCH: ErrorReason.ValueType  # 40
+"""The bookmark is from another journal: the data were created anew or restored since (J14)."""
+ERROR_REASON_BOOKMARK_IN_FUTURE: ErrorReason.ValueType  # 41
+"""The bookmark is ahead of this server's journal."""
+ERROR_REASON_BOOKMARK_TOO_OLD: ErrorReason.ValueType  # 42
+"""The journal does not reach back to the bookmark; the earliest sequence is given."""
+ERROR_REASON_NO_JOURNAL: ErrorReason.ValueType  # 43
+"""The topic has no journal, so there is nothing to resume from (J1)."""
+ERROR_REASON_PATTERN_MATCHES_NOTHING: ErrorReason.ValueType  # 44
+"""No topic matches the pattern."""
+ERROR_REASON_RESYNC_REQUIRED: ErrorReason.ValueType  # 45
+"""The subscriber is further behind than the journal reaches; take a new snapshot."""
+ERROR_REASON_TOPIC_DELETED: ErrorReason.ValueType  # 46
+"""The topic was deleted while subscribed to."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
