@@ -10,8 +10,14 @@
 
     expiry    key    expire time i64 | topic u32 | record key        value  empty
 
+    indexes   key    topic u32 | index u16 | kind u8 | value | record key          value  empty
+
+              value  1 boolean  u8: 0 or 1
+                     2 number   the nearest float64, no NaN, no -0; its sign bit inverted, if negative all its bits
+                     3 text     the first 256 bytes of its UTF-8, 0 as 0 255 | 0 0
+
     journal   key    topic u32 | first sequence i64
-              value  format u8 | count u32 | commit time i64
+              value  format u8 | flags u8 (1: of one atomic request) | count u32 | commit time i64
                      | columns: change u8*count, then (version, publish time, expire time, origin, previous sequence,
                        removed version, removed origin), each
                        kind u8: 0 constant (one i64), 1 counting up by one (first i64), 2 as it is (i64*count)
@@ -22,7 +28,9 @@
 
     meta      "format"  u32            "instance"  JSON: id, epoch, origins        "bounds"  version i64 | sequence i64
               "clock"   i64            "sweep"     expiry key                      "next_topic" u32
+              "accepted" i64   last sequence when an operator last accepted the clock: no time up to it counts for it
               "rearm/" u32   where putting the expiry entries of a topic goes on
+              "index/" u32 u16   where building an index goes on; without this row it is complete
               "topic/" u32   JSON      "stats/" u32   six i64                      "publisher/" id   see publishers.py
 
 Stamps of expire times are compared as their eight bytes: all of them are positive, so the order is the same.
@@ -43,9 +51,10 @@ FORMAT: Final = 1
 
 HEADER_BYTES: Final = 40
 _HEADER: Final = Struct(">BBHIqqqq")
+_U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
 _I64: Final = Struct(">q")
-_JOURNAL_HEAD: Final = Struct(">BIq")
+_JOURNAL_HEAD: Final = Struct(">BBIq")
 _COMMIT_HEAD: Final = Struct(">qq")
 _RUN: Final = Struct(">IqI")
 _STATS: Final = Struct(">6q")
@@ -55,6 +64,11 @@ TOUCH: Final = 2
 """A put of the whole record that changed its lifetime only (rule P8)."""
 DELETE: Final = 3
 EXPIRE: Final = 4
+
+
+def u16(number: int) -> bytes:
+    """Two bytes."""
+    return _U16.pack(number)
 
 
 def u32(number: int) -> bytes:
@@ -257,6 +271,7 @@ class Changes(NamedTuple):
     The payload is the new record's for PUT and TOUCH, the removed record's for DELETE and EXPIRE; `previous` is the
     sequence of the key's previous change, 0 when there was no live record (rule J1). A DELETE has a version of its own,
     an EXPIRE that of the record; `removed_version` and `removed_origin` are those of the record that went, else 0.
+    `atomic`: all of the commit belongs to one atomic request.
     """
 
     first_sequence: int
@@ -271,6 +286,7 @@ class Changes(NamedTuple):
     removed_origin: Column
     keys: Sequence[bytes]
     payloads: Sequence[bytes]
+    atomic: bool = False
 
 
 def journal_key(topic_id: int, first_sequence: int) -> bytes:
@@ -283,7 +299,7 @@ def encode_changes(changes: Changes) -> bytes:
     count = len(changes.keys)
     return b"".join(
         [
-            _JOURNAL_HEAD.pack(FORMAT, count, changes.commit_time_micros),
+            _JOURNAL_HEAD.pack(FORMAT, changes.atomic, count, changes.commit_time_micros),
             changes.change,
             changes.version.encode(),
             changes.publish_time_micros.encode(),
@@ -302,7 +318,7 @@ def encode_changes(changes: Changes) -> bytes:
 
 def decode_changes(first_sequence: int, value: bytes) -> Changes:
     """The changes of a journal value."""
-    _, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
+    _, flags, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
     at = _JOURNAL_HEAD.size
     change = value[at : at + count]
     at += count
@@ -334,12 +350,57 @@ def decode_changes(first_sequence: int, value: bytes) -> Changes:
         removed_origin,
         keys,
         payloads,
+        atomic=bool(flags & 1),
+    )
+
+
+class Entry(NamedTuple):
+    """One change of a journal value; the fields are those of `Changes`."""
+
+    change: int
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    origin: int
+    key: bytes
+    payload: bytes
+
+
+def decode_entry(value: bytes, index: int) -> Entry:
+    """The change at a position of a journal value, without decoding the others."""
+    _, _, count, _ = _JOURNAL_HEAD.unpack_from(value)
+    at = _JOURNAL_HEAD.size
+    change = value[at + index]
+    at += count
+    numbers: list[int] = []
+    for _ in range(7):
+        kind = value[at]
+        if kind == 2:
+            numbers.append(_I64.unpack_from(value, at + 1 + 8 * index)[0])
+            at += 1 + 8 * count
+        else:
+            first: int = _I64.unpack_from(value, at + 1)[0]
+            numbers.append(first + index if kind else first)
+            at += 9
+    key_lengths, at = _read_array("H", value, at, count)
+    payload_lengths, at = _read_array("I", value, at, count)
+    key_at = at + sum(key_lengths[:index])
+    payload_at = at + sum(key_lengths) + sum(payload_lengths[:index])
+    version, publish_time, expire_time, origin, *_ = numbers
+    return Entry(
+        change,
+        version,
+        publish_time,
+        expire_time,
+        origin,
+        value[key_at : key_at + key_lengths[index]],
+        value[payload_at : payload_at + payload_lengths[index]],
     )
 
 
 def changes_head(value: bytes) -> tuple[int, int]:
     """(count, commit time) of a journal value, without decoding the rest."""
-    _, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
+    _, _, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
     return count, commit_time
 
 
@@ -427,6 +488,7 @@ def settings_from_json(fields: dict[str, object]) -> TopicSettings:
     """The settings of a stored JSON object."""
     known: dict[str, object] = {name: value for name, value in fields.items() if name in TopicSettings._fields}
     known["key"] = tuple(known["key"])  # type: ignore[arg-type]  # JSON as settings_to_json wrote it
+    known["index"] = tuple(known.get("index", ()))  # type: ignore[arg-type]  # as above
     known["message_type"] = MessageType(str(known["message_type"]))
     known["expiration"] = Expiration(str(known["expiration"]))
     known["separator"] = str(known["separator"]).encode("latin-1")

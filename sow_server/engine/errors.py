@@ -7,6 +7,7 @@ engine raises `StoreError` for a whole request; a single record that is refused 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 
 class Reason(enum.IntEnum):
@@ -47,17 +48,36 @@ class Reason(enum.IntEnum):
     DATA_DAMAGED = 33
     STOPPING = 34
     INTERNAL = 35
+    ORDER_INVALID = 36
+    RESULT_TOO_LARGE = 37
+    UNSET_KEY_FIELD = 38
+    BOOKMARK_MALFORMED = 39
+    BOOKMARK_OTHER_EPOCH = 40
+    BOOKMARK_IN_FUTURE = 41
+    BOOKMARK_TOO_OLD = 42
+    NO_JOURNAL = 43
+    PATTERN_MATCHES_NOTHING = 44
+    RESYNC_REQUIRED = 45
+    TOPIC_DELETED = 46
 
 
 class StoreError(Exception):
     """A request that the store refuses as a whole.
 
     `field` names the request's field at fault ("" when there is none); `retry_after_micros` is 0 when waiting does
-    not help; `applied` counts the records of the request that stand although the rest was refused.
+    not help; `applied` counts the records of the request that stand although the rest was refused; `details` are for
+    programs, such as a position.
     """
 
     def __init__(
-        self, reason: Reason, message: str, *, field: str = "", retry_after_micros: int = 0, applied: int = 0
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        field: str = "",
+        retry_after_micros: int = 0,
+        applied: int = 0,
+        details: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -65,6 +85,7 @@ class StoreError(Exception):
         self.field = field
         self.retry_after_micros = retry_after_micros
         self.applied = applied
+        self.details: dict[str, str] = dict(details or {})
 
 
 class OpenError(Exception):

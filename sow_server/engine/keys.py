@@ -7,9 +7,14 @@ KEY2  1, 1.0 and "1" are one key, as in AMPS, which hashes text (rule K4).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
+_BRACKETED: Final = re.compile(r"\[((?:[^\]\\]|\\.)*)\](?=/|\Z)", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\([\]\\/])")
+_TO_ESCAPE: Final = re.compile(r"[\]\\]")
+_BACKSLASHED: Final = r"\\\g<0>"
 
 
 class KeyFieldError(ValueError):
@@ -23,6 +28,8 @@ class KeyFieldError(ValueError):
 def parse_path(path: str) -> tuple[str, ...]:
     """The steps of a path such as `/carrier` or `/a/b`; `/[odd name]` takes a name with slashes or spaces.
 
+    In brackets `\\]`, `\\\\` and `\\/` stand for the character itself; `/[]` is the empty name. `path_text` writes it.
+
     Raises ValueError with the position of what is wrong.
     """
     if not path.startswith("/"):
@@ -32,19 +39,28 @@ def parse_path(path: str) -> tuple[str, ...]:
     while at < len(path):
         at += 1  # the slash
         if path.startswith("[", at):
-            end = path.find("]", at)
-            if end < 0 or (end + 1 < len(path) and path[end + 1] != "/"):
+            bracketed = _BRACKETED.match(path, at)
+            if bracketed is None:
                 raise ValueError(f"path {path!r} has an unclosed '[' at {at}")
-            step, after = path[at + 1 : end], end + 1
+            step, after = _ESCAPED.sub(r"\1", bracketed[1]), bracketed.end()
         else:
             end = path.find("/", at)
             after = len(path) if end < 0 else end
             step = path[at:after]
-        if not step:
-            raise ValueError(f"path {path!r} has an empty step at {at}")
+            if not step:
+                raise ValueError(f"path {path!r} has an empty step at {at}")
         steps.append(step)
         at = after
     return tuple(steps)
+
+
+def path_text(steps: Sequence[str]) -> str:
+    """A path as it is written in settings; `parse_path` reads it back."""
+    return "".join([f"/[{_TO_ESCAPE.sub(_BACKSLASHED, step)}]" if _is_odd(step) else f"/{step}" for step in steps])
+
+
+def _is_odd(step: str) -> bool:
+    return not step or "/" in step or step.startswith("[")
 
 
 def canonical_text(value: object) -> str:

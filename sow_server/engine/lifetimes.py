@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from sow_server.engine.errors import Reason
 from sow_server.engine.model import (
+    ABSENT,
     MICROS,
     NEVER,
+    PERMANENT,
     TTL_MAX_MICROS,
     Expiration,
     Lifetime,
     LifetimeKind,
+    RestampMode,
     TopicSettings,
 )
 
@@ -63,6 +66,16 @@ def expire_time(settings: TopicSettings, lifetime: Lifetime, now_micros: int) ->
     if settings.min_ttl_micros is not None and ttl < settings.min_ttl_micros:
         ttl = settings.min_ttl_micros
     return now_micros + ttl
+
+
+def restamp_time(settings: TopicSettings, mode: RestampMode, lifetime: Lifetime, now_micros: int) -> int:
+    """The stamp that a restamp at `now_micros` gives, with CAP: the latest that it leaves (rule L13).
+
+    As `expire_time`; but CLEAR is no lifetime, so a topic that rejects them takes it, too. Raises LifetimeError.
+    """
+    if mode is RestampMode.CLEAR:
+        lifetime = ABSENT if settings.expiration is Expiration.REJECT else PERMANENT
+    return expire_time(settings, lifetime, now_micros)
 
 
 def _check_range(name: str, given_micros: int, ahead_micros: int) -> None:

@@ -7,9 +7,9 @@ Times are int microseconds since the epoch, ttls int microseconds; `NEVER` is th
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from sow_server.engine.errors import Reason
 
@@ -94,6 +94,10 @@ class PublisherPosition(NamedTuple):
     first_sequence: int
 
 
+RecordMatcher = Callable[[bytes, bytes], bool]
+"""Whether a record is meant: by its record key and its stored value, header and payload."""
+
+
 class PublishChannel:
     """What the requests of one publish stream have in common: once broken, nothing after is applied (rule P6)."""
 
@@ -119,6 +123,10 @@ class Publish:
     publisher: PublisherPosition | None = None
     channel: PublishChannel | None = None
     want_results: bool = False
+    delta: bool = False
+    """Whether payloads are merged into the live records (rule P2)."""
+    unset_paths: Sequence[str] = ()
+    """Fields to remove from each record; only with `delta`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +148,38 @@ class Delete:
     keys: Sequence[str] | None = None
     payload: bytes | None = None
     durability: Durability = Durability.FSYNC
+    topic_id: int | None = None
+    """Where keys were found in a topic: which one. If another has its name by now, the delete is refused."""
+    matches: RecordMatcher | None = None
+    """What a record must still be when it is its turn; None: anything (rule D2)."""
+
+
+class RestampMode(enum.IntEnum):
+    """What becomes of a lifetime (rule L13); numbered as in `sow.v1.RestampMode`."""
+
+    SET = 1
+    CAP = 2
+    """The lifetime is a bound: later stamps are lowered to it."""
+    CLEAR = 3
+
+
+@dataclass(slots=True, eq=False)
+class Restamp:
+    """Keys whose live records get a lifetime as an administrator wants it, where they have another (rule L13).
+
+    `topic_id` and `matches` as in `Delete`; `lifetime` is ABSENT with CLEAR.
+    """
+
+    topic: str
+    keys: Sequence[str]
+    mode: RestampMode
+    lifetime: Lifetime = ABSENT
+    durability: Durability = Durability.FSYNC
+    topic_id: int | None = None
+    matches: RecordMatcher | None = None
+
+
+Request: TypeAlias = Publish | Touch | Delete | Restamp
 
 
 class Refusal(NamedTuple):
@@ -200,6 +240,7 @@ class TopicSettings(NamedTuple):
     separator: bytes = b"\x01"
     retain_time_micros: int | None = 600 * MICROS
     retain_bytes: int | None = 256 * 2**20
+    index: tuple[str, ...] = ()  # type: ignore[assignment]  # hides tuple.index, which nobody needs of settings
 
     @property
     def acts_on_expiration(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a publish, a touch and a delete do: the rules, record by record, on a `Stage`.
+"""What a publish, a touch, a delete and a restamp do: the rules, record by record, on a `Stage`.
 
 A `Job` is a request on its way through the writer, perhaps over several commits. Each step stages one slice of it and
 returns a `Slice`, the outcome of which the writer merges only after the commit: a commit that fails changes no job.
@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 from sow_server.engine import lifetimes
 from sow_server.engine.codec import (
@@ -28,7 +28,9 @@ from sow_server.engine.codec import (
     read_header,
     sequences,
 )
+from sow_server.engine.deltas import LEVELS_MAX, UnsetTree, unset_tree
 from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.keys import parse_path, path_text
 from sow_server.engine.lifetimes import LifetimeError
 from sow_server.engine.model import (
     NEVER,
@@ -39,14 +41,18 @@ from sow_server.engine.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    MessageType,
     Outcome,
     Publish,
     PublisherPosition,
     Refusal,
+    Request,
+    Restamp,
+    RestampMode,
     Touch,
     TtlMode,
 )
-from sow_server.engine.payloads import BadRecord, KeyColumn
+from sow_server.engine.payloads import BadRecord, KeyColumn, check_flat
 from sow_server.engine.publishers import Publisher, PublisherCache
 from sow_server.engine.rocks import RECORDS
 from sow_server.engine.stage import Stage
@@ -81,6 +87,13 @@ class Slice:
     results: list[Result] = field(default_factory=list)
 
 
+class Delta(NamedTuple):
+    """How the payloads of a delta publish are merged (rule P2)."""
+
+    unset: UnsetTree
+    payload_bytes_max: int
+
+
 class AtomicAborted(Exception):
     """A record of an atomic request was refused: nothing of the stage may be written."""
 
@@ -92,9 +105,20 @@ class AtomicAborted(Exception):
 class Job:
     """A request in the writer's hands. `keys` is complete once `prepare` has run."""
 
-    __slots__ = ("all_have_keys", "done", "keys", "outcome", "position", "request", "size", "store_keys", "topic")
+    __slots__ = (
+        "all_have_keys",
+        "delta",
+        "done",
+        "keys",
+        "outcome",
+        "position",
+        "request",
+        "size",
+        "store_keys",
+        "topic",
+    )
 
-    def __init__(self, request: Publish | Touch | Delete, done: Done) -> None:
+    def __init__(self, request: Request, done: Done) -> None:
         self.request = request
         self.done = done
         self.topic: Topic | None = None
@@ -102,6 +126,7 @@ class Job:
         self.store_keys: list[bytes] = []
         """topic ‖ record key, in the order of `keys`; empty for a record without a key."""
         self.all_have_keys = True
+        self.delta: Delta | None = None
         self.position = 0
         self.size = sum(map(len, request.payloads)) if isinstance(request, Publish) else 0
         """Bytes of payload, for the bounds on requests and on the queue."""
@@ -142,12 +167,17 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
     match request:
         case Publish():
             check_size(request, job.size, limits)
+            job.delta = _delta(request, topic, limits)
             job.keys = _publish_keys(request, topic)
             _check_lengths(job.keys, request.payloads, limits)
         case Touch():
             job.keys = _given_keys(request.keys, limits)
+        case Restamp():
+            _check_topic(request.topic_id, topic)
+            job.keys = _given_keys(request.keys, limits)
         case Delete(payload=None, keys=keys):
             assert keys is not None, "a delete has keys or a payload; the services check it"
+            _check_topic(request.topic_id, topic)
             job.keys = _given_keys(keys, limits)
         case Delete(payload=payload):
             assert payload is not None, "as above"
@@ -193,6 +223,58 @@ def check_size(request: Publish, size: int, limits: Limits) -> None:
             f"payload: {count} records are more than the limit of {limits.atomic_records_max} per atomic request",
             field="payload",
         )
+
+
+def _check_topic(topic_id: int | None, topic: Topic) -> None:
+    """Raises StoreError TOPIC_NOT_FOUND for keys that were found in a topic that is gone."""
+    if topic_id is not None and topic_id != topic.id:
+        raise StoreError(
+            Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile, this is another one", field="topic"
+        )
+
+
+def _delta(request: Publish, topic: Topic, limits: Limits) -> Delta | None:
+    """How the payloads are merged; None for a publish that is no delta. Raises StoreError naming the path at fault."""
+    paths = request.unset_paths
+
+    def refuse(reason: Reason, message: str) -> StoreError:
+        return StoreError(reason, f"unset_paths: {message}", field="unset_paths")
+
+    if not request.delta:
+        if paths:
+            raise refuse(Reason.INVALID_ARGUMENT, "have a meaning only with delta")
+        return None
+    if topic.settings.message_type is MessageType.BINARY:
+        raise StoreError(
+            Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,
+            f"delta: topic {topic.name} is binary, its payloads have no fields to merge",
+            field="delta",
+        )
+    if len(paths) > UNSET_PATHS_MAX:
+        raise refuse(Reason.INVALID_ARGUMENT, f"{len(paths)} paths are more than the limit of {UNSET_PATHS_MAX}")
+    characters = sum(map(len, paths))
+    if characters > UNSET_CHARACTERS_MAX:
+        raise refuse(
+            Reason.INVALID_ARGUMENT, f"{characters} characters are more than the limit of {UNSET_CHARACTERS_MAX}"
+        )
+    unset = []
+    for path in paths:
+        try:
+            steps = parse_path(path)
+            check_flat(topic.settings, steps)
+        except ValueError as error:
+            raise refuse(Reason.INVALID_ARGUMENT, str(error)) from None
+        if len(steps) > LEVELS_MAX:
+            raise refuse(
+                Reason.INVALID_ARGUMENT, f"{path[:80]!r} has {len(steps)} steps, more than the limit of {LEVELS_MAX}"
+            )
+        for key_path in topic.key_paths:
+            if key_path[: len(steps)] == steps:
+                raise refuse(
+                    Reason.UNSET_KEY_FIELD, f"{path} would remove the key field {path_text(key_path)}; a key stays"
+                )
+        unset.append(steps)
+    return Delta(unset_tree(unset), limits.payload_bytes_max)
 
 
 def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
@@ -268,6 +350,23 @@ def store_keys(job: Job, count: int) -> list[bytes]:
     return keys if job.all_have_keys else [key for key in keys if key]
 
 
+def merged_fits(stage: Stage, job: Job, count: int, bytes_max: int) -> tuple[int, int]:
+    """How many of the next `count` records of a delta publish merge into records of at most `bytes_max` together, and
+    how many bytes these are. Their heads have been fetched."""
+    found = [stage.heads[key] for key in store_keys(job, count)]
+    size = payload_bytes_total([head for head in found if head is not None])
+    if size <= bytes_max:
+        return count, size
+    size = 0
+    for index, store_key in enumerate(job.store_keys[job.position : job.position + count]):
+        head = stage.heads[store_key] if store_key else None
+        record_bytes = 0 if head is None else read_header(head).payload_bytes
+        if size + record_bytes > bytes_max:
+            return index, size
+        size += record_bytes
+    return count, size
+
+
 def stage_job(stage: Stage, job: Job, count: int, publishers: PublisherCache) -> Slice:
     """Stages the next `count` records of a job. Raises StoreError (nothing of the job is staged) or AtomicAborted."""
     topic = job.topic
@@ -277,8 +376,10 @@ def stage_job(stage: Stage, job: Job, count: int, publishers: PublisherCache) ->
             return _stage_publish(stage, job, publish, topic, count, publishers)
         case Touch() as touch:
             return _stage_touch(stage, job, touch, topic, count)
-        case Delete():
-            return _stage_delete(stage, job, topic, count)
+        case Delete() as delete:
+            return _stage_delete(stage, job, delete, topic, count)
+        case Restamp() as restamp:
+            return _stage_restamp(stage, job, restamp, topic, count)
 
 
 def _stage_publish(
@@ -341,11 +442,12 @@ def _put_all(stage: Stage, job: Job, request: Publish, topic: Topic, start: int,
     """Puts the records of a slice: runs of plain ones column by column, what needs more thought record by record.
 
     More thought needs a record without a key, one whose lifetime is refused or is over at once, and one that meets an
-    overdue record; and all of them where the request has conditions, keeps stamps, is atomic, or wants results.
+    overdue record; and all of them where the request has conditions, keeps stamps, merges, is atomic, or wants results.
     """
     count = stop - start
     if (
         request.conditions is not None
+        or job.delta is not None
         or request.ttl_mode is TtlMode.KEEP
         or request.want_results
         or request.atomic
@@ -426,12 +528,27 @@ def _put_plain(
             range(sequence, sequence + count),
         )
     )
-    heads = stage.heads
+    chunk = stage.chunk(topic)
+    heads, puts = stage.heads, stage.batch.puts[RECORDS]
     old_heads: list[bytes | None] = []
-    for store_key, new_head in zip(store_keys, new_heads, strict=True):
-        # One by one, as a key may come twice: then its second old head is its first new one.
-        old_heads.append(heads[store_key])
-        heads[store_key] = new_head
+    # One by one, as a key may come twice: then its second old head is its first new one.
+    previous_values = None if chunk is None else chunk.previous_values
+    if previous_values is not None or topic.indexes.all:
+        for key, store_key, new_head, payload in zip(keys, store_keys, new_heads, payloads, strict=True):
+            old_head = heads[store_key]
+            old_heads.append(old_head)
+            old = None if old_head is None else stage.value(store_key)
+            if previous_values is not None:
+                previous_values.append(old)
+            if topic.indexes.all:
+                stage.reindex(topic, key, old, payload)  # type: ignore[arg-type]  # a plain put has a key
+            heads[store_key] = new_head
+            puts[store_key] = new_head + payload
+    else:
+        for store_key, new_head in zip(store_keys, new_heads, strict=True):
+            old_heads.append(heads[store_key])
+            heads[store_key] = new_head
+        puts.update(zip(store_keys, map(operator.add, new_heads, payloads), strict=True))
     if topic.acts and not (alike and expire_times[0] == NEVER):
         stage.arm_all(
             min(expire_times),
@@ -441,13 +558,11 @@ def _put_plain(
                 if stamp != _NEVER_BYTES and (head is None or stamp < head[24:32])
             ],
         )
-    stage.batch.puts[RECORDS].update(zip(store_keys, map(operator.add, new_heads, payloads), strict=True))
     found = [head for head in old_heads if head is not None]
     size = sum(lengths) - payload_bytes_total(found)
     if len(found) < count:
         size += sum(len(key) for key, head in zip(keys, old_heads, strict=True) if head is None)
     stage.count(topic, count - len(found), size)
-    chunk = stage.chunk(topic)
     if chunk is not None:
         chunk.change += bytes((PUT,)) * count
         chunk.version.counting(version, count)
@@ -468,7 +583,7 @@ def _put_plain(
 
 
 def _put_each(stage: Stage, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
-    """Puts record by record: conditions, lifetimes of their own, kept stamps, results."""
+    """Puts record by record: conditions, lifetimes of their own, kept stamps, deltas, results."""
     for index in range(start, stop):
         key = job.keys[index]
         result: Result
@@ -479,7 +594,9 @@ def _put_each(stage: Stage, job: Job, request: Publish, topic: Topic, start: int
             if request.lifetimes is not None and request.lifetimes[index].kind is not LifetimeKind.ABSENT:
                 lifetime = request.lifetimes[index]
             condition = None if request.conditions is None else request.conditions[index]
-            result = _put_one(stage, topic, index, key, request.payloads[index], lifetime, request.ttl_mode, condition)
+            result = _put_one(
+                stage, topic, index, key, request.payloads[index], lifetime, request.ttl_mode, condition, job.delta
+            )
         _add(part, result)
 
 
@@ -492,6 +609,7 @@ def _put_one(
     lifetime: Lifetime,
     ttl_mode: TtlMode,
     condition: Condition | None,
+    delta: Delta | None,
 ) -> Result:
     store_key = topic.prefix + key
     try:
@@ -501,6 +619,18 @@ def _put_one(
     head = stage.live_head(topic, key, store_key)
     if condition is not None and (failed := _failed(condition, head, index)) is not None:
         return failed
+    if delta is not None and head is not None:
+        merged = topic.format.merge(stage.body(store_key), payload, delta.unset)
+        if isinstance(merged, BadRecord):
+            return Refusal(index, merged.reason, merged.message)
+        if len(merged) > delta.payload_bytes_max:
+            return Refusal(
+                index,
+                Reason.PAYLOAD_TOO_LARGE,
+                f"payload: merged into the record it has {len(merged)} bytes, more than the limit of"
+                f" {delta.payload_bytes_max}",
+            )
+        payload = merged
     if ttl_mode is TtlMode.KEEP and head is not None:
         expire_time = read_header(head).expire_time_micros
     version, sequence = stage.put(
@@ -547,8 +677,8 @@ def _touch_one(
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=_ttl_ignored(topic, lifetime))
 
 
-def _stage_delete(stage: Stage, job: Job, topic: Topic, count: int) -> Slice:
-    """Deletes; a key without a live record is no refusal: it does not match (rule D2)."""
+def _stage_delete(stage: Stage, job: Job, request: Delete, topic: Topic, count: int) -> Slice:
+    """Deletes; a key without a live record, or with one that is not meant, does not match: no refusal (rule D2)."""
     part = Slice(count)
     stage.fetch_bodies(store_keys(job, count))
     for index in range(job.position, job.position + count):
@@ -557,8 +687,41 @@ def _stage_delete(stage: Stage, job: Job, topic: Topic, count: int) -> Slice:
             continue
         store_key = topic.prefix + key
         head = stage.live_head(topic, key, store_key)
-        if head is not None:
+        if head is not None and (request.matches is None or request.matches(key, stage.value(store_key))):
             part.last_sequence = stage.delete(topic, key, store_key, head)
+            part.applied += 1
+    return part
+
+
+def _stage_restamp(stage: Stage, job: Job, request: Restamp, topic: Topic, count: int) -> Slice:
+    """Restamps; records that are not meant, or have that lifetime already, are left alone (rule L13)."""
+    part = Slice(count)
+    try:
+        stamp = lifetimes.restamp_time(topic.settings, request.mode, request.lifetime, stage.now)
+    except LifetimeError as error:
+        raise StoreError(error.reason, error.message, field="lifetime") from None
+    stage.fetch_bodies(store_keys(job, count))
+    for index in range(job.position, job.position + count):
+        key = job.keys[index]
+        if isinstance(key, BadRecord):
+            continue
+        store_key = topic.prefix + key
+        head = stage.live_head(topic, key, store_key)
+        if head is None or not (request.matches is None or request.matches(key, stage.value(store_key))):
+            continue
+        before = read_header(head)
+        expire_time = min(before.expire_time_micros, stamp) if request.mode is RestampMode.CAP else stamp
+        if expire_time != before.expire_time_micros:
+            part.last_version, part.last_sequence = stage.put(
+                topic,
+                key,
+                store_key,
+                head,
+                stage.body(store_key),
+                change=TOUCH,
+                publish_time=before.publish_time_micros,
+                expire_time=expire_time,
+            )
             part.applied += 1
     return part
 
@@ -599,5 +762,8 @@ def _shown(key: bytes) -> str:
 _NEVER_BYTES: Final = i64(NEVER)
 PLAIN_RECORDS_MIN: Final = 8
 """Going column by column has a price of its own, which this many records earn back."""
-FETCH_LATER: Final = (Touch, Delete)
+UNSET_PATHS_MAX: Final = 1000
+UNSET_CHARACTERS_MAX: Final = 64 << 10
+"""Of all paths of a request together: they are taken apart in the writer's thread."""
+FETCH_LATER: Final = (Touch, Delete, Restamp)
 """Requests that read whole records, not just heads."""

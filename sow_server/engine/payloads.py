@@ -1,6 +1,7 @@
-"""Payloads by message type (rule K2): check them, derive record keys from them, project them. Pure.
+"""Payloads by message type (rule K2): check them, derive record keys from them, project, merge, compare them. Pure.
 
-A payload is stored exactly as published; nothing here rewrites one except `project`, which answers a query.
+A payload is stored exactly as published; what makes new ones of them is `project`, which answers a query, `merge`, for
+a delta publish, and `difference`, for a delta subscription.
 
 Each message type is a `Format`. Deriving keys is the hottest Python of a publish: it works on whole columns, decodes
 only the key fields of a JSON document, and answers bytes for a key and a `BadRecord` for a record that is refused.
@@ -8,15 +9,26 @@ only the key fields of a JSON document, and answers bytes for a key and a `BadRe
 
 from __future__ import annotations
 
+import json
 import operator
 import re
+from array import array
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from itertools import accumulate
+from typing import Final, NamedTuple, Protocol, TypedDict, cast
 
 import msgspec
 
+from sow_server.engine.deltas import (
+    DeltaError,
+    Difference,
+    Documents,
+    UnsetTree,
+    difference_fields,
+    merge_fields,
+)
 from sow_server.engine.errors import Reason
-from sow_server.engine.keys import KeyFieldError, canonical_text, escape, parse_path
+from sow_server.engine.keys import KeyFieldError, canonical_text, escape, parse_path, path_text
 from sow_server.engine.model import MessageType, TopicSettings
 
 
@@ -28,6 +40,7 @@ class BadRecord(NamedTuple):
 
 
 KeyColumn = list["bytes | BadRecord"]
+Decode = Callable[[bytes], dict[str, object]]
 DeriveKeys = Callable[[Sequence[bytes]], KeyColumn]
 Steps = tuple[str, ...]
 _Raw = dict[str, msgspec.Raw]
@@ -52,6 +65,18 @@ class Format(Protocol):
     def project(self, payload: bytes, projection: Projection) -> bytes:
         """The payload's projected fields, in its own encoding."""
 
+    def decode(self, payload: bytes) -> dict[str, object]:
+        """The document, for filters and indexes. Empty where it is valid by its syntax, but undecodable in fact."""
+
+    def decoder(self, names: Sequence[str]) -> Decode:
+        """A `decode` for who asks for no other top-level fields than `names`: it may leave out the others."""
+
+    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+        """`base` without what is unset, with `delta` merged into it (rule P2); why that cannot be."""
+
+    def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
+        """What leads from one document to another, with the fields of `key_paths` (rule S3)."""
+
 
 def malformed(detail: str) -> BadRecord:
     """A payload that is no document of its type; `detail` names the position."""
@@ -61,11 +86,6 @@ def malformed(detail: str) -> BadRecord:
 def _key_field(path: Steps, error: KeyFieldError) -> BadRecord:
     reason = Reason.KEY_FIELD_MISSING if error.missing else Reason.KEY_FIELD_NOT_SCALAR
     return BadRecord(reason, f"key field {path_text(path)} {error}")
-
-
-def path_text(steps: Steps) -> str:
-    """A path as it is written in settings."""
-    return "".join(f"/[{step}]" if "/" in step or step.startswith("[") else f"/{step}" for step in steps)
 
 
 def _key_of(values: Sequence[object], paths: Sequence[Steps]) -> bytes | BadRecord:
@@ -87,6 +107,40 @@ def _key_of(values: Sequence[object], paths: Sequence[Steps]) -> bytes | BadReco
         return BadRecord(Reason.KEY_NOT_UTF8, "key: a key field is not well-formed UTF-8")
 
 
+# --- nesting ---------------------------------------------------------------------------------------------------------
+
+NESTING_MAX: Final = 256
+"""Levels of a document. What decodes it counts Python's own stack too, which differs from thread to thread: a document
+near that limit would be read here and not there, and have index entries or not. So the limit is well below."""
+_JSON_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS: Final = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+
+
+def _check_json_nesting(payload: bytes) -> None:
+    """Raises RecursionError for a well-formed document that is nested too deeply."""
+    if payload.count(b"{") + payload.count(b"[") > NESTING_MAX:
+        brackets = _JSON_TEXT.sub(b"", payload).translate(_STEPS, _NOT_BRACKETS)
+        if max(accumulate(array("b", brackets))) > NESTING_MAX:
+            raise RecursionError
+
+
+def _check_nesting(document: object) -> None:
+    """Raises RecursionError for a document that is nested too deeply."""
+    level: list[object] = [document]
+    for _ in range(NESTING_MAX):
+        inner: list[object] = []
+        for at in level:
+            if type(at) is dict:
+                inner += [value for value in at.values() if type(value) in (dict, list)]
+            elif type(at) is list:
+                inner += [value for value in at if type(value) in (dict, list)]
+        if not inner:
+            return
+        level = inner
+    raise RecursionError
+
+
 # --- json ------------------------------------------------------------------------------------------------------------
 
 
@@ -96,10 +150,21 @@ class JsonFormat:
     def __init__(self) -> None:
         self._object = msgspec.json.Decoder(msgspec.defstruct("Document", []))
         self._level: msgspec.json.Decoder[_Raw] = msgspec.json.Decoder(_Raw)
+        self._whole: msgspec.json.Decoder[dict[str, object]] = msgspec.json.Decoder(dict[str, object])
+        self._documents = Documents(
+            self._level.decode,
+            msgspec.json.Decoder(object).decode,
+            msgspec.json.encode,
+            msgspec.json.Encoder(order="sorted").encode,
+            null=b"null",
+            opening=b"{",
+        )
 
     def check(self, payload: bytes) -> BadRecord | None:
         try:
             self._object.decode(payload)
+            if len(payload) > NESTING_MAX:
+                _check_json_nesting(payload)
             if not payload.isascii():  # skipped strings are not decoded, so their UTF-8 is checked here
                 payload.decode()
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -122,6 +187,8 @@ class JsonFormat:
                 values: Sequence[object] = ()
                 try:
                     values = values_of(decode(payload))
+                    if len(payload) > NESTING_MAX:
+                        _check_json_nesting(payload)
                     if not payload.isascii():
                         payload.decode()
                     texts: list[str] = []
@@ -150,6 +217,60 @@ class JsonFormat:
         except (msgspec.MsgspecError, RecursionError):
             return b"{}"  # valid by its syntax, undecodable in fact: a document without fields
 
+    def decode(self, payload: bytes) -> dict[str, object]:
+        try:
+            return self._whole.decode(payload)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return _decode_large(payload)
+
+    def decoder(self, names: Sequence[str]) -> Decode:
+        if not _fit_for_msgspec(names):
+            return self.decode
+        return _with_fallback(msgspec.json.Decoder(_fields_type(names)).decode, self.decode)
+
+    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+        return _merge(self._documents, base, delta, unset)
+
+    def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
+        return self._documents.difference(old, new, key_paths)
+
+
+def _decode_large(payload: bytes) -> dict[str, object]:
+    """A document with numbers that no float reaches: infinite, as such a literal of a filter is. Slow, and rare."""
+    try:
+        document: dict[str, object] = json.loads(payload, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return {}
+    return document
+
+
+def _integer(text: str) -> int | float:
+    return int(text) if len(text) <= 4000 else float(text)  # int() refuses longer ones
+
+
+def _fit_for_msgspec(names: Sequence[str]) -> bool:
+    """Whether msgspec finds these fields in a TypedDict: it takes others than ASCII for the empty name, unless Python
+    happens to have their UTF-8 at hand (0.22)."""
+    return all(name.isascii() and name for name in names)
+
+
+def _fields_type(names: Sequence[str]) -> type[dict[str, object]]:
+    """A type of documents of which msgspec makes objects only for `names`; it skips the rest twice as fast."""
+    made = TypedDict("Fields", dict.fromkeys(names, object), total=False)  # type: ignore[misc]  # at run time
+    return cast(type[dict[str, object]], made)
+
+
+def _with_fallback(decode: Decode, whole: Decode) -> Decode:
+    """`decode`, and `whole` where that raises."""
+
+    def decode_fields(payload: bytes) -> dict[str, object]:
+        try:
+            return decode(payload)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return whole(payload)
+
+    return decode_fields
+
 
 def _json_one_key(decode: Callable[[bytes], object], paths: Sequence[Steps]) -> DeriveKeys:
     """The most frequent case, one top-level key field, without a list per record."""
@@ -160,6 +281,8 @@ def _json_one_key(decode: Callable[[bytes], object], paths: Sequence[Steps]) -> 
         for payload in payloads:
             try:
                 value = decode(payload).f0  # type: ignore[attr-defined]  # a struct made at run time
+                if len(payload) > NESTING_MAX:
+                    _check_json_nesting(payload)
                 if not payload.isascii():
                     payload.decode()
                 if type(value) is int:
@@ -190,7 +313,7 @@ def _json_error(error: Exception, payload: bytes) -> BadRecord:
 def _not_decoded(error: Exception, payload: bytes, wanted: str) -> BadRecord:
     """What msgspec's other errors say, with a position: of a truncated document it tells none."""
     if isinstance(error, RecursionError):
-        return malformed("nested too deeply")
+        return malformed(f"nested deeper than {NESTING_MAX} levels")
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
         return malformed(f"not {wanted}: {text}" if text.startswith("Expected") else text)
@@ -281,6 +404,16 @@ def _project_level(
     return kept
 
 
+def _merge(documents: Documents, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+    try:
+        return documents.merge(base, delta, unset)
+    except DeltaError as error:
+        return malformed(str(error))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        # Both have passed the check of a publish, so this is about depth, or numbers that no decoder takes.
+        return malformed(f"cannot be merged: {error}")
+
+
 # --- msgpack ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,10 +423,21 @@ class MsgpackFormat:
     def __init__(self) -> None:
         self._map: msgspec.msgpack.Decoder[dict[str, object]] = msgspec.msgpack.Decoder(dict[str, object])
         self._level: msgspec.msgpack.Decoder[_Raw] = msgspec.msgpack.Decoder(_Raw)
+        self._documents = Documents(
+            self._level.decode,
+            msgspec.msgpack.Decoder(object).decode,
+            msgspec.msgpack.encode,
+            msgspec.msgpack.Encoder(order="sorted").encode,
+            null=b"\xc0",
+            opening=bytes((*range(0x80, 0x90), 0xDE, 0xDF)),
+        )
 
     def _document(self, payload: bytes) -> dict[str, object] | BadRecord:
         try:
-            return self._map.decode(payload)
+            document = self._map.decode(payload)
+            if len(payload) > NESTING_MAX:
+                _check_nesting(document)
+            return document
         except UnicodeDecodeError as error:
             return malformed(f"a text is not well-formed UTF-8, at its byte {error.start}")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -326,6 +470,21 @@ class MsgpackFormat:
             # How deep a document may be nested depends on the depth of the caller's stack: one at the very limit was
             # accepted by the writer and is too deep here. One such record must not end a whole query.
             return b"\x80"
+
+    def decode(self, payload: bytes) -> dict[str, object]:
+        document = self._document(payload)
+        return {} if isinstance(document, BadRecord) else document
+
+    def decoder(self, names: Sequence[str]) -> Decode:
+        if not _fit_for_msgspec(names):
+            return self.decode
+        return _with_fallback(msgspec.msgpack.Decoder(_fields_type(names)).decode, self.decode)
+
+    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+        return _merge(self._documents, base, delta, unset)
+
+    def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
+        return self._documents.difference(old, new, key_paths)
 
 
 # --- fix and nvfix ---------------------------------------------------------------------------------------------------
@@ -386,6 +545,35 @@ class FieldFormat:
         parts = [part for part in payload.split(self._separator) if part and keeps(part)]
         return b"".join([part + self._separator for part in parts])
 
+    def decode(self, payload: bytes) -> dict[str, object]:
+        fields = self._fields(payload)
+        if isinstance(fields, BadRecord):
+            return {}
+        return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in reversed(fields)}
+
+    def decoder(self, names: Sequence[str]) -> Decode:
+        if any("\ufffd" in name for name in names):
+            return self.decode  # it may stand for bytes that are no UTF-8
+        wanted = {name.encode("utf-8", "surrogatepass"): name for name in names if name}
+        separator = self._separator
+
+        def decode(payload: bytes) -> dict[str, object]:
+            found: dict[str, object] = {}
+            for part in payload.split(separator):
+                field, _, value = part.partition(b"=")
+                name = wanted.get(field)
+                if name is not None and name not in found:
+                    found[name] = value.decode(errors="replace")
+            return found
+
+        return decode
+
+    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+        return merge_fields(base, delta, unset, self._separator)
+
+    def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
+        return difference_fields(old, new, key_paths, self._separator)
+
 
 # --- binary ----------------------------------------------------------------------------------------------------------
 
@@ -402,6 +590,18 @@ class BinaryFormat:
     def project(self, payload: bytes, projection: Projection) -> bytes:
         raise AssertionError("a binary payload has no fields: check_projection refuses them")
 
+    def decode(self, payload: bytes) -> dict[str, object]:
+        return {}
+
+    def decoder(self, names: Sequence[str]) -> Decode:
+        return self.decode
+
+    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+        raise AssertionError("a binary payload has no fields: a delta publish is refused")
+
+    def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
+        raise AssertionError("a binary payload has no fields: a delta subscription is refused")
+
 
 _JSON: Final = JsonFormat()
 _MSGPACK: Final = MsgpackFormat()
@@ -410,6 +610,9 @@ _BINARY: Final = BinaryFormat()
 
 KEY_STEPS_MAX: Final = 32
 """How deep a key field may lie."""
+INDEX_STEPS_MAX: Final = 32
+"""How deep an indexed field may lie."""
+_SUBSCRIPT: Final = re.compile(r"\[[0-9]+\]\Z")
 _UNFIT_NAME: Final = re.compile(r'["\\\x00-\x1f]')
 """What msgspec takes in no name of a struct field: its encoder writes names as they are."""
 
@@ -427,6 +630,30 @@ def format_of(settings: TopicSettings) -> Format:
             return _BINARY
 
 
+def index_paths(settings: TopicSettings) -> list[Steps]:
+    """The parsed paths of a topic's indexes. Raises ValueError naming the path at fault."""
+    paths = [parse_path(path) for path in settings.index]
+    if paths and settings.message_type is MessageType.BINARY:
+        raise ValueError("a binary topic has no fields")
+    for index, path in enumerate(paths):
+        if len(path) > INDEX_STEPS_MAX:
+            raise ValueError(f"{path_text(path)[:80]}… has {len(path)} steps, more than the limit of {INDEX_STEPS_MAX}")
+        if any(_SUBSCRIPT.search(step) for step in path):
+            raise ValueError(f"{path_text(path)}: an index holds all elements of an array; leave out the subscript")
+        check_flat(settings, path)
+        if path in paths[:index]:
+            raise ValueError(f"{path_text(path)} is there twice")
+    return paths
+
+
+def check_flat(settings: TopicSettings, path: Steps) -> None:
+    """Raises ValueError for a path that a fix or nvfix payload does not have."""
+    if settings.message_type in (MessageType.FIX, MessageType.NVFIX) and len(path) != 1:
+        raise ValueError(f"{path_text(path)}: a {settings.message_type} payload is flat")
+    if settings.message_type is MessageType.FIX and not (path[0].isascii() and path[0].isdigit()):
+        raise ValueError(f"{path_text(path)}: a fix field is a tag such as /55")
+
+
 def key_paths(settings: TopicSettings) -> list[Steps]:
     """The parsed key paths of a topic. Raises ValueError naming the path at fault."""
     paths = [parse_path(path) for path in settings.key]
@@ -437,10 +664,7 @@ def key_paths(settings: TopicSettings) -> list[Steps]:
             raise ValueError(f"{path_text(path)[:80]}… has {len(path)} steps, more than the limit of {KEY_STEPS_MAX}")
         if settings.message_type is MessageType.JSON and any(_UNFIT_NAME.search(step) for step in path):
             raise ValueError(f"{path_text(path)}: a key field's name has no quotes, backslashes or control characters")
-        if settings.message_type in (MessageType.FIX, MessageType.NVFIX) and len(path) != 1:
-            raise ValueError(f"{path_text(path)}: a {settings.message_type} payload is flat")
-        if settings.message_type is MessageType.FIX and not (path[0].isascii() and path[0].isdigit()):
-            raise ValueError(f"{path_text(path)}: a fix field is a tag such as /55")
+        check_flat(settings, path)
         for other in paths[:index]:
             shared = min(len(path), len(other))
             if path[:shared] == other[:shared]:

@@ -178,6 +178,27 @@ class Cursor:
             add(key_of())
             step()
 
+    def fill_keys_before(self, start: bytes, stop: bytes, limit: int, keys: list[bytes]) -> bytes | None:
+        """Appends at most `limit` keys from `start` to `stop` (excluded); returns where to go on, None at the end.
+
+        It asks of every key whether it is past the end: the short ranges of an index would pay more for reading on.
+        """
+        at = self._open()
+        at.seek(start)
+        add = keys.append
+        valid, key_of, step = at.valid, at.key, at.next
+        while valid():
+            key: bytes = key_of()
+            if key >= stop:
+                return None
+            if limit == 0:
+                return key
+            limit -= 1
+            add(key)
+            step()
+        self._check(at)
+        return None
+
     def keys(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[bytes]:
         """Like `rows`, keys only."""
         reading = self._keys(start, stop, limit)
@@ -459,8 +480,9 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
         # Most look-ups of a publish are for keys that are not there: the memtable's own filter answers those.
         family.set_memtable_prefix_bloom_ratio(0.1)
         family.set_memtable_whole_key_filtering(True)
-    if name == EXPIRY:
-        # The head of this family is deleted all the time; compact files that are mostly tombstones.
+    if name in (EXPIRY, INDEXES):
+        # The head of one is deleted all the time, and a value that records leave in the other (the state "open", say);
+        # compact files that are mostly tombstones.
         family.add_compact_on_deletion_collector_factory(1000, 500, 0.5)
     family.set_block_based_table_factory(table)
     return family

@@ -3,7 +3,8 @@
 A `Stage` is plain data until the writer writes its batch; dropping it undoes everything. It mints versions and
 sequences from the writer's counters, which the writer takes over only after the write.
 
-    ST1  A record, its expiry entry, its journal entry and the topic's figures change in the one batch.
+    ST1  A record, its expiry entry, its entries in indexes, its journal entry and the topic's figures change in the one
+         batch.
     ST2  Every record that can expire has an expiry entry at or before its expire time. So an update to a later expire
          time costs no index write: the old entry comes first, and the sweep re-arms it.
     ST3  An overdue record is expired before anything else is done with its key (rule L10).
@@ -19,6 +20,7 @@ from sow_server.engine.codec import (
     DELETE,
     EXPIRE,
     HEADER_BYTES,
+    TOUCH,
     StoredStatistics,
     encode_statistics,
     header,
@@ -28,11 +30,12 @@ from sow_server.engine.codec import (
     u32,
 )
 from sow_server.engine.heads import HeadCache
+from sow_server.engine.indexes import changed_keys
 from sow_server.engine.journal import ChunkBuilder
 from sow_server.engine.model import NEVER
 from sow_server.engine.publishers import Publisher
 from sow_server.engine.publishers import encode as encode_publisher
-from sow_server.engine.rocks import EXPIRY, META, RECORDS, Batch, Rocks
+from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
 from sow_server.engine.topics import Topic
 
 STATISTICS_KEY: Final = b"stats/"
@@ -47,8 +50,10 @@ class Stage:
         "_rocks",
         "_values",
         "after",
+        "atomic",
         "batch",
         "chunks",
+        "dropped",
         "earliest",
         "expire_times",
         "heads",
@@ -83,6 +88,10 @@ class Stage:
         self.publishers: dict[str, Publisher] = {}
         self.earliest = NEVER
         """The earliest expire time among the expiry entries that this commit puts."""
+        self.atomic = False
+        """Whether all of this commit belongs to one atomic request."""
+        self.dropped: list[Topic] = []
+        """Topics that this commit deletes."""
         self.after: Callable[[], object] | None = None
         """What else follows from the commit, such as a topic's new settings: done before anybody can see a cut."""
         self.result: object = None
@@ -113,6 +122,14 @@ class Stage:
             if value is not None:
                 self._values[key] = value
 
+    def fetch_values(self, store_keys: list[bytes]) -> None:
+        """Makes `value` cheap for these keys, the heads of which have been fetched; with one list-get."""
+        heads, values = self.heads, self._values
+        wanted = [key for key in dict.fromkeys(store_keys) if key not in values and heads[key] is not None]
+        for key, value in zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True):
+            if value is not None:
+                values[key] = value
+
     def read(self, store_keys: list[bytes]) -> dict[bytes, bytes]:
         """The stored values of those of the keys that have one, each key once. Before anything is staged."""
         values = dict(zip(store_keys, self._rocks.multi_get(RECORDS, store_keys), strict=True))
@@ -120,11 +137,15 @@ class Stage:
 
     def body(self, store_key: bytes) -> bytes:
         """The payload of a record that is there."""
+        return self.value(store_key)[HEADER_BYTES:]
+
+    def value(self, store_key: bytes) -> bytes:
+        """The stored value, header and payload, of a record that is there."""
         value = self.batch.puts[RECORDS].get(store_key) or self._values.get(store_key)
         if value is None:
             value = self._rocks.get(RECORDS, store_key)
             assert value is not None, "a head without a record: the head cache has lost touch with the store"
-        return value[HEADER_BYTES:]
+        return value
 
     def live_head(self, topic: Topic, key: bytes, store_key: bytes) -> bytes | None:
         """The head of the live record of a fetched key; one that is overdue is expired first (ST3)."""
@@ -137,13 +158,16 @@ class Stage:
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def chunk(self, topic: Topic) -> ChunkBuilder | None:
-        """Where the next change of `topic` is journaled; None for a topic without a journal."""
-        if not topic.settings.journal:
-            return None
+        """Where the next change of `topic` is noted; None for a topic that nobody follows and that has no journal."""
         last = self.chunks[-1] if self.chunks else None
-        if last is None or last.topic is not topic or last.first_sequence + len(last.keys) != self.next_sequence:
-            last = ChunkBuilder(topic, self.next_sequence)
-            self.chunks.append(last)
+        if last is not None and last.topic is topic and last.first_sequence + len(last.keys) == self.next_sequence:
+            return last
+        if not topic.settings.journal and not topic.followers:
+            return None
+        last = ChunkBuilder(topic, self.next_sequence, journaled=topic.settings.journal, atomic=self.atomic)
+        if topic.previous_wanted:
+            last.previous_values = []
+        self.chunks.append(last)
         return last
 
     def put(
@@ -183,6 +207,10 @@ class Stage:
             chunk.removed_origin.append(0)
             chunk.keys.append(key)
             chunk.payloads.append(payload)
+            if chunk.previous_values is not None:
+                chunk.previous_values.append(None if head is None else self.value(store_key))
+        if topic.indexes.all and change != TOUCH:
+            self.reindex(topic, key, None if head is None else self.value(store_key), payload)
         self.heads[store_key] = new_head
         self.batch.puts[RECORDS][store_key] = new_head + payload
         self.next_version = version + 1
@@ -227,6 +255,11 @@ class Stage:
             chunk.removed_origin.numbers(columns.origin)
             chunk.keys += [key[4:] for key in store_keys]
             chunk.payloads += [value[HEADER_BYTES:] for value in values]
+            if chunk.previous_values is not None:
+                chunk.previous_values += values
+        if topic.indexes.all:
+            for store_key, value in zip(store_keys, values, strict=True):
+                self.reindex(topic, store_key[4:], value, None)
         self.heads.update(dict.fromkeys(store_keys))
         self.removed += store_keys
         self.batch.deletes[RECORDS] += store_keys
@@ -234,6 +267,21 @@ class Stage:
         self.next_sequence += count
         stored = sum(map(len, store_keys)) + sum(map(len, values))
         self.count(topic, -count, (4 + HEADER_BYTES) * count - stored)
+
+    def reindex(self, topic: Topic, key: bytes, old: bytes | None, payload: bytes | None) -> None:
+        """Turns the index entries of the record with the stored value `old` into those of `payload`; None where there
+        is no record (IX1). A field that stays as it was costs no write."""
+        decode = topic.decode_indexed
+        before = None if old is None else decode(old[HEADER_BYTES:])
+        after = None if payload is None else decode(payload)
+        puts, deletes = self.batch.puts[INDEXES], self.batch.deletes[INDEXES]
+        for index in topic.indexes.all:
+            gone, come = changed_keys(index, before, after, key)
+            for entry in gone:
+                puts.pop(entry, None)
+            # All deletes of a batch come before all puts: an entry that goes and comes again in one commit stays.
+            deletes += gone
+            puts.update(dict.fromkeys(come, b""))
 
     def arm(self, expire_time: int, store_key: bytes) -> None:
         """Puts an expiry entry (ST2)."""
@@ -260,7 +308,12 @@ class Stage:
             chunk.removed_version.append(old.version)
             chunk.removed_origin.append(old.origin)
             chunk.keys.append(key)
-            chunk.payloads.append(self.body(store_key))
+            value = self.value(store_key)
+            chunk.payloads.append(value[HEADER_BYTES:])
+            if chunk.previous_values is not None:
+                chunk.previous_values.append(value)
+        if topic.indexes.all:
+            self.reindex(topic, key, self.value(store_key), None)
         self.heads[store_key] = None
         self.removed.append(store_key)
         self.batch.puts[RECORDS].pop(store_key, None)

@@ -15,7 +15,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -28,6 +28,7 @@ from sow_server.engine.clock import ClockBehindError, GuardedClock
 from sow_server.engine.codec import (
     FORMAT,
     HEADER_BYTES,
+    Commit,
     StoredStatistics,
     decode_commit,
     decode_statistics,
@@ -39,15 +40,28 @@ from sow_server.engine.codec import (
     unpack_i64,
 )
 from sow_server.engine.errors import OpenError, Reason, StoreError
+from sow_server.engine.fields import Steps
 from sow_server.engine.heads import HeadCache
-from sow_server.engine.model import MICROS, NEVER, Delete, Outcome, Publish, TopicSettings, TopicStatistics, Touch
+from sow_server.engine.indexes import (
+    NO_INDEXES,
+    PREFIX_BYTES,
+    Index,
+    Indexes,
+    altered,
+    entry_keys,
+    index_prefix,
+    record_keys,
+)
+from sow_server.engine.journal import JournalCut
+from sow_server.engine.model import MICROS, NEVER, Outcome, Request, TopicSettings, TopicStatistics
 from sow_server.engine.mutations import Job
-from sow_server.engine.payloads import BadRecord
+from sow_server.engine.payloads import BadRecord, index_paths
 from sow_server.engine.publishers import decode as decode_publisher
 from sow_server.engine.rocks import (
     COMMITS,
     EXPIRY,
     FAMILIES,
+    INDEXES,
     JOURNAL,
     META,
     RECORDS,
@@ -77,10 +91,13 @@ log = structlog.get_logger(__name__)
 
 TOPIC_KEY: Final = b"topic/"
 REARM_KEY: Final = b"rearm/"
+INDEX_KEY: Final = b"index/"
 FORMAT_KEY: Final = b"format"
+ACCEPTED_KEY: Final = b"accepted"
 INSTANCE_KEY: Final = b"instance"
 NEXT_TOPIC_KEY: Final = b"next_topic"
 REARM_CHUNK: Final = 1000
+INDEX_CHUNK: Final = 1000
 PUBLISHERS_CHUNK: Final = 1000
 T = TypeVar("T")
 
@@ -107,6 +124,8 @@ class Cut:
     sequence: int
     acts: bool
     records: Cursor
+    indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
+    """Those of the indexes that were asked for which are complete (IX3), by the steps of their paths."""
 
     def find(self, key: bytes) -> bytes | None:
         """The stored value of the live record of `key`."""
@@ -115,14 +134,17 @@ class Cut:
             return None
         return value
 
-    def fill(self, start: bytes, limit: int, keys: list[bytes], values: list[bytes]) -> tuple[bytes | None, int]:
-        """Appends the live ones of the next `limit` stored records from the store key `start` on.
+    def fill(
+        self, start: bytes, limit: int, keys: list[bytes], values: list[bytes], *, stop: bytes | None = None
+    ) -> tuple[bytes | None, int]:
+        """Appends the live ones of the next `limit` stored records from the store key `start` on, up to `stop`
+        (excluded; None: to the end of the topic).
 
         Returns the store key to go on at (None: that was all) and the number of stored records read.
         """
         found_keys: list[bytes] = []
         found: list[bytes] = []
-        following = self.records.fill(start, self.topic.stop, limit, found_keys, found)
+        following = self.records.fill(start, stop or self.topic.stop, limit, found_keys, found)
         scanned = len(found_keys)
         if self.acts:
             due = i64(self.now_micros)
@@ -132,6 +154,48 @@ class Cut:
         keys += [key[4:] for key in found_keys]
         values += found
         return following, scanned
+
+    def close(self) -> None:
+        """Lets go of the records and the indexes."""
+        self.records.close()
+        for index in self.indexes.values():
+            index.close()
+
+
+class IndexCursor:
+    """One index of a cut, complete as of the cut. Used by one thread at a time; the cut closes it."""
+
+    __slots__ = ("_cursor", "_prefix")
+
+    def __init__(self, prefix: bytes, cursor: Cursor) -> None:
+        self._prefix = prefix
+        self._cursor = cursor
+
+    def fill(self, start: bytes, stop: bytes, limit: int, keys: list[bytes]) -> bytes | None:
+        """Appends the record keys of the next `limit` entries from `start` to `stop` (excluded), as `indexes.interval`
+        gives them, in their order; returns where to go on, None at the end.
+
+        One record may have several entries in a range, or in several ranges. What it finds may be overdue.
+        """
+        entries: list[bytes] = []
+        prefix = self._prefix
+        following = self._cursor.fill_keys_before(prefix + start, prefix + stop, limit, entries)
+        keys += record_keys(entries)
+        return None if following is None else following[PREFIX_BYTES:]
+
+    def close(self) -> None:
+        """Lets go of the entries."""
+        self._cursor.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ManyCut:
+    """All records of several topics at one instant. They share a cursor: read one at a time, and close the whole."""
+
+    now_micros: int
+    sequence: int
+    records: Cursor
+    topics: tuple[Cut, ...]
 
     def close(self) -> None:
         """Lets go of the records."""
@@ -166,6 +230,9 @@ class Store:
             heads=HeadCache(options.head_cache_records),
         )
         self._threaded = False
+        self._work_begun = False
+        self.created: Callable[[Topic], None] = lambda topic: None
+        """Hears of a new topic before anybody can publish to it: on the writer's thread, under the cut lock."""
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
@@ -207,6 +274,8 @@ class Store:
             if rocks.table_bytes() <= options.verify_at_start_bytes:
                 rocks.verify()
             clock.start(_high_water(rocks), accept=accept_clock)
+            if accept_clock:
+                _accept_clock(rocks, clock.now_micros())
             return cls(path, rocks, clock, options, observer or NoObserver())
         except Damaged as error:
             rocks.close()
@@ -225,7 +294,7 @@ class Store:
             self.writer.sweep_now(entries_max=10_000)
         self._threaded = True
         self.writer.start(deliver)
-        self._resume_rearming()
+        self._resume_work()
 
     def close(self) -> None:
         """Finishes what is queued, syncs, and frees the directory."""
@@ -258,26 +327,39 @@ class Store:
             rows.close()
         for key, value in found:
             fields = json.loads(value)
+            topic_id, settings = int.from_bytes(key[len(TOPIC_KEY) :], "big"), settings_from_json(fields["settings"])
             figures = self._rocks.get(META, STATISTICS_KEY + key[len(TOPIC_KEY) :])
             self.topics.add(
                 Topic(
-                    int.from_bytes(key[len(TOPIC_KEY) :], "big"),
+                    topic_id,
                     fields["name"],
-                    settings_from_json(fields["settings"]),
+                    settings,
                     in_config=fields["in_config"],
                     create_time_micros=fields["create_time_micros"],
                     statistics=decode_statistics(figures) if figures else StoredStatistics(),
+                    # Data from before there were indexes has neither.
+                    indexes=self._load_indexes(
+                        topic_id, settings, fields.get("indexes", {}), fields.get("next_index", NO_INDEXES.next_id)
+                    ),
                 )
             )
 
+    def _load_indexes(self, topic_id: int, settings: TopicSettings, ids: Mapping[str, int], next_id: int) -> Indexes:
+        found: list[Index] = []
+        for path, steps in _index_paths(settings):
+            prefix = index_prefix(topic_id, ids[path])
+            complete = self._rocks.get(META, INDEX_KEY + prefix) is None
+            found.append(Index(ids[path], path, steps, prefix, complete))
+        return Indexes(tuple(found), next_id)
+
     # -- changing ---------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Publish | Touch | Delete, done: Callable[[Outcome | StoreError], None]) -> None:
+    def submit(self, request: Request, done: Callable[[Outcome | StoreError], None]) -> None:
         """Queues a change; `done` hears its outcome once it is as durable as asked. Raises StoreError at once when the
         request cannot be queued."""
         self.writer.submit(Job(request, done))
 
-    def run(self, request: Publish | Touch | Delete) -> Outcome:
+    def run(self, request: Request) -> Outcome:
         """Without the thread: does a change now. Raises StoreError."""
         answers: list[Outcome | StoreError] = []
         self.submit(request, answers.append)
@@ -329,16 +411,54 @@ class Store:
             raise StoreError(key.reason, key.message, field="by_payload")
         return key
 
-    def cut(self, topic: Topic) -> Cut:
-        """The records of a topic, cut between two commits."""
+    def cut(self, topic: Topic, index_paths: Collection[Steps] = ()) -> Cut:
+        """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
+        are there and complete."""
         with self.writer.cut_lock:
+            indexes = {
+                index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
+                for index in topic.indexes.all
+                if index.complete and index.steps in index_paths
+            }
             return Cut(
                 topic,
                 self._clock.now_micros(),
                 self.writer.last_sequence,
                 topic.acts,
                 self._rocks.cursor(RECORDS),
+                indexes,
             )
+
+    def cut_many(self, choose: Callable[[Collection[Topic]], Sequence[Topic]]) -> ManyCut:
+        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly."""
+        with self.writer.cut_lock:
+            now, sequence, records = self._clock.now_micros(), self.writer.last_sequence, self._rocks.cursor(RECORDS)
+            topics = choose(tuple(self.topics.by_id.values()))
+            return ManyCut(
+                now, sequence, records, tuple([Cut(topic, now, sequence, topic.acts, records) for topic in topics])
+            )
+
+    def journal_cut(self) -> JournalCut:
+        """The journal, cut between two commits."""
+        with self.writer.cut_lock:
+            return JournalCut(
+                walk=self._rocks.cursor(JOURNAL, fill_cache=False),
+                entries=self._rocks.cursor(JOURNAL),
+                commits=self._rocks.cursor(COMMITS, fill_cache=False),
+                floors={topic.id: topic.statistics.floor_sequence for topic in self.topics.by_id.values()},
+            )
+
+    def follow_topics(self, follow: Callable[[Collection[Topic]], None]) -> int:
+        """Between two commits: `follow` sets how many follow which topics (`Topic.followers`, `.previous_wanted`).
+        Returns the last written sequence."""
+        with self.writer.cut_lock:
+            follow(tuple(self.topics.by_id.values()))
+            return self.writer.last_sequence
+
+    def barrier(self, done: Callable[[object], None]) -> None:
+        """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable; what is
+        staged later heeds the followers that a topic has now. Raises StoreError at once when nothing can be queued."""
+        self._control(lambda stage: lambda: None, done)
 
     def bookmark(self, sequence: int) -> str:
         """A position in this store's journal, as clients see it (rule J14)."""
@@ -440,13 +560,15 @@ class Store:
             in_config=in_config,
             create_time_micros=stage.now,
             statistics=StoredStatistics(created_sequence=stage.next_sequence - 1),
+            indexes=altered(NO_INDEXES, topic_id, _index_paths(settings), keep=False, complete=True),
         )
         meta = stage.batch.puts[META]
         meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
-        meta[TOPIC_KEY + topic.prefix] = _encode_topic(topic, settings, in_config=in_config)
+        meta[TOPIC_KEY + topic.prefix] = _encode_topic(topic, settings, topic.indexes, in_config=in_config)
         meta[STATISTICS_KEY + topic.prefix] = encode_statistics(topic.statistics)
 
         def after() -> Topic:
+            self.created(topic)
             self.topics.add(topic)
             return topic
 
@@ -482,22 +604,29 @@ class Store:
                 stage.batch.deletes[META].append(REARM_KEY + topic.prefix)
             if settings.journal != topic.settings.journal:
                 # What is not journaled is as good as discarded: nobody may read across the gap (rule J1).
-                stage.chunks = [chunk for chunk in stage.chunks if chunk.topic is not topic]
+                for chunk in stage.chunks:
+                    if chunk.topic is topic:
+                        chunk.journaled = False
                 stage.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
                 stage.statistics[topic.id] = stage.figures(topic)._replace(
                     journal_entries=0, journal_bytes=0, floor_sequence=stage.next_sequence - 1
                 )
             if enables:
                 meta[REARM_KEY + topic.prefix] = topic.prefix
-            meta[TOPIC_KEY + topic.prefix] = _encode_topic(topic, settings, in_config=in_config)
+            indexes = self._stage_indexes(stage, topic, settings)
+            meta[TOPIC_KEY + topic.prefix] = _encode_topic(topic, settings, indexes, in_config=in_config)
 
             def after() -> Topic:
                 if disables:
                     self.writer.sweep.swept(stage)
-                topic.apply(settings)
+                before = topic.indexes
+                topic.apply(settings, indexes)
                 topic.in_config = in_config
                 if enables:
                     self._rearm(topic)
+                for new in _others(indexes, before):
+                    if not new.complete:
+                        self._build(topic, new)
                 return topic
 
             return after
@@ -505,16 +634,19 @@ class Store:
         self._control(stage_alter, done, sweep_first=True)
 
     def delete_topic(self, name: str, done: Callable[[int | StoreError], None]) -> None:
-        """Deletes a topic with its records and journal; answers how many live records it had. Its id is never used
-        again, so what is left in the expiry index is dropped by the sweep."""
+        """Deletes a topic with its records, indexes and journal; answers how many live records it had. Its id is never
+        used again, so what is left in the expiry index is dropped by the sweep."""
 
         def stage_delete(stage: Stage) -> Callable[[], int]:
             topic = self._alterable(name, in_config=False)
             live = self.count(topic)
+            stage.dropped.append(topic)
             stage.batch.ranges += [
                 (RECORDS, topic.prefix, topic.stop),
                 (JOURNAL, topic.prefix, topic.stop),
+                (INDEXES, topic.prefix, topic.stop),
             ]
+            stage.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
             stage.batch.deletes[META] += [
                 TOPIC_KEY + topic.prefix,
                 STATISTICS_KEY + topic.prefix,
@@ -534,7 +666,9 @@ class Store:
 
         def stage_release(stage: Stage) -> Callable[[], Topic]:
             topic = self.topics.find(name)
-            stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(topic, topic.settings, in_config=False)
+            stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
+                topic, topic.settings, topic.indexes, in_config=False
+            )
 
             def after() -> Topic:
                 topic.in_config = False
@@ -554,46 +688,108 @@ class Store:
             )
         return topic
 
-    def _resume_rearming(self) -> None:
-        rows = self._rocks.cursor(META)
-        try:
-            pending = [key[len(REARM_KEY) :] for key in rows.keys(REARM_KEY, REARM_KEY + b"\xff")]
-        finally:
-            rows.close()
-        for prefix in pending:
-            topic = self.topics.by_id.get(int.from_bytes(prefix, "big"))
-            if topic is not None:
+    def _stage_indexes(self, stage: Stage, topic: Topic, settings: TopicSettings) -> Indexes:
+        """Stages what new settings mean for the indexes of a topic: the entries of one that goes are removed; one that
+        comes is complete where no record is stored, else it is to be built. Returns the indexes as they will be."""
+        before = topic.indexes
+        stored = stage.statistics.get(topic.id, topic.statistics).records
+        # A document that is read differently has other entries. There can be overdue ones, though none is live.
+        keep = (settings.message_type, settings.separator) == (topic.settings.message_type, topic.settings.separator)
+        after = altered(before, topic.id, _index_paths(settings), keep=keep, complete=stored == 0)
+        for gone in _others(before, after):
+            stage.batch.ranges.append((INDEXES, gone.prefix, gone.stop))
+            stage.batch.deletes[META].append(INDEX_KEY + gone.prefix)
+        for new in _others(after, before):
+            if not new.complete:
+                stage.batch.puts[META][INDEX_KEY + new.prefix] = topic.prefix
+        return after
+
+    # -- what takes more than one commit ----------------------------------------------------------------------------
+
+    def _resume_work(self) -> None:
+        """Takes up what the last process did not finish, and what the configuration has asked for since: a start does
+        not wait for either."""
+        self._work_begun = True
+        for topic in self.topics.by_id.values():
+            if self._rocks.get(META, REARM_KEY + topic.prefix) is not None:
                 self._rearm(topic)
+            for index in topic.indexes.all:
+                if not index.complete:
+                    self._build(topic, index)
 
     def _rearm(self, topic: Topic) -> None:
-        """Puts the expiry entries of a topic whose expiration has been enabled, chunk by chunk; the position is stored,
-        so that a restart goes on. Until then L8 holds all the same: reads judge by the stamp, not by the index."""
+        """Puts the expiry entries of a topic whose expiration has been enabled. Until they are there L8 holds all the
+        same: reads judge by the stamp, not by the index."""
+
+        def stage_entries(stage: Stage, keys: list[bytes], values: list[bytes]) -> None:
+            for key, value in zip(keys, values, strict=True):
+                expire_time = unpack_i64(value[24:32])
+                if expire_time != NEVER:
+                    stage.arm(expire_time, key)
+
+        self._in_chunks(topic, REARM_KEY + topic.prefix, REARM_CHUNK, stage_entries, lambda: None)
+
+    def _build(self, topic: Topic, index: Index) -> None:
+        """Puts the entries of the records that were there before the index. What changes meanwhile has its entries from
+        the change (IX1), so that after the last chunk all are there (IX2)."""
+
+        def stage_entries(stage: Stage, keys: list[bytes], values: list[bytes]) -> None:
+            decode, entries = topic.decode_indexed, stage.batch.puts[INDEXES]
+            for key, value in zip(keys, values, strict=True):
+                entries.update(dict.fromkeys(entry_keys(index, decode(value[HEADER_BYTES:]), key[4:]), b""))
+
+        def finished() -> None:
+            built = [other._replace(complete=True) if other.id == index.id else other for other in topic.indexes.all]
+            topic.indexes = topic.indexes._replace(all=tuple(built))
+            log.info("index_built", topic=topic.name, path=index.path)
+
+        self._in_chunks(topic, INDEX_KEY + index.prefix, INDEX_CHUNK, stage_entries, finished)
+
+    def _in_chunks(
+        self,
+        topic: Topic,
+        row: bytes,
+        count: int,
+        stage_records: Callable[[Stage, list[bytes], list[bytes]], None],
+        finished: Callable[[], None],
+    ) -> None:
+        """Does something for all stored records of a topic, `count` at a time, in commits between those of others.
+
+        The position is stored in the meta row `row`, so that a restart goes on. The row goes with the last commit, with
+        which `finished` is called as `Stage.after` is; or with what it was for, which ends the work.
+        """
+        if not self._work_begun:
+            return  # the row is there, and `_resume_work` finds it
 
         def stage_chunk(stage: Stage) -> Callable[[], bool]:
-            row = REARM_KEY + topic.prefix
             start = self._rocks.get(META, row)
-            if start is None or topic.name not in self.topics.by_name:
+            if start is None:
                 return lambda: False
             keys: list[bytes] = []
             values: list[bytes] = []
             cursor = self._rocks.cursor(RECORDS, fill_cache=False)
             try:
-                following = cursor.fill(start, topic.stop, REARM_CHUNK, keys, values)
+                following = cursor.fill(start, topic.stop, count, keys, values)
             finally:
                 cursor.close()
-            for key, value in zip(keys, values, strict=True):
-                expire_time = unpack_i64(value[24:32])
-                if expire_time != NEVER:
-                    stage.arm(expire_time, key)
-            if following is None:
-                stage.batch.deletes[META].append(row)
-            else:
+            stage_records(stage, keys, values)
+            if following is not None:
                 stage.batch.puts[META][row] = following
-            return lambda: following is not None
+                return lambda: True
+            stage.batch.deletes[META].append(row)
+
+            def after() -> bool:
+                finished()
+                return False
+
+            return after
 
         def chunk_done(more: bool | StoreError) -> None:
-            if more is True:
+            if more is True or (isinstance(more, StoreError) and more.reason is Reason.WRITE_STALLED):
                 self._control_quietly(stage_chunk, chunk_done)
+            elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
+                # The next start takes it up again.
+                log.warning("work_interrupted", topic=topic.name, row=row.hex(), reason=more.reason.name)
 
         self._control_quietly(stage_chunk, chunk_done)
 
@@ -720,13 +916,26 @@ def payload_of(value: bytes) -> bytes:
     return value[HEADER_BYTES:]
 
 
-def _encode_topic(topic: Topic, settings: TopicSettings, *, in_config: bool) -> bytes:
+def _index_paths(settings: TopicSettings) -> list[tuple[str, Steps]]:
+    """The paths of the indexes as they are written, and their steps."""
+    return list(zip(settings.index, index_paths(settings), strict=True))
+
+
+def _others(some: Indexes, than: Indexes) -> list[Index]:
+    """Those of the one that are not in the other."""
+    ids = {index.id for index in than.all}
+    return [index for index in some.all if index.id not in ids]
+
+
+def _encode_topic(topic: Topic, settings: TopicSettings, indexes: Indexes, *, in_config: bool) -> bytes:
     return json.dumps(
         {
             "name": topic.name,
             "in_config": in_config,
             "create_time_micros": topic.create_time_micros,
             "settings": settings_to_json(settings),
+            "indexes": {index.path: index.id for index in indexes.all},
+            "next_index": indexes.next_id,
         }
     ).encode()
 
@@ -780,11 +989,29 @@ def _mark(marker: Path) -> None:
 
 
 def _high_water(rocks: Rocks) -> int:
-    """The latest time that the data has seen: the clock's mark, or the last commit's time."""
+    """The latest time that the data has seen: the clock's mark, or the last commit's time, unless an operator has said
+    since that it was wrong."""
     mark = unpack_i64(rocks.get(META, CLOCK_KEY) or bytes(8))
+    last = _last_commit(rocks)
+    if last is None or last.last_sequence <= unpack_i64(rocks.get(META, ACCEPTED_KEY) or bytes(8)):
+        return mark
+    return max(mark, last.commit_time_micros)
+
+
+def _accept_clock(rocks: Rocks, now_micros: int) -> None:
+    """Remembers that the clock is right, whatever times the commits so far have: also for the starts that follow."""
+    last = _last_commit(rocks)
+    batch = Batch()
+    batch.puts[META][CLOCK_KEY] = i64(now_micros)
+    batch.puts[META][ACCEPTED_KEY] = i64(0 if last is None else last.last_sequence)
+    rocks.write(batch)
+    rocks.sync()
+
+
+def _last_commit(rocks: Rocks) -> Commit | None:
     commits = rocks.cursor(COMMITS)
     try:
         last = commits.last()
     finally:
         commits.close()
-    return max(mark, decode_commit(*last).commit_time_micros if last else 0)
+    return None if last is None else decode_commit(*last)

@@ -11,9 +11,10 @@ from typing import Final
 
 from sow_server.engine.codec import StoredStatistics, u32
 from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.indexes import INDEXES_MAX, NO_INDEXES, Indexes
 from sow_server.engine.keys import TOPIC_NAME
 from sow_server.engine.model import TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
-from sow_server.engine.payloads import DeriveKeys, Format, format_of, key_paths
+from sow_server.engine.payloads import Decode, DeriveKeys, Format, format_of, index_paths, key_paths
 
 ONLY_WHILE_EMPTY: Final = ("key", "message_type", "separator")
 DYNAMIC_SETTINGS: Final = TopicSettings(expiration=Expiration.ENABLED)
@@ -26,12 +27,17 @@ class Topic:
     __slots__ = (
         "acts",
         "create_time_micros",
+        "decode_indexed",
         "derive_keys",
+        "followers",
         "format",
         "id",
         "in_config",
+        "indexes",
+        "key_paths",
         "name",
         "prefix",
+        "previous_wanted",
         "settings",
         "statistics",
         "stop",
@@ -46,6 +52,7 @@ class Topic:
         in_config: bool,
         create_time_micros: int,
         statistics: StoredStatistics,
+        indexes: Indexes = NO_INDEXES,
     ) -> None:
         self.id: Final = topic_id
         self.name: Final = name
@@ -54,15 +61,30 @@ class Topic:
         self.in_config = in_config
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
-        self.apply(settings)
+        self.followers = 0
+        """How many follow the topic's changes as they happen; changed under the writer's cut lock."""
+        self.previous_wanted = 0
+        """How many of them want the records that were replaced, too; likewise."""
+        self.apply(settings, indexes)
 
-    def apply(self, settings: TopicSettings) -> None:
-        """Takes new settings into force."""
+    @property
+    def wants_previous(self) -> bool:
+        """Whether a change needs the record that it replaces: for the entries of indexes, or for those who follow."""
+        return bool(self.indexes.all) or self.previous_wanted > 0
+
+    def apply(self, settings: TopicSettings, indexes: Indexes) -> None:
+        """Takes new settings into force, and the indexes that go with them."""
         self.settings = settings
+        self.indexes = indexes
+        """Replaced by the writer thread, under its cut lock: who opens a cut sees what is complete in it."""
         self.acts = settings.acts_on_expiration
         self.format: Format = format_of(settings)
         paths = key_paths(settings)
+        self.key_paths: tuple[tuple[str, ...], ...] = tuple(paths)
         self.derive_keys: DeriveKeys | None = self.format.derive_keys(paths) if paths else None
+        names = dict.fromkeys([str(index.steps[0]) for index in indexes.all])
+        self.decode_indexed: Decode = self.format.decoder(list(names)) if names else self.format.decode
+        """A document with at least the fields that the indexes look at."""
 
 
 class Topics:
@@ -110,6 +132,12 @@ def check_settings(settings: TopicSettings) -> None:
         key_paths(settings)
     except ValueError as error:
         raise refuse("key", str(error)) from None
+    if len(settings.index) > INDEXES_MAX:
+        raise refuse("index", f"{len(settings.index)} indexes are more than the limit of {INDEXES_MAX}")
+    try:
+        index_paths(settings)
+    except ValueError as error:
+        raise refuse("index", str(error)) from None
     for name in ("default_ttl", "min_ttl", "max_ttl"):
         micros = getattr(settings, f"{name}_micros")
         if micros is not None and not 0 <= micros <= TTL_MAX_MICROS:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -29,6 +30,7 @@ from sow_server.engine.codec import i64
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.expiry import Sweep
 from sow_server.engine.heads import HeadCache
+from sow_server.engine.journal import ChunkBuilder
 from sow_server.engine.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Refusal
 from sow_server.engine.mutations import (
     FETCH_LATER,
@@ -36,6 +38,7 @@ from sow_server.engine.mutations import (
     Job,
     Limits,
     Slice,
+    merged_fits,
     prepare,
     stage_job,
     store_keys,
@@ -43,7 +46,7 @@ from sow_server.engine.mutations import (
 from sow_server.engine.publishers import PublisherCache
 from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
 from sow_server.engine.stage import Stage
-from sow_server.engine.topics import Topics
+from sow_server.engine.topics import Topic, Topics
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +61,7 @@ class WriterOptions:
     """Bounds of the writer; times in microseconds."""
 
     commit_records_max: int = 1000
+    commit_merged_bytes_max: int = 32 * 2**20
     queue_requests_max: int = 10_000
     queue_bytes_max: int = 64 * 2**20
     buffered_sync_micros: int = 40_000
@@ -122,6 +126,20 @@ Deliver = Callable[[Callable[[], None]], object]
 """Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
 
 
+class Committed(NamedTuple):
+    """What one commit did to topics, for those who follow changes."""
+
+    last_sequence: int
+    commit_time_micros: int
+    chunks: Sequence[ChunkBuilder]
+    dropped: Sequence[Topic] = ()
+    """Topics that were deleted; of them nothing follows."""
+
+
+Follow = Callable[[Sequence[Committed], int], None]
+"""Hears on the deliverer's thread, in order, which commits have become durable, and up to which sequence all are."""
+
+
 class Writer:
     """Owns the write queue, the counters and the commits; its thread is the only one that writes."""
 
@@ -162,6 +180,9 @@ class Writer:
         self._queued_bytes = 0
         self._backlog: deque[Job | Control | _Stop] = deque()
         self._answers: list[Callable[[], None]] = []
+        self._follow: Follow | None = None
+        self._to_follow: list[Committed] = []
+        self._synced_sequence = sequence_bound
         self._unsynced_since: int | None = None
         self._last_publish = 0
         self._next_sweep = 0
@@ -210,6 +231,15 @@ class Writer:
     def last_sequence(self) -> int:
         """The last written sequence."""
         return self._last_sequence
+
+    @property
+    def synced_sequence(self) -> int:
+        """Everything up to this sequence is durable, so followers may see it (rule S7)."""
+        return self._synced_sequence
+
+    def follow(self, follow: Follow) -> None:
+        """From the next commit on, tells `follow` of changes. Before `start`, or under the cut lock."""
+        self._follow = follow
 
     def _refusal(self) -> StoreError:
         assert self._failure is not None, "asked only of a failed writer"
@@ -367,17 +397,15 @@ class Writer:
             return False
         return True
 
-    def _commit_jobs(self, chosen: list[tuple[Job, int]]) -> None:
-        """Commits slices of jobs together; one that cannot be staged is committed or refused by itself."""
+    def _commit_jobs(self, chosen: list[tuple[Job, int]], *, whole: bool = False) -> None:
+        """Commits slices of jobs together; one that cannot be staged is committed or refused by itself. Unless `whole`,
+        some of it may be put back for the next commit."""
         started = time.perf_counter()
         stage = self._stage()
+        stage.atomic = chosen[0][0].alone
         parts: list[tuple[Job, Slice]] = []
         try:
-            wanted: list[bytes] = []
-            for job, count in chosen:
-                if not isinstance(job.request, FETCH_LATER):
-                    wanted += store_keys(job, count)
-            stage.fetch_heads(wanted)
+            chosen = self._fetch(stage, chosen, whole=whole)
             for job, count in chosen:
                 parts.append((job, stage_job(stage, job, count, self.publishers)))
         except AtomicAborted as aborted:
@@ -392,11 +420,57 @@ class Writer:
                     elif isinstance(job.request, Publish) and job.request.channel and job.request.channel.broken:
                         self._end(job, _broken(job))
                     else:
-                        self._commit_jobs([(job, count)])
+                        self._commit_jobs([(job, count)], whole=True)
                 return
             self._end(chosen[0][0], _as_store_error(error))
             return
         self._finish_jobs(stage, parts, started)
+
+    def _fetch(self, stage: Stage, chosen: list[tuple[Job, int]], *, whole: bool) -> list[tuple[Job, int]]:
+        """Looks up the heads of the jobs' records, and in one list-get the records that they read; answers the jobs
+        that the commit takes."""
+        keys: list[bytes] = []
+        for job, count in chosen:
+            if not isinstance(job.request, FETCH_LATER):
+                keys += store_keys(job, count)
+        stage.fetch_heads(keys)
+        if not whole and any(job.delta is not None for job, _ in chosen):
+            chosen = self._fitting(stage, chosen)
+        wanted: list[bytes] = []
+        for job, count in chosen:
+            assert job.topic is not None, "the job has been prepared"
+            if job.delta is not None or (job.topic.wants_previous and not isinstance(job.request, FETCH_LATER)):
+                wanted += store_keys(job, count)
+        stage.fetch_values(wanted)
+        return chosen
+
+    def _fitting(self, stage: Stage, chosen: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
+        """As many of the jobs, in order, as merge into records of at most `commit_merged_bytes_max` together; the rest
+        goes back to the backlog. A delta of some bytes writes the whole record that it is merged into."""
+        limit = room = self._options.commit_merged_bytes_max
+        taken: list[tuple[Job, int]] = []
+        for at, (job, count) in enumerate(chosen):
+            fits = count
+            if job.delta is not None:
+                fits, size = merged_fits(stage, job, count, room)
+                room -= size
+            if fits < count and job.alone:
+                raise StoreError(
+                    Reason.ATOMIC_TOO_LARGE,
+                    f"payload: this atomic request is merged into records of more bytes than the limit of {limit}",
+                    field="payload",
+                )
+            if fits == 0 and not taken:
+                fits = 1  # one record by itself, however large
+            if fits:
+                taken.append((job, fits))
+            if fits < count:
+                # The last of them may be still there, as only a part of it was chosen.
+                for other, _ in reversed(chosen[at:]):
+                    if not (self._backlog and self._backlog[0] is other):
+                        self._backlog.appendleft(other)
+                break
+        return taken
 
     def _finish_jobs(self, stage: Stage, parts: list[tuple[Job, Slice]], started: float) -> None:
         fsync = any(job.request.durability is Durability.FSYNC for job, _ in parts)
@@ -446,6 +520,7 @@ class Writer:
                 field=error.field,
                 retry_after_micros=error.retry_after_micros,
                 applied=job.outcome.applied,
+                details=error.details,
             ),
         )
 
@@ -579,6 +654,8 @@ class Writer:
         for publisher_id, publisher in stage.publishers.items():
             self.publishers.keep(publisher_id, publisher)
         self.sweep.committed(stage)
+        if self._follow is not None and (stage.chunks or stage.after is not None):
+            self._to_follow.append(Committed(self._last_sequence, stage.now, stage.chunks, stage.dropped))
         self.expired_total += len(stage.expire_times)
         if stage.after is not None:
             stage.result = stage.after()
@@ -604,6 +681,11 @@ class Writer:
         except RocksError as error:
             return self._fail(_as_store_error(error))
         self._unsynced_since = None
+        self._synced_sequence = self._last_sequence
+        if self._follow is not None:
+            committed, self._to_follow = self._to_follow, []
+            # Before the answers of the same turn: who has its answer finds that subscribers are about to have theirs.
+            self._answers.append(partial(self._follow, committed, self._synced_sequence))
         return None
 
     def _sync_if_due(self) -> None:

@@ -1,4 +1,4 @@
-"""Deriving keys fast equals deriving them naively, whatever the document; and nothing makes it fail."""
+"""Keys, projections, merges and differences equal naive ones, whatever the document; and nothing makes them fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sow_server.engine.deltas import unset_tree
 from sow_server.engine.errors import Reason
+from sow_server.engine.keys import parse_path
 from sow_server.engine.model import MessageType, TopicSettings
 from sow_server.engine.payloads import BadRecord, Projection, Steps, format_of, key_paths
 
@@ -197,3 +199,164 @@ def test_a_projection_is_the_naive_one(document: dict[str, object], paths: tuple
         msgspec.msgpack.encode(document), projection
     )
     assert msgspec.msgpack.decode(packed) == expected
+
+
+# --- deltas ----------------------------------------------------------------------------------------------------------
+
+ODD_NAMES = st.sampled_from(["a", "b", "c", "", "x/y", "[z", "]", "\\", "é"])
+ODD_VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(ODD_NAMES, inner, max_size=4), max_leaves=8
+)
+ODD_DOCUMENTS = cast("st.SearchStrategy[dict[str, object]]", st.dictionaries(ODD_NAMES, ODD_VALUES, max_size=5))
+ODD_STEPS = st.lists(ODD_NAMES, min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[dict[str, object], dict[str, object]]:
+    """Two documents, often alike but for a field or two."""
+    one: dict[str, object] = draw(ODD_DOCUMENTS)
+    if draw(st.booleans()):
+        another: dict[str, object] = draw(ODD_DOCUMENTS)
+        return one, another
+    other: dict[str, object] = json.loads(json.dumps(one))
+    for _ in range(draw(st.integers(0, 2))):
+        at = other
+        deeper: bool = draw(st.booleans())
+        for inner in [value for value in at.values() if isinstance(value, dict) and deeper]:
+            at = inner
+        removed: bool = draw(st.booleans())
+        if at and removed:
+            at.pop(draw(st.sampled_from(sorted(at))))
+        else:
+            at[draw(ODD_NAMES)] = draw(ODD_VALUES)
+    return one, other
+
+
+def naive_merge(base: object, delta: dict[str, object], *, null_means_null: bool) -> dict[str, object]:
+    """Rule P2, once more and slowly; with `null_means_null` as a delta subscription has it (rule S3)."""
+    result = dict(base) if isinstance(base, dict) else {}
+    for name, value in delta.items():
+        if isinstance(value, dict):
+            result[name] = naive_merge(result.get(name), value, null_means_null=null_means_null)
+        elif value is not None or null_means_null:
+            result[name] = value
+    return result
+
+
+def naive_unset(document: dict[str, object], paths: Sequence[Steps]) -> dict[str, object]:
+    """The document without the fields at `paths`."""
+    result: dict[str, object] = json.loads(json.dumps(document))
+    for path in paths:
+        at: object = result
+        for step in path[:-1]:
+            at = at.get(step) if isinstance(at, dict) else None
+        if isinstance(at, dict):
+            at.pop(path[-1], None)
+    return result
+
+
+def content(document: object) -> str:
+    """What a document says: 1, 1.0 and true are three things, the order of fields is none."""
+    return json.dumps(document, sort_keys=True)
+
+
+MESSAGEPACK = format_of(TopicSettings(message_type=MessageType.MSGPACK))
+
+
+@given(pairs(), st.lists(ODD_STEPS, max_size=3), st.sampled_from([None, 1]))
+def test_a_merge_is_the_naive_one(
+    documents: tuple[dict[str, object], dict[str, object]], paths: list[Steps], indent: int | None
+) -> None:
+    base, delta = documents
+    expected = naive_merge(naive_unset(base, paths), delta, null_means_null=False)
+    payload = json.dumps(base, indent=indent).encode()
+    as_json = format_of(TopicSettings()).merge(payload, json.dumps(delta, indent=indent).encode(), unset_tree(paths))
+    assert isinstance(as_json, bytes)
+    assert content(json.loads(as_json)) == content(expected)
+    assert list(json.loads(as_json)) == list(expected), "the order of the fields is kept"
+    if not paths and content(expected) == content(base):
+        assert as_json == payload, "no change, the same bytes"
+    packed = MESSAGEPACK.merge(msgspec.msgpack.encode(base), msgspec.msgpack.encode(delta), unset_tree(paths))
+    assert isinstance(packed, bytes)
+    assert content(msgspec.msgpack.decode(packed)) == content(expected)
+
+
+@given(pairs(), st.just([]) | PATHS)
+def test_a_difference_leads_from_the_old_document_to_the_new_one(
+    documents: tuple[dict[str, object], dict[str, object]], paths: list[str]
+) -> None:
+    """DL3, and no more than it needs: what has not changed is not sent but for the key fields."""
+    old, new = documents
+    key = [parse_path(path) for path in paths]
+    found = [
+        (json.loads(as_json.payload), as_json)
+        for as_json in [format_of(TopicSettings()).difference(json.dumps(old).encode(), json.dumps(new).encode(), key)]
+    ] + [
+        (msgspec.msgpack.decode(packed.payload), packed)
+        for packed in [MESSAGEPACK.difference(msgspec.msgpack.encode(old), msgspec.msgpack.encode(new), key)]
+    ]
+    for payload, difference in found:
+        gone = [parse_path(path) for path in difference.unset_paths]
+        applied = naive_merge(naive_unset(old, gone), payload, null_means_null=True)
+        assert content(applied) == content(new)
+        assert difference.changed == (content(old) != content(new))
+        for path in gone:
+            assert value_at(old, path) is not MISSING, "what is gone was there"
+            assert value_at(new, path) is MISSING
+        for path in key:
+            if not isinstance(value_at(new, path), dict):  # a key field never is
+                assert content(value_at(payload, path, None)) == content(value_at(new, path, None))
+        for path in leaves(payload):
+            if not any(path[: len(top)] == top for top in key):
+                assert content(value_at(old, path, "gone")) != content(value_at(new, path, "gone"))
+
+
+MISSING = object()
+
+
+def value_at(document: object, path: Steps, missing: object = MISSING) -> object:
+    """The value at a path."""
+    at = document
+    for step in path:
+        if not isinstance(at, dict) or step not in at:
+            return missing
+        at = at[step]
+    return at
+
+
+def leaves(document: dict[str, object], at: Steps = ()) -> list[Steps]:
+    """The paths to all values that are not objects with something in them."""
+    found: list[Steps] = []
+    for name, value in document.items():
+        if isinstance(value, dict) and value:
+            found += leaves(value, (*at, name))
+        else:
+            found.append((*at, name))
+    return found
+
+
+FIX_FIELDS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", "x", "y", "=z"])), min_size=1, max_size=6)
+
+
+@given(FIX_FIELDS, FIX_FIELDS, st.sets(st.integers(1, 4)), st.booleans(), st.booleans())
+def test_a_merge_and_a_difference_of_fix_are_the_naive_ones(
+    base: list[tuple[int, str]], delta: list[tuple[int, str]], unset: set[int], ended: bool, doubled: bool
+) -> None:
+    fix = format_of(TopicSettings(message_type=MessageType.FIX, separator=b"|"))
+
+    def payload(fields: list[tuple[int, str]]) -> bytes:
+        return ("||" if doubled else "|").join([f"{tag}={value}" for tag, value in fields]).encode() + b"|" * ended
+
+    paths = [(str(tag),) for tag in unset]
+    merged = fix.merge(payload(base), payload(delta), unset_tree(paths))
+    assert isinstance(merged, bytes)
+    kept = {name: value for name, value in fix.decode(payload(base)).items() if int(name) not in unset}
+    assert fix.decode(merged) == {**kept, **fix.decode(payload(delta))}
+    assert fix.check(merged) is None
+    if not (doubled and unset):
+        assert merged.endswith(b"|") == ended
+    difference = fix.difference(payload(base), merged, [("1",)])
+    gone = {parse_path(path)[0] for path in difference.unset_paths}
+    before = {name: value for name, value in fix.decode(payload(base)).items() if name not in gone}
+    assert {**before, **fix.decode(difference.payload)} == fix.decode(merged)
+    assert difference.changed == (fix.decode(payload(base)) != fix.decode(merged))

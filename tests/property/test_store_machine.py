@@ -46,32 +46,43 @@ from sow_server.engine.model import (
     Outcome,
     Publish,
     PublisherPosition,
+    Request,
+    Restamp,
+    RestampMode,
     TopicSettings,
     Touch,
     TtlMode,
 )
-from sow_server.engine.rocks import COMMITS, EXPIRY, JOURNAL, META, RECORDS
+from sow_server.engine.mutations import Limits
+from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS
 from sow_server.engine.store import REARM_KEY, StoreOptions
 from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
-from tests.support.model import Change, Expected, ModelStore, ModelTopic
+from tests.support.indexes import check_indexes
+from tests.support.model import Change, Expected, ModelStore, ModelTopic, Wanted
 from tests.support.stores import FakeTime, JournalEntry, Rig, replaced
 
 OUTCOMES_KEPT = 6
+PAYLOAD_BYTES_MAX = 64
+MERGED_BYTES_MAX = 130
 OPTIONS = StoreOptions(
     head_cache_records=4,
     writer=WriterOptions(
         commit_records_max=4,
+        commit_merged_bytes_max=MERGED_BYTES_MAX,
+        limits=Limits(payload_bytes_max=PAYLOAD_BYTES_MAX),
         sweep_entries_max=3,
         version_reserve_micros=40,
         sequence_reserve=10,
     ),
 )
 TOPICS = {
-    "keyed": TopicSettings(key=("/k",), expiration=Expiration.ENABLED),
+    "keyed": TopicSettings(key=("/k",), expiration=Expiration.ENABLED, index=("/s",)),
     "given": TopicSettings(message_type=MessageType.BINARY, expiration=Expiration.ENABLED),
     "quiet": TopicSettings(expiration=Expiration.ENABLED, journal=False),
 }
 KEYS = ["a", "b", "c"]
+INDEXED = [b'"x"', b"7", b'["x",7.0,"7",true]', b"null", b'{"x":1}']
+"""What the indexed field of a payload holds, in turns."""
 
 topics = st.sampled_from(list(TOPICS))
 spans = st.sampled_from([1, 7, 1000, MICROS, 5 * MICROS, 20 * MICROS])
@@ -99,6 +110,14 @@ conditions = st.one_of(
 )
 
 
+# Stamps are drawn as what they are ahead of now.
+wanted = st.one_of(
+    st.none(),
+    st.builds(Wanted, st.integers(0, 2), st.sampled_from([0, 2 * MICROS, 20 * MICROS, NEVER])),
+)
+unset_paths = st.sampled_from([(), (), ("/n",), ("/o/x",), ("/o", "/p"), ("/o/z", "/o/y", "/gone"), ("/k",)])
+
+
 def _directory() -> Path:
     """A new directory, in memory where there is such a place: most of the time here goes into opening databases."""
     memory = Path("/dev/shm")
@@ -116,6 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.patches = [
             mock.patch.object(store, "REARM_CHUNK", 2),
+            mock.patch.object(store, "INDEX_CHUNK", 2),
             mock.patch.object(journal, "PRUNE_CHUNKS_MAX", 3),
             mock.patch.object(publishers, "OUTCOMES_KEPT", OUTCOMES_KEPT),
         ]
@@ -124,8 +144,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.directory = _directory()
         self.time = FakeTime()
         self.rig = Rig(self.directory, options=OPTIONS, time=self.time)
-        self.model = ModelStore(outcomes_kept=OUTCOMES_KEPT)
-        self.queued: list[Publish | Touch | Delete] = []
+        self.model = ModelStore(
+            outcomes_kept=OUTCOMES_KEPT, payload_bytes_max=PAYLOAD_BYTES_MAX, merged_bytes_max=MERGED_BYTES_MAX
+        )
+        self.queued: list[Request] = []
         self.sent: list[Publish] = []
         self.next_sequence: dict[tuple[str, int], int] = {}
         self.last_now = 0
@@ -194,6 +216,8 @@ class StoreMachine(RuleBasedStateMachine):
         publisher=st.sampled_from([None, None, "p", "q"]),
         epoch_step=st.sampled_from([0, 0, 0, 0, -1, 1]),
         overlap=st.sampled_from([0, 0, 0, 1, 2, 9]),
+        delta=st.booleans(),
+        unset=unset_paths,
         hold=st.booleans(),
     )
     def publish(
@@ -210,11 +234,14 @@ class StoreMachine(RuleBasedStateMachine):
         publisher: str | None,
         epoch_step: int,
         overlap: int,
+        delta: bool,
+        unset: tuple[str, ...],
         hold: bool,
     ) -> None:
+        payload = self._delta if delta else self._payload
         request = Publish(
             topic,
-            [self._payload(topic, key, good=good) for key, good, _, _ in records],
+            [payload(topic, key, good=good) for key, good, _, _ in records],
             None if TOPICS[topic].key else [key for key, _, _, _ in records],
             lifetime=self._fix(lifetime),
             lifetimes=[self._fix(own) for _, _, own, _ in records] if own_lifetimes else None,
@@ -223,6 +250,9 @@ class StoreMachine(RuleBasedStateMachine):
             durability=durability,
             atomic=atomic,
             want_results=want_results,
+            delta=delta,
+            # Without a delta they are refused, so they are rare there.
+            unset_paths=unset if delta or self.payloads % 20 == 0 else (),
         )
         if publisher is not None:
             known = self.model.publishers.get(publisher)
@@ -252,15 +282,44 @@ class StoreMachine(RuleBasedStateMachine):
         fixed = self._fix_condition(topic, keys[0], condition)
         self._request(Touch(topic, keys, self._fix(lifetime), fixed), hold=hold)
 
-    @rule(topic=topics, keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), hold=st.booleans())
-    def delete(self, topic: str, keys: list[str], hold: bool) -> None:
-        self._request(Delete(topic, keys), hold=hold)
+    @rule(
+        topic=topics,
+        records=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6),
+        unset=unset_paths.filter(lambda paths: "/k" not in paths),
+        ttl_mode=st.sampled_from(list(TtlMode)),
+        hold=st.booleans(),
+    )
+    def publish_deltas(
+        self, topic: str, records: list[str], unset: tuple[str, ...], ttl_mode: TtlMode, hold: bool
+    ) -> None:
+        """As most of them are: nothing but deltas, some to one record."""
+        payloads = [self._delta(topic, key, good=True) for key in records]
+        keys = None if TOPICS[topic].key else records
+        self._request(Publish(topic, payloads, keys, ttl_mode=ttl_mode, delta=True, unset_paths=unset), hold=hold)
+
+    @rule(topic=topics, keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), wanted=wanted, hold=st.booleans())
+    def delete(self, topic: str, keys: list[str], wanted: Wanted | None, hold: bool) -> None:
+        self._request(Delete(topic, keys, matches=self._fix_wanted(wanted)), hold=hold)
+
+    @rule(
+        topic=topics,
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6),
+        mode=st.sampled_from(list(RestampMode)),
+        lifetime=lifetimes,
+        wanted=wanted,
+        hold=st.booleans(),
+    )
+    def restamp(
+        self, topic: str, keys: list[str], mode: RestampMode, lifetime: Lifetime, wanted: Wanted | None, hold: bool
+    ) -> None:
+        given = ABSENT if mode is RestampMode.CLEAR else self._fix(lifetime)
+        self._request(Restamp(topic, keys, mode, given, matches=self._fix_wanted(wanted)), hold=hold)
 
     @rule(key=st.sampled_from(KEYS), good=st.sampled_from([True, True, True, False]), hold=st.booleans())
     def delete_by_payload(self, key: str, good: bool, hold: bool) -> None:
         self._request(Delete("keyed", payload=self._payload("keyed", key, good=good)), hold=hold)
 
-    def _request(self, request: Publish | Touch | Delete, *, hold: bool) -> None:
+    def _request(self, request: Request, *, hold: bool) -> None:
         """Queues a request; unless it is held back for a later one, all that is queued goes to the writer together."""
         self.queued.append(request)
         if not hold:
@@ -286,15 +345,39 @@ class StoreMachine(RuleBasedStateMachine):
     def _payload(self, topic: str, key: str, *, good: bool) -> bytes:
         self.payloads += 1
         if topic == "keyed":
-            return b'{"k":"%s","n":%d}' % (key.encode(), self.payloads) if good else b'{"n":1}'
+            return b'{"k":"%s","n":%d,"s":%s}' % (key.encode(), self.payloads, self._indexed()) if good else b'{"n":1}'
         if topic == "quiet":
-            return b'{"n":%d}' % self.payloads if good else b"{"
+            return b'{"n":%d,"s":%s}' % (self.payloads, self._indexed()) if good else b"{"
         return b"x" * (self.payloads % 5) + b"%d" % self.payloads
+
+    def _delta(self, topic: str, key: str, *, good: bool) -> bytes:
+        if topic == "given" or not good:
+            return self._payload(topic, key, good=good)
+        self.payloads += 1
+        number = self.payloads
+        fields = [
+            b'"n":%d' % number,
+            b'"o":{"x":%d}' % number,
+            b'"o":{"y":%d},"n":null' % number,
+            b'"o":null,"p":[%d]' % number,
+            b'"o":{"x":null,"z":{"w":null}}',
+            b'"s":' + self._indexed(),
+        ][number % 6]
+        return b'{"k":"%s",%s}' % (key.encode(), fields) if topic == "keyed" else b"{%s}" % fields
+
+    def _indexed(self) -> bytes:
+        # Now and then twice the same in a row: an update that leaves its entries.
+        return INDEXED[self.payloads * 2 // 3 % len(INDEXED)]
 
     def _fix(self, lifetime: Lifetime) -> Lifetime:
         if lifetime.kind is LifetimeKind.EXPIRE_TIME:
             return Lifetime(LifetimeKind.EXPIRE_TIME, self.rig.clock.now_micros() + lifetime.micros)
         return lifetime
+
+    def _fix_wanted(self, wanted: Wanted | None) -> Wanted | None:
+        if wanted is None or wanted.expires_before == NEVER:
+            return wanted
+        return replace(wanted, expires_before=self.rig.clock.now_micros() + wanted.expires_before)
 
     def _fix_condition(self, topic: str, key: str, condition: Condition | None) -> Condition | None:
         if condition is None or condition.kind is not ConditionKind.IF_VERSION:
@@ -492,6 +575,28 @@ class StoreMachine(RuleBasedStateMachine):
             self._restart(self.rig.kill)
 
     @rare
+    @rule(
+        topic=st.sampled_from(["keyed", "quiet"]),
+        index=st.sampled_from([(), ("/s",), ("/n",), ("/n", "/s")]),
+        turns=st.integers(0, 3),
+        killed=st.booleans(),
+    )
+    def alter_indexes(self, topic: str, index: tuple[str, ...], turns: int, killed: bool) -> None:
+        """What is left of a build is done between the requests that follow, or by the process that comes next."""
+        self._flush()
+        answers: list[object] = []
+        self.rig.submit_alter(topic, answers.append, {"index": index})
+        for _ in range(1 + turns):
+            if self.rig.store.writer.queue_depth[0]:
+                self.rig.turn()
+        (answer,) = answers
+        assert not isinstance(answer, StoreError), answer
+        self._expired_by_sweep()
+        self.model.topics[topic].settings = replaced(self.model.topics[topic].settings, {"index": index})
+        if killed:
+            self._restart(self.rig.kill)
+
+    @rare
     @rule(topic=topics)
     def delete_topic(self, topic: str) -> None:
         self._flush()
@@ -510,7 +615,8 @@ class StoreMachine(RuleBasedStateMachine):
         self._flush()
         # The server's timer does so all the time: across a crash, the clock knows what it has stored, and no more.
         self.rig.store.mark_clock()
-        self.rig.store.writer.step()
+        for _ in range(self.rig.store.writer.queue_depth[0]):
+            self.rig.turn()  # what is queued, and not what follows from it: work in chunks is to be interrupted
         end()
         try:
             self.rig.open()
@@ -673,6 +779,10 @@ class StoreMachine(RuleBasedStateMachine):
                     assert self.rig.store.writer.sweep.next_due <= kept.expire_time_micros
 
     @invariant()
+    def indexes_say_what_the_records_say(self) -> None:
+        check_indexes(self.rig.store)
+
+    @invariant()
     def head_cache_is_what_is_on_disk(self) -> None:
         cache = self.rig.store.writer.heads
         rows = dict(self.rig.rows(RECORDS))
@@ -731,13 +841,16 @@ def test_the_hot_path_writes_what_the_general_path_writes(
                 rig.create_topic(name, wanted, expiration=expiration)
             for topic, records, lifetime, own, span in commits:
                 keys = [key for key, _ in records]
-                payloads = [b'{"k":"%s","n":%d}' % (key.encode(), index) for index, key in enumerate(keys)]
+                payloads = [
+                    b'{"k":"%s","n":%d,"s":%s}' % (key.encode(), index, INDEXED[index % len(INDEXED)])
+                    for index, key in enumerate(keys)
+                ]
                 given_keys = None if TOPICS[topic].key else keys
                 request = Publish(topic, payloads, given_keys, lifetime=lifetime, want_results=want_results)
                 request.lifetimes = [lifetime for _, lifetime in records] if own else None
                 rig.run(request)
                 rig.time.tick(span)
-            rows = [row for family in (RECORDS, EXPIRY, COMMITS) for row in rig.rows(family)]
+            rows = [row for family in (RECORDS, EXPIRY, COMMITS, INDEXES) for row in rig.rows(family)]
             journals = [rig.journal(name) for name in TOPICS]
             figures = [rig.topic(name).statistics._replace(journal_bytes=0) for name in TOPICS]
             found.append((rows, journals, figures, rig.store.writer.last_sequence))

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from sow_server.engine.codec import record
 from sow_server.engine.errors import Reason
 from sow_server.engine.model import (
     NEVER,
+    PERMANENT,
     TTL_MAX_MICROS,
     Applied,
     Condition,
@@ -29,6 +31,9 @@ from sow_server.engine.model import (
     Outcome,
     Publish,
     Refusal,
+    Request,
+    Restamp,
+    RestampMode,
     TopicSettings,
     Touch,
     TtlMode,
@@ -43,6 +48,25 @@ class Change(NamedTuple):
     payload: bytes
     publish_time_micros: int
     expire_time_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A filter in Python, on what the model knows of a record, too."""
+
+    remainder: int
+    """Records of a payload with so many bytes, modulo 3."""
+    expires_before: int
+    """And with a stamp before this."""
+
+    def means(self, payload: bytes, expire_time_micros: int) -> bool:
+        """Whether a record is meant."""
+        return len(payload) % 3 == self.remainder and expire_time_micros < self.expires_before
+
+    def __call__(self, key: bytes, value: bytes) -> bool:
+        """As the writer asks it (`RecordMatcher`)."""
+        found = record(key, value)
+        return self.means(found.payload, found.expire_time_micros)
 
 
 @dataclass(slots=True)
@@ -126,7 +150,8 @@ class Expected:
 
     refused: Reason | None = None
     results: list[Accepted | Refused] = field(default_factory=list)
-    deleted: int = 0
+    changed: int = 0
+    """Records that a delete or a restamp changes: it has no results."""
 
     def check(self, outcome: Outcome) -> None:
         """Asserts that an outcome says the same."""
@@ -134,12 +159,12 @@ class Expected:
         fresh = [result for result in self.results if isinstance(result, Accepted) and not result.duplicate]
         duplicates = [result for result in self.results if isinstance(result, Accepted) and result.duplicate]
         refused = [(index, result) for index, result in enumerate(self.results) if isinstance(result, Refused)]
-        assert outcome.applied == len(fresh) + self.deleted
+        assert outcome.applied == len(fresh) + self.changed
         assert outcome.duplicates == len(duplicates)
         assert [refusal.index for refusal in outcome.refusals] == [index for index, _ in refused]
         for refusal, (_, wanted) in zip(outcome.refusals, refused, strict=True):
             _check_refusal(refusal, wanted)
-        if outcome.results is not None and not self.deleted:
+        if outcome.results is not None and not self.changed:
             assert len(outcome.results) == len(self.results)
             for index, (result, accepted) in enumerate(zip(outcome.results, self.results, strict=True)):
                 if isinstance(accepted, Refused):
@@ -187,7 +212,11 @@ def stamp(settings: TopicSettings, lifetime: Lifetime, now: int) -> int | Reason
 class ModelStore:
     """All topics and publishers."""
 
-    def __init__(self, *, outcomes_kept: int = 1000) -> None:
+    def __init__(
+        self, *, outcomes_kept: int = 1000, payload_bytes_max: int = 2**20, merged_bytes_max: int = 2**25
+    ) -> None:
+        self._payload_bytes_max: Final = payload_bytes_max
+        self._merged_bytes_max: Final = merged_bytes_max
         self.topics: dict[str, ModelTopic] = {}
         self.publishers: dict[str, ModelPublisher] = {}
         self._outcomes_kept: Final = outcomes_kept
@@ -195,7 +224,7 @@ class ModelStore:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def apply(self, request: Publish | Touch | Delete, now: int) -> Expected:
+    def apply(self, request: Request, now: int) -> Expected:
         """Does a request at `now`, and says how it is to be answered."""
         match request:
             case Publish():
@@ -204,10 +233,18 @@ class ModelStore:
                 return self._touch(request, now)
             case Delete():
                 return self._delete(request, now)
+            case Restamp():
+                return self._restamp(request, now)
 
     def _publish(self, request: Publish, now: int) -> Expected:
         topic = self.topics[request.topic]
+        if (refused := _refused_delta(topic.settings, request)) is not None:
+            return Expected(refused=refused)
         keys = _keys(topic.settings, request)
+        if request.delta and request.atomic and len(keys) > 1:
+            stored = [topic.records[key] for key in keys if isinstance(key, bytes) and key in topic.records]
+            if sum(len(kept.payload) for kept in stored) > self._merged_bytes_max:
+                return Expected(refused=Reason.ATOMIC_TOO_LARGE)
         publisher, first = ModelPublisher(), 1
         if request.publisher is not None:
             name, epoch, first = request.publisher
@@ -277,9 +314,14 @@ class ModelStore:
         condition = None if request.conditions is None else request.conditions[index]
         if (failed := _failed(condition, current)) is not None:
             return failed
+        payload = request.payloads[index]
+        if request.delta and current is not None:
+            payload = _merged(current.payload, payload, request.unset_paths)
+            if len(payload) > self._payload_bytes_max:
+                return Refused(Reason.PAYLOAD_TOO_LARGE)
         if request.ttl_mode is TtlMode.KEEP and current is not None:
             expire_time = current.expire_time_micros
-        topic.put(key, "put", ModelRecord(request.payloads[index], now, expire_time, self._next()))
+        topic.put(key, "put", ModelRecord(payload, now, expire_time, self._next()))
         self._expire_if_due(topic, key, now)
         return Accepted(key, expire_time, ttl_ignored=_ignored(topic, lifetime))
 
@@ -315,10 +357,36 @@ class ModelStore:
             keys = [key.encode() for key in request.keys or ()]
         deleted = 0
         for key in keys:
-            if self._live(topic, key, now) is not None:
+            current = self._live(topic, key, now)
+            if current is not None and _meant(request.matches, current):
                 topic.remove(key, "delete")
                 deleted += 1
-        return Expected(deleted=deleted)
+        return Expected(changed=deleted)
+
+    def _restamp(self, request: Restamp, now: int) -> Expected:
+        topic = self.topics[request.topic]
+        if request.mode is not RestampMode.CLEAR:
+            wanted = stamp(topic.settings, request.lifetime, now)
+        elif topic.settings.expiration is Expiration.REJECT:
+            wanted = NEVER
+        else:
+            wanted = stamp(topic.settings, PERMANENT, now)
+        if isinstance(wanted, Reason):
+            return Expected(refused=wanted)
+        changed = 0
+        for text in request.keys:
+            key = text.encode()
+            current = self._live(topic, key, now)
+            if current is None or not _meant(request.matches, current):
+                continue
+            lowered = min(wanted, current.expire_time_micros)
+            expire_time = lowered if request.mode is RestampMode.CAP else wanted
+            if expire_time != current.expire_time_micros:
+                restamped = ModelRecord(current.payload, current.publish_time_micros, expire_time, self._next())
+                topic.put(key, "touch", restamped)
+                self._expire_if_due(topic, key, now)
+                changed += 1
+        return Expected(changed=changed)
 
     def _live(self, topic: ModelTopic, key: bytes, now: int) -> ModelRecord | None:
         """The live record of a key that a write meets; an overdue one is expired first (rule L10)."""
@@ -368,6 +436,43 @@ def _document(payload: bytes) -> object:
         return json.loads(payload)
     except ValueError:
         return None
+
+
+def _refused_delta(settings: TopicSettings, request: Publish) -> Reason | None:
+    """Why a publish is refused as a whole for what it says of deltas (rule P2)."""
+    if not request.delta:
+        return Reason.INVALID_ARGUMENT if request.unset_paths else None
+    if settings.message_type is MessageType.BINARY:
+        return Reason.UNSUPPORTED_FOR_MESSAGE_TYPE
+    return Reason.UNSET_KEY_FIELD if set(settings.key) & set(request.unset_paths) else None
+
+
+def _merged(base: bytes, delta: bytes, unset_paths: Sequence[str]) -> bytes:
+    """Rule P2 on compact JSON, whose bytes are those of its encoding."""
+    document = json.loads(base)
+    for path in unset_paths:
+        *steps, last = path.removeprefix("/").split("/")
+        at = document
+        for step in steps:
+            at = at.get(step, {}) if isinstance(at, dict) else {}
+        if isinstance(at, dict):
+            at.pop(last, None)
+
+    def merge(into: dict[str, object], changes: dict[str, object]) -> dict[str, object]:
+        for name, value in changes.items():
+            if isinstance(value, dict):
+                before = into.get(name)
+                into[name] = merge(before if isinstance(before, dict) else {}, value)
+            elif value is not None:
+                into[name] = value
+        return into
+
+    return json.dumps(merge(document, json.loads(delta)), separators=(",", ":")).encode()
+
+
+def _meant(matches: object, current: ModelRecord) -> bool:
+    assert matches is None or isinstance(matches, Wanted), "the tests ask for what the model understands"
+    return matches is None or matches.means(current.payload, current.expire_time_micros)
 
 
 def _failed(condition: Condition | None, current: ModelRecord | None) -> Refused | None:

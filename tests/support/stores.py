@@ -30,6 +30,7 @@ from sow_server.engine.model import (
     Outcome,
     Publish,
     Record,
+    Request,
     TopicSettings,
     Touch,
     TtlMode,
@@ -126,7 +127,7 @@ class Rig:
         """Opens the store, without the sweep and the thread of `Store.start`; re-arming is taken up as there."""
         self.clock = self.time.clock()
         self._store = Store.open(self.path, clock=self.clock, options=self.options, accept_clock=accept_clock)
-        self._store._resume_rearming()
+        self._store._resume_work()
         self._store.writer.step()
         return self._store
 
@@ -163,11 +164,11 @@ class Rig:
 
     # -- changing ---------------------------------------------------------------------------------------------------
 
-    def run(self, request: Publish | Touch | Delete) -> Outcome:
+    def run(self, request: Request) -> Outcome:
         """Does one request. Raises StoreError."""
         return self.store.run(request)
 
-    def run_together(self, requests: Sequence[Publish | Touch | Delete]) -> list[Outcome | StoreError]:
+    def run_together(self, requests: Sequence[Request]) -> list[Outcome | StoreError]:
         """Queues all requests, then lets the writer work: they share commits as far as its bounds allow."""
         answers: list[Outcome | StoreError | None] = [None] * len(requests)
 

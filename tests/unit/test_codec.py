@@ -109,7 +109,7 @@ CHANGES = Changes(
     payloads=[b"", b"xy", b"z", b""],
 )
 JOURNAL_VALUE = (
-    "01" "00000004" "0000000000000055"  # format, count, commit time
+    "01" "00" "00000004" "0000000000000055"  # format, flags, count, commit time
     "01020304"  # changes
     "01" "0000000000000007"  # version: counting up from 7
     "00" "0000000000000021"  # publish time: constant
@@ -132,6 +132,12 @@ def test_a_journal_value() -> None:
 
 def test_a_journal_value_is_read_back() -> None:
     assert decode_changes(100, bytes.fromhex(JOURNAL_VALUE)) == CHANGES
+
+
+def test_an_atomic_request_is_marked_in_its_journal_value() -> None:
+    atomic = CHANGES._replace(atomic=True)
+    assert encode_changes(atomic).hex() == "0101" + JOURNAL_VALUE[4:]
+    assert decode_changes(100, encode_changes(atomic)) == atomic
 
 
 @pytest.mark.parametrize(
@@ -226,6 +232,7 @@ SETTINGS = TopicSettings(
     separator=b"\xff",
     retain_time_micros=None,
     retain_bytes=0,
+    index=("/44", "/54"),
 )
 
 
@@ -242,6 +249,7 @@ def test_settings_are_stored_under_their_names() -> None:
         "separator": "ÿ",
         "retain_time_micros": None,
         "retain_bytes": 0,
+        "index": ["/44", "/54"],
     }
     assert settings_from_json(stored) == SETTINGS
 
@@ -249,6 +257,6 @@ def test_settings_are_stored_under_their_names() -> None:
 def test_settings_that_are_not_stored_yet_get_their_defaults_and_unknown_ones_are_left() -> None:
     """A server reads what an older or, after a step back, a newer one has stored."""
     stored = settings_to_json(SETTINGS)
-    del stored["retain_bytes"]
+    del stored["retain_bytes"], stored["index"]
     stored["of_the_future"] = 1
-    assert settings_from_json(stored) == SETTINGS._replace(retain_bytes=TopicSettings().retain_bytes)
+    assert settings_from_json(stored) == SETTINGS._replace(retain_bytes=TopicSettings().retain_bytes, index=())

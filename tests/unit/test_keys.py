@@ -23,6 +23,12 @@ from sow_server.engine.keys import TOPIC_NAME, KeyFieldError, canonical_text, es
         ("/a]b", ("a]b",)),
         ("/Größe", ("Größe",)),
         ("/ ", (" ",)),
+        ("/[]", ("",)),
+        ("/a/[]/b", ("a", "", "b")),
+        ("/[a\\]b/c]", ("a]b/c",)),
+        ("/[a\\\\]", ("a\\",)),
+        ("/[a\\/b]", ("a/b",)),
+        ("/[a\\b]", ("a\\b",)),
     ],
 )
 def test_a_path_is_split_into_steps(path: str, steps: tuple[str, ...]) -> None:
@@ -39,9 +45,8 @@ def test_a_path_is_split_into_steps(path: str, steps: tuple[str, ...]) -> None:
         ("//a", "has an empty step at 1"),
         ("/a/", "has an empty step at 3"),
         ("/a//b", "has an empty step at 3"),
-        ("/[]", "has an empty step at 1"),
-        ("/a/[]", "has an empty step at 3"),
         ("/[a", "has an unclosed '[' at 1"),
+        ("/[a\\]", "has an unclosed '[' at 1"),
         ("/b/[a", "has an unclosed '[' at 3"),
         ("/[a]b", "has an unclosed '[' at 1"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sow_server.engine.errors import Reason
-from sow_server.engine.lifetimes import LifetimeError, expire_time, expired
+from sow_server.engine.lifetimes import LifetimeError, expire_time, expired, restamp_time
 from sow_server.engine.model import (
     ABSENT,
     MICROS,
@@ -15,6 +15,7 @@ from sow_server.engine.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    RestampMode,
     TopicSettings,
 )
 
@@ -176,3 +177,32 @@ def test_a_record_is_expired_from_its_expire_time_on() -> None:
     assert expired(NOW, NOW)
     assert expired(NOW - 1, NOW)
     assert not expired(NEVER, 2**62)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "lifetime", "ahead"),
+    [
+        (ENABLED, RestampMode.SET, ttl(5), 5),
+        (DEFAULT, RestampMode.SET, PERMANENT, None),
+        (DEFAULT, RestampMode.CAP, at(7), 7),
+        (DEFAULT, RestampMode.CLEAR, ABSENT, None),
+        (DEFAULT._replace(max_ttl_micros=40 * SECOND), RestampMode.CLEAR, ABSENT, 40),
+        (DEFAULT._replace(min_ttl_micros=9 * SECOND), RestampMode.CAP, ttl(1), 9),
+        (DISABLED, RestampMode.SET, ttl(5), 5),
+        (DISABLED, RestampMode.CLEAR, ABSENT, None),
+        (REJECT, RestampMode.CLEAR, ABSENT, None),
+    ],
+)
+def test_a_restamp_follows_the_topic_as_a_publish_does(
+    settings: TopicSettings, mode: RestampMode, lifetime: Lifetime, ahead: int | None
+) -> None:
+    """L13: but no default comes into it, and clearing is no lifetime that a topic could reject."""
+    stamp = restamp_time(settings, mode, lifetime, NOW)
+    assert (None if stamp == NEVER else (stamp - NOW) // SECOND) == ahead
+
+
+@pytest.mark.parametrize(("mode", "lifetime"), [(RestampMode.SET, PERMANENT), (RestampMode.CAP, ttl(1))])
+def test_a_restamp_gives_no_lifetime_where_they_are_rejected(mode: RestampMode, lifetime: Lifetime) -> None:
+    with pytest.raises(LifetimeError) as caught:
+        restamp_time(REJECT, mode, lifetime, NOW)
+    assert caught.value.reason is Reason.LIFETIME_REJECTED

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sow_server.engine.errors import Reason
-from sow_server.engine.keys import parse_path
+from sow_server.engine.keys import parse_path, path_text
 from sow_server.engine.model import MessageType, TopicSettings
 from sow_server.engine.payloads import (
     KEY_STEPS_MAX,
@@ -17,7 +17,6 @@ from sow_server.engine.payloads import (
     Projection,
     format_of,
     key_paths,
-    path_text,
 )
 
 pack: Callable[[object], bytes] = msgspec.msgpack.encode
@@ -171,6 +170,21 @@ def test_maps_with_other_than_text_keys_are_allowed_below_the_top() -> None:
 # --- malformed payloads ----------------------------------------------------------------------------------------------
 
 
+def test_documents_of_256_levels_pass_and_deeper_ones_do_not() -> None:
+    """Whatever the depth of the stack: a document was once read when it was stored, and not when it was indexed."""
+    for levels, passes in ((256, True), (257, False)):
+        inner = levels - 1
+        lists = b'{"a":1,"x":' + b"[" * inner + b"]" * inner + b"}"
+        texts = b'{"a":1,"x":' + b'{"}]\\"":' * inner + b"1" + b"}" * inner + b"}"
+        for payload in (lists, texts):
+            for paths in ("/a", "/a /b"):
+                assert (type(json_key(paths, payload)) is bytes) is (passes and paths == "/a"), payload
+            assert (check(MessageType.JSON, payload) is None) is passes
+        packed = b"\x82\xa1a\x01\xa1x" + b"\x91" * inner + b"\x01"
+        assert (check(MessageType.MSGPACK, packed) is None) is passes
+    assert check(MessageType.JSON, b'{"a":"' + b"[" * 1000 + b'","b":[' + b"[]," * 1000 + b"[]]}") is None
+
+
 @pytest.mark.parametrize(
     ("payload", "fault"),
     [
@@ -243,8 +257,8 @@ def test_text_beyond_ascii_passes() -> None:
 )
 def test_json_that_is_nested_too_deeply_is_refused(payload: bytes) -> None:
     for paths in ("/a", "/a /b", "/a/b"):
-        assert bad(json_key(paths, payload)) == (Reason.PAYLOAD_MALFORMED, "payload: nested too deeply")
-    assert bad(check(MessageType.JSON, payload)).message == "payload: nested too deeply"
+        assert bad(json_key(paths, payload)) == (Reason.PAYLOAD_MALFORMED, "payload: nested deeper than 256 levels")
+    assert bad(check(MessageType.JSON, payload)).message == "payload: nested deeper than 256 levels"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +278,7 @@ def test_json_that_is_nested_too_deeply_is_refused(payload: bytes) -> None:
         (b"\x01", "not a MessagePack map with text keys"),
         (b"\x81\x01\x02", "not a MessagePack map with text keys: Expected `str`, got `int`"),
         (b"\x81\xa1a\xc7\x0c\xff" + b"\xff" * 12, "payload: Invalid MessagePack timestamp"),
-        (b"\x81\xa1a" + b"\x91" * 100_000 + b"\x01", "nested too deeply"),
+        (b"\x81\xa1a" + b"\x91" * 100_000 + b"\x01", "nested deeper than 256 levels"),
     ],
 )
 def test_malformed_messagepack_is_refused(payload: bytes, fault: str) -> None:

@@ -101,6 +101,25 @@ def test_a_wall_clock_that_is_far_behind_refuses_to_start_and_says_what_to_do(ri
     assert rig.count("orders") == 1
 
 
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_clock_that_was_accepted_stays_so(rig: Rig, end: str) -> None:
+    """L15: `--accept-clock` is needed once. The time of the last commit, which was ahead, once refused the start after
+    that, too, until something was published."""
+    rig.put("orders", "a")
+    rig.close()
+    rig.time.step_wall(-11 * SECOND)
+    rig.open(accept_clock=True)
+    getattr(rig, end)()
+    rig.open()
+    assert rig.clock.now_micros() == START - 11 * SECOND
+    rig.put("orders", "b")
+    rig.close()
+    rig.time.step_wall(-11 * SECOND)
+    with pytest.raises(OpenError, match="11 s behind"):
+        rig.open()
+    rig.open(accept_clock=True)
+
+
 def test_a_refused_start_frees_the_directory(rig: Rig) -> None:
     rig.close()
     rig.time.step_wall(-11 * SECOND)

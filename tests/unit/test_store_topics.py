@@ -44,6 +44,7 @@ def test_topics_and_their_settings_survive_a_restart(rig: Rig, restart: str) -> 
         separator=b"\xff",
         retain_time_micros=None,
         retain_bytes=7,
+        index=("/44",),
     )
     created = rig.create_topic("a", settings, in_config=True)
     rig.create_topic("b")

@@ -6,6 +6,7 @@ import pytest
 
 from sow_server.engine.codec import StoredStatistics
 from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.indexes import NO_INDEXES
 from sow_server.engine.model import MICROS, TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
 from sow_server.engine.topics import DYNAMIC_SETTINGS, Topic, Topics, check_name, check_settings
 
@@ -150,7 +151,7 @@ def test_a_topic_compiles_its_settings() -> None:
 
 def test_new_settings_take_force_in_what_was_compiled() -> None:
     orders = topic(7, "orders", TopicSettings(key=("/id",), expiration=Expiration.ENABLED))
-    orders.apply(TopicSettings())
+    orders.apply(TopicSettings(), NO_INDEXES)
     assert (orders.acts, orders.derive_keys) == (False, None)
 
 

@@ -1,0 +1,139 @@
+"""What a document's field holds: reaching it, taking arrays apart, texts that are numbers. Pure.
+
+Filters ask it of each record, an index of each record that changes; they agree because they ask here.
+
+F1  None, a missing field and a float that is not a number are null: nothing compares with them, no index holds them.
+F2  A text that is a number also compares as that number.
+F3  A field with an array holds each of its elements; arrays in arrays are taken apart.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+Step: TypeAlias = str | int
+"""A name, or the subscript of an array, from 0."""
+Steps: TypeAlias = tuple[Step, ...]
+Scalar: TypeAlias = bool | int | float | str
+
+INTEGER_MIN: Final = -(2**63)
+INTEGER_MAX: Final = 2**64 - 1
+"""Integers are exact in this range, which is all of int64 and of uint64."""
+NUMBER_CHARACTERS_MAX: Final = 100
+"""A longer text is not taken for a number."""
+_NUMBER_BEGINNINGS: Final = frozenset("+-.0123456789")
+
+
+class Kind(enum.IntEnum):
+    """What is ordered with what. The numbers are on disk, in the keys of indexes."""
+
+    BOOLEAN = 1
+    NUMBER = 2
+    TEXT = 3
+
+
+Entry: TypeAlias = tuple[Kind, Scalar]
+
+
+def entries(document: object, steps: Sequence[Step]) -> list[Entry]:
+    """What an index holds for a field: an entry per array element (F3), and a numeric text also under its number."""
+    return entries_of(value_at(document, steps))
+
+
+def entries_of(value: object) -> list[Entry]:
+    """The same for the value of a field."""
+    found: list[Entry] = []
+    for element in elements(value) if type(value) is list else [value]:
+        kind = type(element)
+        if kind is str:
+            found.append((Kind.TEXT, element))  # type: ignore[arg-type]  # narrowed by `type() is`, which is fast
+            number = number_of(element)
+            if number is not None:
+                found.append((Kind.NUMBER, number))
+        elif kind is int or kind is float:
+            if element == element:
+                found.append((Kind.NUMBER, element))  # type: ignore[arg-type]  # as above
+        elif kind is bool:
+            found.append((Kind.BOOLEAN, element))  # type: ignore[arg-type]  # as above
+    return found
+
+
+def value_at(document: object, steps: Sequence[Step]) -> object:
+    """The value of a field, null when it is missing. Through an array of objects: the list of its elements' values."""
+    at = document
+    for index, step in enumerate(steps):
+        if type(at) is dict:
+            at = at.get(step) if type(step) is str else None
+        elif type(at) is list:
+            if type(step) is str:
+                return _values_at(at, steps[index:])
+            assert type(step) is int, "a step is a name or a subscript"
+            at = at[step] if step < len(at) else None
+        else:
+            return None
+    return at
+
+
+def _values_at(many: list[object], steps: Sequence[Step]) -> list[object]:
+    for step in steps:
+        if type(step) is str:
+            many = [element.get(step) if type(element) is dict else None for element in elements(many)]
+        else:
+            assert type(step) is int, "a step is a name or a subscript"
+            many = [
+                element[step] if type(element) is list and step < len(element) else None  # not of the list of them
+                for element in many
+            ]
+    return many
+
+
+def elements(array: list[object]) -> list[object]:
+    """The elements of an array; those of an array in it stand in its place (F3)."""
+    if list not in [type(element) for element in array]:
+        return array
+    found: list[object] = []
+    waiting = [iter(array)]  # no recursion: a document may be nested deeper than Python's stack
+    while waiting:
+        for element in waiting[-1]:
+            if type(element) is list:
+                waiting.append(iter(element))
+                break
+            found.append(element)
+        else:
+            waiting.pop()
+    return found
+
+
+def number_of(value: object) -> int | float | None:
+    """The number that a number or a numeric text is (F2): `[+-] digits [. digits] [e [+-] digits]`, nothing around."""
+    kind = type(value)
+    if kind is int:
+        return value  # type: ignore[return-value]  # narrowed by `type() is`, faster than isinstance
+    if kind is float:
+        return value if value == value else None  # type: ignore[return-value]  # as above
+    if kind is not str:
+        return None
+    text: str = value  # type: ignore[assignment]  # as above
+    if len(text) > NUMBER_CHARACTERS_MAX or text[:1] not in _NUMBER_BEGINNINGS:  # most are none, and raising is slow
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if text.strip("0123456789+-.eE"):  # float() also takes blanks, underscores, other scripts' digits, inf and nan
+        return None
+    if len(text) > 15 and text.lstrip("+-").isdigit():  # up to here a float is exact
+        integer = int(text)
+        if INTEGER_MIN <= integer <= INTEGER_MAX:
+            return integer
+    return number
+
+
+def as_float(number: int | float) -> float:
+    """The nearest float; infinite where no float reaches."""
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf") if number > 0 else float("-inf")

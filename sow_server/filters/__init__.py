@@ -1,0 +1,29 @@
+"""Filters: the language in which queries, subscriptions and deletes say which records they mean (docs/filters.md).
+
+    tree = parse("/price > 100 AND /symbol IN ('IBM', 'MSFT')")     # or FilterError, with the position
+    predicate = compile_filter(tree, key_paths=[("id",)])
+    predicate({"symbol": "IBM", "price": 101.5}, meta)              # True
+    print_filter(tree)                                              # the one text of the tree
+
+Pure: no clock, no store. Times come in with `Meta`, payloads decoded.
+"""
+
+from __future__ import annotations
+
+from sow_server.filters.compiler import Matcher, Meta, Predicate, compile_filter
+from sow_server.filters.errors import FilterError
+from sow_server.filters.parser import parse
+from sow_server.filters.printer import print_filter, print_path
+from sow_server.filters.tree import Filter
+
+__all__ = [
+    "Filter",
+    "FilterError",
+    "Matcher",
+    "Meta",
+    "Predicate",
+    "compile_filter",
+    "parse",
+    "print_filter",
+    "print_path",
+]

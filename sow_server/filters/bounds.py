@@ -1,0 +1,393 @@
+"""What a filter says about single fields: which points and ranges their values must lie in. Pure.
+
+The planner and the dispatcher of subscriptions use it to skip records that cannot match. It only ever narrows from
+outside: whoever finds a record this way still asks the whole filter.
+
+B1  If a filter is true for a record, then for each field in `bounds_of` and each of its bounds, at least one of the
+    field's `entries` lies in at least one interval of that bound. So any one bound may serve as the plan; two bounds
+    on one field must not be intersected, as two elements of an array may satisfy one each.
+B2  If a filter is true for a record, the canonical text of each field in `key_texts` is one of the texts, and that of
+    each field in `key_prefixes` begins with one of the prefixes. Key fields are scalars, so these are intersected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from sow_server.engine.fields import Entry, Kind, Scalar, entries, number_of
+from sow_server.filters import values
+from sow_server.filters.compiler import MIRRORED
+from sow_server.filters.tree import (
+    LITERALS,
+    And,
+    Between,
+    Boolean,
+    Compare,
+    Comparison,
+    Expression,
+    Field,
+    Filter,
+    In,
+    Like,
+    Matches,
+    Metadata,
+    MetadataName,
+    Not,
+    Null,
+    Number,
+    Or,
+    Path,
+    Text,
+    TextTest,
+)
+
+__all__ = [
+    "Bound",
+    "Entry",
+    "Interval",
+    "Kind",
+    "after_prefix",
+    "bounds_of",
+    "entries",
+    "key_prefixes",
+    "key_texts",
+]
+
+INTERVALS_MAX: Final = 10_000
+"""A bound with more intervals is none: reading everything is cheaper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Values of one kind between two ends; an end that is None is open. Texts are ordered by code point."""
+
+    kind: Kind
+    low: Scalar | None = None
+    high: Scalar | None = None
+    low_included: bool = True
+    high_included: bool = True
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it holds one value only, `low`."""
+        return self.low is not None and self.low == self.high and self.low_included and self.high_included
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether an entry lies in it."""
+        kind, value = entry
+        if kind is not self.kind:
+            return False
+        if self.low is not None and not (_below(self.low, value) or (self.low_included and self.low == value)):
+            return False
+        return self.high is None or _below(value, self.high) or (self.high_included and self.high == value)
+
+
+Bound: TypeAlias = tuple[Interval, ...]
+"""A union. An empty one holds nothing: no record matches."""
+
+
+def bounds_of(tree: Filter, key_paths: Sequence[Sequence[str]] = ()) -> Mapping[Field, tuple[Bound, ...]]:
+    """The bounds of each field that has any (B1). `key_paths` are the topic's key fields, as for `compile_filter`."""
+    keys = _keys(key_paths)
+    found = _conjunction(tree, True, lambda leaf, wanted: _leaf_bounds(leaf, wanted, keys), _all_bounds, _any_bounds)
+    return found if found is not None else {}
+
+
+def key_texts(tree: Filter, key_paths: Sequence[Sequence[str]]) -> Mapping[Field, frozenset[str]]:
+    """The canonical texts that key fields, and `@key`, must have by `=` and IN (B2); none: no record matches."""
+    keys = _keys(key_paths)
+    found = _conjunction(tree, True, lambda leaf, wanted: _leaf_texts(leaf, wanted, keys), _all_texts, _any_texts)
+    return found if found is not None else {}
+
+
+def key_prefixes(tree: Filter, key_paths: Sequence[Sequence[str]]) -> Mapping[Field, frozenset[str]]:
+    """The texts with which those of key fields, and `@key`, must begin, by BEGINS WITH and LIKE '^…' (B2)."""
+    keys = _keys(key_paths)
+    found = _conjunction(tree, True, lambda leaf, wanted: _leaf_prefixes(leaf, wanted, keys), _all_prefixes, _any_texts)
+    return found if found is not None else {}
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The least text above all that begin with `prefix`; None when there is none."""
+    while prefix:
+        code = ord(prefix[-1]) + 1
+        if code <= 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)  # surrogates are no characters
+        prefix = prefix[:-1]
+    return None
+
+
+# --- AND, OR, NOT ----------------------------------------------------------------------------------------------------
+
+_Found = TypeVar("_Found")
+_PerField: TypeAlias = dict[Field, _Found]
+_KEY: Final = Metadata(MetadataName.KEY)
+
+
+def _keys(key_paths: Sequence[Sequence[str]]) -> frozenset[Field]:
+    return frozenset([_KEY, *[Path(tuple(path)) for path in key_paths]])
+
+
+def _conjunction(
+    expression: Expression,
+    wanted: bool,
+    leaf: Callable[[Expression, bool], _PerField[_Found]],
+    all_of: Callable[[Iterable[_PerField[_Found]]], _PerField[_Found]],
+    any_of: Callable[[Iterable[_PerField[_Found]]], _PerField[_Found]],
+) -> _PerField[_Found] | None:
+    """What holds for every record for which `expression` is `wanted`; None when it is so for no record."""
+    match expression:
+        case Boolean(value):
+            return {} if value is wanted else None
+        case Null():
+            return None
+        case Not(operand):
+            return _conjunction(operand, not wanted, leaf, all_of, any_of)
+        case And(operands) | Or(operands):
+            found = [_conjunction(operand, wanted, leaf, all_of, any_of) for operand in operands]
+            possible = [part for part in found if part is not None]
+            if isinstance(expression, And) is wanted:
+                return all_of(possible) if len(possible) == len(found) else None
+            return any_of(possible) if possible else None
+        case _:
+            return leaf(expression, wanted)
+
+
+def _common(parts: list[_PerField[_Found]]) -> list[Field]:
+    return [field for field in parts[0] if all(field in part for part in parts)]
+
+
+def _all_bounds(parts: Iterable[_PerField[tuple[Bound, ...]]]) -> _PerField[tuple[Bound, ...]]:
+    merged: dict[Field, tuple[Bound, ...]] = {}
+    for part in parts:
+        for field, bounds in part.items():
+            merged[field] = merged.get(field, ()) + bounds
+    return merged
+
+
+def _any_bounds(parts: Iterable[_PerField[tuple[Bound, ...]]]) -> _PerField[tuple[Bound, ...]]:
+    found = list(parts)
+    merged: dict[Field, tuple[Bound, ...]] = {}
+    for field in _common(found):
+        union = tuple(dict.fromkeys(interval for part in found for interval in min(part[field], key=_cost)))
+        if len(union) <= INTERVALS_MAX:
+            merged[field] = (union,)
+    return merged
+
+
+def _cost(bound: Bound) -> tuple[int, int]:
+    return sum(not interval.is_point for interval in bound), len(bound)
+
+
+def _all_texts(parts: Iterable[_PerField[frozenset[str]]]) -> _PerField[frozenset[str]]:
+    merged: dict[Field, frozenset[str]] = {}
+    for part in parts:
+        for field, texts in part.items():
+            merged[field] = merged[field] & texts if field in merged else texts
+    return merged
+
+
+def _any_texts(parts: Iterable[_PerField[frozenset[str]]]) -> _PerField[frozenset[str]]:
+    found = list(parts)
+    return {field: frozenset[str]().union(*[part[field] for part in found]) for field in _common(found)}
+
+
+def _all_prefixes(parts: Iterable[_PerField[frozenset[str]]]) -> _PerField[frozenset[str]]:
+    merged: dict[Field, frozenset[str]] = {}
+    for part in parts:
+        for field, prefixes in part.items():
+            known = merged.get(field)
+            if known is None or len(prefixes) < len(known) or (len(prefixes) == len(known) and prefixes > known):
+                merged[field] = prefixes
+    return merged
+
+
+# --- single conditions -----------------------------------------------------------------------------------------------
+
+_Literal: TypeAlias = Null | Boolean | Number | Text
+_TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
+# What the canonical text of a number can begin with.
+_NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
+_ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
+_PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)(.?)", re.DOTALL)
+
+
+def _leaf_bounds(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[tuple[Bound, ...]]:
+    # "Not true" of an array means that no element satisfies it, which the entries of an empty one do not show.
+    if not wanted:
+        return {}
+    field: Expression
+    bound: Bound | None
+    match expression:
+        case Path():
+            return {expression: ((Interval(Kind.BOOLEAN, True, True),),)}
+        case Compare():
+            field, comparison, literal = _turned(expression)
+            bound = _compared(field, comparison, literal, keys) if literal is not None else None
+        case In(field, items):
+            parts = [_compared(field, Comparison.EQUAL, item, keys) for item in items if not isinstance(item, Null)]
+            known = [part for part in parts if part is not None]
+            complete = len(known) == len(parts)
+            bound = tuple(dict.fromkeys(interval for part in known for interval in part)) if complete else None
+        case Between(field, low, high):
+            bound = _between(field, low, high)
+        case Like() | Matches():
+            field, prefixes = expression.operand, _prefixes(expression)
+            bound = _beginning(field, prefixes) if prefixes is not None else None
+        case _:
+            return {}
+    return {field: (bound,)} if bound is not None and isinstance(field, (Path, Metadata)) else {}
+
+
+def _turned(compare: Compare) -> tuple[Expression, Comparison, _Literal | None]:
+    """A comparison with its field on the left and its literal, if it has one, on the right."""
+    if isinstance(compare.right, LITERALS):
+        return compare.left, compare.operator, compare.right
+    if isinstance(compare.left, LITERALS):
+        return compare.right, MIRRORED[compare.operator], compare.left
+    return compare.left, compare.operator, None
+
+
+def _compared(field: Expression, comparison: Comparison, literal: _Literal, keys: frozenset[Field]) -> Bound | None:
+    if comparison is Comparison.NOT_EQUAL or isinstance(literal, Null):
+        return None
+    if comparison is Comparison.EQUAL and field in keys:
+        return _key_points(field, literal)
+    return _of_field(field, literal, lambda kind, value: _interval(comparison, kind, value))
+
+
+def _of_field(field: Expression, literal: _Literal, interval: Callable[[Kind, Scalar], Interval]) -> Bound | None:
+    """The intervals of what compares with `literal`, as far as the field can have it."""
+    assert not isinstance(literal, Null), "nothing compares with null"
+    value = literal.value
+    number = number_of(value)
+    found: list[Interval] = []
+    if isinstance(literal, Boolean):
+        found.append(interval(Kind.BOOLEAN, value))
+    if isinstance(literal, Text):
+        found.append(interval(Kind.TEXT, value))
+    if number is not None:
+        found.append(interval(Kind.NUMBER, number))
+    if not isinstance(field, Metadata):
+        return tuple(found)
+    # Its kind is known. A number compares with @key as a number, which its order by text does not help to find.
+    kind = Kind.TEXT if field in _TEXT_FIELDS else Kind.NUMBER
+    return tuple(part for part in found if part.kind is kind) or None
+
+
+def _interval(comparison: Comparison, kind: Kind, value: Scalar) -> Interval:
+    match comparison:
+        case Comparison.LESS | Comparison.LESS_OR_EQUAL:
+            return Interval(kind, None, value, high_included=comparison is Comparison.LESS_OR_EQUAL)
+        case Comparison.GREATER | Comparison.GREATER_OR_EQUAL:
+            return Interval(kind, value, None, low_included=comparison is Comparison.GREATER_OR_EQUAL)
+        case _:
+            return Interval(kind, value, value)
+
+
+def _key_points(field: Expression, literal: _Literal) -> Bound | None:
+    """Everything that has the literal's canonical text."""
+    text = values.text_of(_scalar(literal))
+    assert text is not None, "a literal that is not null has a text"
+    points = [Interval(Kind.TEXT, text, text)]
+    if isinstance(field, Metadata):
+        return tuple(points)
+    number = float(text) if text in ("inf", "-inf") else number_of(text)
+    if number is not None:
+        if values.text_of(number) == text:
+            points.append(Interval(Kind.NUMBER, number, number))
+        elif len(text) > 18:
+            return None  # perhaps the text of an integer of more than 64 bits
+    if text in ("true", "false"):
+        points.append(Interval(Kind.BOOLEAN, text == "true", text == "true"))
+    return tuple(points)
+
+
+def _scalar(literal: _Literal) -> Scalar | None:
+    return None if isinstance(literal, Null) else literal.value
+
+
+def _between(field: Expression, low: Expression, high: Expression) -> Bound | None:
+    match low, high:
+        case (Number(one), Number(other)):
+            if isinstance(field, Metadata) and field in _TEXT_FIELDS:
+                return None
+            return (Interval(Kind.NUMBER, one, other),)
+        case (Text(one), Text(other)):
+            found = [Interval(Kind.TEXT, one, other)]
+            least, most = number_of(one), number_of(other)
+            if least is not None and most is not None:
+                found.append(Interval(Kind.NUMBER, least, most))
+            if not isinstance(field, Metadata):
+                return tuple(found)
+            kind = Kind.TEXT if field in _TEXT_FIELDS else Kind.NUMBER
+            return tuple(part for part in found if part.kind is kind) or None
+        case _:
+            return None
+
+
+def _prefixes(expression: Like | Matches) -> list[str] | None:
+    """The texts with one of which the canonical text of a match begins."""
+    match expression:
+        case Matches(TextTest.BEGINS_WITH, _, texts) if all(isinstance(text, LITERALS) for text in texts):
+            scalars = [_scalar(text) for text in texts if isinstance(text, LITERALS)]
+            return [text for scalar in scalars if (text := values.text_of(scalar)) is not None]
+        case Like(_, pattern) if "|" not in _ESCAPED.sub("", pattern) and (found := _PATTERN_BEGINNING.match(pattern)):
+            plain = re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL)
+            prefix = plain[:-1] if found[2] and found[2] in "*?{" else plain  # the last one may be there no times
+            return [prefix] if prefix else None
+        case _:
+            return None
+
+
+def _beginning(field: Expression, prefixes: list[str]) -> Bound | None:
+    found: list[Interval] = []
+    for prefix in prefixes:
+        found.append(Interval(Kind.TEXT, prefix, after_prefix(prefix), high_included=False))
+        if isinstance(field, Metadata):
+            continue
+        if _NUMBER_BEGINNING.fullmatch(prefix):
+            found.append(Interval(Kind.NUMBER))
+        if "true".startswith(prefix):
+            found.append(Interval(Kind.BOOLEAN, True, True))
+        if "false".startswith(prefix):
+            found.append(Interval(Kind.BOOLEAN, False, False))
+    if isinstance(field, Metadata) and field not in _TEXT_FIELDS:
+        return None
+    return tuple(dict.fromkeys(found))
+
+
+def _leaf_texts(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[frozenset[str]]:
+    field: Expression
+    match expression:
+        case Compare():
+            field, comparison, literal = _turned(expression)
+            text = values.text_of(_scalar(literal)) if literal is not None else None
+            texts = [text] if text is not None else None
+            if comparison is not (Comparison.EQUAL if wanted else Comparison.NOT_EQUAL):
+                return {}
+        case In(field, items) if wanted:
+            texts = [text for item in items if (text := values.text_of(_scalar(item))) is not None]
+        case _:
+            return {}
+    if texts is None or not isinstance(field, (Path, Metadata)) or field not in keys:
+        return {}
+    return {field: frozenset(texts)}
+
+
+def _leaf_prefixes(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[frozenset[str]]:
+    if wanted and isinstance(expression, (Like, Matches)):
+        field, prefixes = expression.operand, _prefixes(expression)
+        if prefixes is not None and isinstance(field, (Path, Metadata)) and field in keys:
+            return {field: frozenset(prefixes)}
+    return {}
+
+
+def _below(one: Scalar, other: Scalar) -> bool:
+    """Of two of one kind."""
+    if isinstance(one, str) or isinstance(other, str):
+        return str(one) < str(other)
+    return one < other

@@ -1,0 +1,827 @@
+"""Tree to one Python function, straight-line and short-circuiting. Pure.
+
+The function is made as a tree of Python's own `ast`, never as text, so nothing in a filter can become code.
+
+C1  Three-valued logic is compiled away: an expression is compiled for "is it true" and, below NOT, for "is it false".
+    Unknown is neither, so AND and OR become Python's `and` and `or`. Only where the truth of a comparison is itself
+    compared does it exist as a value.
+C2  The frequent types are tested inline: a number with a number, a text with a text. Everything else (numeric texts,
+    arrays, objects) takes a call to the function in `values` that knows all cases.
+C3  A field that has surely been read is not read again, and none is read when an earlier operand decides.
+C4  Subtrees without fields are computed once, here, by the code that would have computed them for each record.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sow_server.engine import fields
+from sow_server.filters import values
+from sow_server.filters.errors import FilterError
+from sow_server.filters.patterns import PatternError, searcher
+from sow_server.filters.tree import (
+    LITERALS,
+    And,
+    Arithmetic,
+    Between,
+    Boolean,
+    Call,
+    Compare,
+    Comparison,
+    Expression,
+    Filter,
+    Function,
+    In,
+    IsNull,
+    Like,
+    Matches,
+    Metadata,
+    MetadataName,
+    Negate,
+    Not,
+    Null,
+    Number,
+    Operator,
+    Or,
+    Path,
+    Step,
+    Text,
+    TextTest,
+    children,
+    literal,
+    walk,
+)
+
+
+class Meta(NamedTuple):
+    """What a filter can know of a record besides its payload. Times in microseconds since the epoch."""
+
+    key: str
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int | None
+    """None: never."""
+    topic: str
+    now_micros: int
+    """One for the whole request."""
+
+
+Matcher = Callable[[object, Meta], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """A compiled filter. A loop calls `matches` itself, which saves a call per record."""
+
+    matches: Matcher
+    """Whether a record matches: of the decoded payload (a dict; anything else has no fields) and its metadata."""
+    paths: tuple[tuple[Step, ...], ...]
+    """The fields it reads, in the order of the filter; a decoder may leave out the others."""
+    uses_payload: bool
+    """False: any object does as the document."""
+    constant: bool | None
+    """What it answers for every record; None when that depends on the record."""
+
+    def __call__(self, document: object, meta: Meta) -> bool:
+        return self.matches(document, meta)
+
+
+def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), allow_now: bool = True) -> Predicate:
+    """The predicate of a filter. On `key_paths` and `@key`, `=`, `!=` and IN compare canonical texts (rule K4).
+
+    Raises FilterError for NOW_MICROS where it is not allowed: the answer for a record that stands still may not change.
+    """
+    if not allow_now and any(isinstance(node, Call) and node.function is Function.NOW_MICROS for node in walk(tree)):
+        raise FilterError("NOW_MICROS() changes while records stand still, so it has no place in a subscription")
+    return _Compilation(tree, frozenset([tuple(path) for path in key_paths])).predicate(tree)
+
+
+class _Kinds(enum.Flag):
+    """What an expression's value can be."""
+
+    NULL = enum.auto()
+    BOOLEAN = enum.auto()
+    NUMBER = enum.auto()
+    TEXT = enum.auto()
+    OTHER = enum.auto()
+    """Arrays and objects."""
+
+
+_ANY: Final = _Kinds.NULL | _Kinds.BOOLEAN | _Kinds.NUMBER | _Kinds.TEXT | _Kinds.OTHER
+_MAYBE_NUMBER: Final = _Kinds.NUMBER | _Kinds.NULL
+_MAYBE_TEXT: Final = _Kinds.TEXT | _Kinds.NULL
+_MAYBE_BOOLEAN: Final = _Kinds.BOOLEAN | _Kinds.NULL
+
+
+class _Operand(NamedTuple):
+    """A value in the code being made. `name` may be used any number of times: see `_Placement`."""
+
+    name: ast.expr
+    kinds: _Kinds
+
+
+_METADATA: Final = {
+    MetadataName.KEY: ("key", _Kinds.TEXT),
+    MetadataName.VERSION: ("version", _Kinds.NUMBER),
+    MetadataName.PUBLISH_TIME: ("publish_time_micros", _Kinds.NUMBER),
+    MetadataName.EXPIRE_TIME: ("expire_time_micros", _MAYBE_NUMBER),
+    MetadataName.TOPIC: ("topic", _Kinds.TEXT),
+}
+_RESULTS: Final = {
+    Function.LENGTH: _MAYBE_NUMBER,
+    Function.LOWER: _MAYBE_TEXT,
+    Function.UPPER: _MAYBE_TEXT,
+    Function.TRIM: _MAYBE_TEXT,
+    Function.CONCAT: _MAYBE_TEXT,
+    Function.SUBSTR: _MAYBE_TEXT,
+    Function.REPLACE: _MAYBE_TEXT,
+    Function.ABS: _MAYBE_NUMBER,
+    Function.ROUND: _MAYBE_NUMBER,
+    Function.FLOOR: _MAYBE_NUMBER,
+    Function.CEIL: _MAYBE_NUMBER,
+    Function.COALESCE: _ANY,
+}
+_OPERATORS: Final[dict[Comparison, type[ast.cmpop]]] = {
+    Comparison.EQUAL: ast.Eq,
+    Comparison.NOT_EQUAL: ast.NotEq,
+    Comparison.LESS: ast.Lt,
+    Comparison.LESS_OR_EQUAL: ast.LtE,
+    Comparison.GREATER: ast.Gt,
+    Comparison.GREATER_OR_EQUAL: ast.GtE,
+}
+_INVERSE: Final = {
+    Comparison.EQUAL: Comparison.NOT_EQUAL,
+    Comparison.NOT_EQUAL: Comparison.EQUAL,
+    Comparison.LESS: Comparison.GREATER_OR_EQUAL,
+    Comparison.LESS_OR_EQUAL: Comparison.GREATER,
+    Comparison.GREATER: Comparison.LESS_OR_EQUAL,
+    Comparison.GREATER_OR_EQUAL: Comparison.LESS,
+}
+MIRRORED: Final = {
+    Comparison.EQUAL: Comparison.EQUAL,
+    Comparison.NOT_EQUAL: Comparison.NOT_EQUAL,
+    Comparison.LESS: Comparison.GREATER,
+    Comparison.LESS_OR_EQUAL: Comparison.GREATER_OR_EQUAL,
+    Comparison.GREATER: Comparison.LESS,
+    Comparison.GREATER_OR_EQUAL: Comparison.LESS_OR_EQUAL,
+}
+"""`a < b` is `b > a`."""
+_EQUALITIES: Final = (Comparison.EQUAL, Comparison.NOT_EQUAL)
+_INLINE_STEPS_MAX: Final = 4
+"""A deeper field is read by a call: nested conditional expressions are not faster then."""
+# A pattern that needs no regular expression: no special characters but ^ at its begin, $ at its end, escaped ones.
+_PLAIN_PATTERN: Final = re.compile(r"(\^?)((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])*)(\$?)", re.DOTALL)
+
+
+class _Compilation:
+    """One filter on its way to a function."""
+
+    def __init__(self, tree: Expression, keys: frozenset[tuple[str, ...]], *, folding: bool = True) -> None:
+        self._keys = keys
+        self._folding = folding
+        self._namespace: dict[str, object] = {
+            "__builtins__": {},
+            "type": type,
+            "int": int,
+            "float": float,
+            "str": str,
+            "bool": bool,
+            "list": list,
+            "dict": dict,
+            "value_at": fields.value_at,
+        }
+        self._bound: dict[object, ast.expr] = {}
+        self._placement = _Placement()
+        self._operands: dict[Expression, _Operand] = {}
+        self._constant: dict[int, bool] = {}  # by id: the tree outlives this object
+        if folding:
+            self._find_constants(tree)
+
+    def predicate(self, tree: Filter) -> Predicate:
+        condition = self._truth(tree, True)
+        placed, names = self._placement.place(condition)
+        constant = bool(condition.value) if isinstance(condition, ast.Constant) else None
+        paths = tuple(operand.steps for name in names if isinstance(operand := self._placement.of[name], Path))
+        body: list[ast.stmt] = []
+        if paths:
+            body.append(
+                ast.If(
+                    test=_compare(_call(_name("type"), _name("document")), ast.IsNot(), _name("dict")),
+                    body=[ast.Assign(targets=[ast.Name("document", ast.Store())], value=ast.Dict([], []))],
+                    orelse=[],
+                )
+            )
+        body.append(ast.Return(ast.IfExp(placed, ast.Constant(True), ast.Constant(False))))
+        matches: Matcher = self._function(body, ["document", "meta"])  # type: ignore[assignment]  # made just above
+        return Predicate(matches, paths, bool(paths), constant)
+
+    def _function(self, body: list[ast.stmt], arguments: list[str]) -> Callable[..., object]:
+        function = ast.FunctionDef(
+            name="matches",
+            args=ast.arguments(
+                posonlyargs=[],
+                args=[ast.arg(argument) for argument in arguments],
+                kwonlyargs=[],
+                kw_defaults=[],
+                defaults=[],
+            ),
+            body=body,
+            decorator_list=[],
+        )
+        module = ast.fix_missing_locations(ast.Module([function], []))
+        exec(compile(module, "<filter>", "exec"), self._namespace)
+        made = self._namespace["matches"]
+        assert callable(made), "the module defines it"
+        return made
+
+    # --- constants ---
+
+    def _find_constants(self, tree: Expression) -> bool:
+        constant = not isinstance(tree, (Path, Metadata)) and not (
+            isinstance(tree, Call) and tree.function is Function.NOW_MICROS
+        )
+        for child in children(tree):
+            constant = self._find_constants(child) and constant
+        self._constant[id(tree)] = constant
+        return constant
+
+    def _folded(self, expression: Expression) -> Expression:
+        """The literal that an expression without fields amounts to; other expressions as they are."""
+        if isinstance(expression, LITERALS) or not self._constant.get(id(expression), False):
+            return expression
+        inner = _Compilation(expression, frozenset(), folding=False)
+        value, _ = inner._placement.place(inner._single(expression).name)
+        return literal(inner._function([ast.Return(value)], [])())
+
+    # --- conditions ---
+
+    def _truth(self, expression: Expression, wanted: bool) -> ast.expr:
+        """Code that is truthy exactly when `expression` is `wanted`, true or false, and not unknown (C1)."""
+        expression = self._folded(expression)
+        match expression:
+            case Boolean(value):
+                return ast.Constant(value is wanted)
+            case Null() | Number() | Text() | Metadata() | Negate() | Arithmetic():
+                return ast.Constant(False)
+            case Not(operand):
+                return self._truth(operand, not wanted)
+            case And(operands):
+                return self._chain(operands, wanted, all_of=wanted)
+            case Or(operands):
+                return self._chain(operands, wanted, all_of=not wanted)
+            case Path():
+                operand_ = self._raw(expression)
+                exactly = _compare(operand_.name, ast.Is(), ast.Constant(wanted))
+                return _or([exactly, _and([self._is_list(operand_), _settled(self._truth_value(expression), wanted)])])
+            case Compare():
+                return self._compared(expression, wanted)
+            case In():
+                return self._in(expression, wanted)
+            case Between():
+                return self._between(expression, wanted)
+            case Like():
+                return self._like(expression, wanted)
+            case Matches():
+                return self._matches(expression, wanted)
+            case IsNull(operand):
+                return self._is_null(operand, wanted)
+            case Call(Function.IF, (condition, yes, no)):
+                return _if(self._truth(condition, True), self._branch(yes, wanted), self._branch(no, wanted))
+            case Call(function):
+                if function is not Function.COALESCE:
+                    return ast.Constant(False)
+                return _compare(self._raw(expression).name, ast.Is(), ast.Constant(wanted))
+
+    def _branch(self, expression: Expression, wanted: bool) -> ast.expr:
+        if isinstance(expression, Path):  # of an array the first element, as everywhere in functions
+            return _compare(self._passed_on(expression).name, ast.Is(), ast.Constant(wanted))
+        return self._truth(expression, wanted)
+
+    def _chain(self, operands: tuple[Expression, ...], wanted: bool, *, all_of: bool) -> ast.expr:
+        truths: list[ast.expr] = []
+        for operand in operands:
+            truth = self._truth(operand, wanted)
+            if isinstance(truth, ast.Constant):
+                if bool(truth.value) is not all_of:
+                    return ast.Constant(not all_of)  # decides; the rest is not even compiled
+                continue
+            truths.append(truth)
+        return _and(truths) if all_of else _or(truths)
+
+    def _truth_value(self, expression: Expression) -> ast.expr:
+        """Code whose value is True, False or None, for a condition as a value. Every case, nothing inline."""
+        match expression:
+            case Not(operand):
+                return self._apply(values.inverse, self._condition_value(operand))
+            case And(operands):
+                return self._apply(values.both, *[self._condition_value(operand) for operand in operands])
+            case Or(operands):
+                return self._apply(values.either, *[self._condition_value(operand) for operand in operands])
+            case Compare(comparison, left, right):
+                if comparison in _EQUALITIES and (self._is_key(left) or self._is_key(right)):
+                    return self._apply(_KEYS[comparison], self._raw(left).name, self._raw(right).name)
+                return self._apply(_GENERAL[comparison], self._raw(left).name, self._raw(right).name)
+            case In(operand, items):
+                member = values.member_of([_value(item) for item in items], key=self._is_key(operand))
+                return self._apply(member, self._raw(operand).name)
+            case Between(operand, low, high):
+                ends = self._single(low).name, self._single(high).name
+                return self._apply(values.between, self._raw(operand).name, *ends)
+            case Like(operand, pattern):
+                return self._apply(values.searching(_searcher(pattern)), self._raw(operand).name)
+            case Matches(test, operand, texts):
+                wanted = [self._single(text).name for text in texts]
+                return self._apply(_TEXT_TESTS[test], self._raw(operand).name, *wanted)
+            case IsNull(operand):
+                return self._apply(values.is_null, self._raw(operand).name)
+            case _:
+                return self._apply(values.is_true, self._raw(expression).name)
+
+    def _condition_value(self, expression: Expression) -> ast.expr:
+        return self._truth_value(self._folded(expression))
+
+    def _compared(self, compare: Compare, wanted: bool) -> ast.expr:
+        comparison, left, right = compare.operator, self._folded(compare.left), self._folded(compare.right)
+        if isinstance(left, LITERALS):
+            comparison, left, right = MIRRORED[comparison], right, left
+        if isinstance(left, Null) or isinstance(right, Null):
+            operand = self._raw(right if isinstance(left, Null) else left)
+            return self._never_true(
+                operand, self._apply(_GENERAL[comparison], operand.name, ast.Constant(None)), wanted
+            )
+        key = comparison in _EQUALITIES and (self._is_key(left) or self._is_key(right))
+        effective = comparison if wanted else _INVERSE[comparison]
+        one = self._raw(left)
+        if isinstance(right, LITERALS):
+            return self._compared_with(comparison, one, _value(right), wanted, key=key)
+        other = self._raw(right)
+        both = one.kinds | other.kinds
+        general = _KEYS[comparison] if key else _GENERAL[comparison]
+        slow = _settled(self._apply(general, one.name, other.name), wanted)
+        for kinds, kind in ((_MAYBE_NUMBER, _Kinds.NUMBER), (_MAYBE_TEXT, _Kinds.TEXT)):
+            if both in kinds:
+                alive = [self._is_not_null(operand) for operand in (one, other) if _Kinds.NULL in operand.kinds]
+                return _and([*alive, self._test(one, effective, other.name, kind)])
+        alike = _and(
+            [
+                _compare(self._type(one), ast.Is(), self._type(other)),
+                _or([_compare(self._type(one), ast.Is(), _name(name)) for name in ("float", "str", "int")]),
+            ]
+        )
+        return _if(alike, self._test(one, effective, other.name, _Kinds.NUMBER), slow)
+
+    def _compared_with(
+        self, comparison: Comparison, operand: _Operand, constant: fields.Scalar | None, wanted: bool, *, key: bool
+    ) -> ast.expr:
+        assert constant is not None, "null has been compared already"
+        effective = comparison if wanted else _INVERSE[comparison]
+        # A key's numbers need no texts: two numbers have the same one exactly when they are equal.
+        if key and (type(constant) not in (int, float) or _Kinds.NUMBER not in operand.kinds):
+            constant = values.text_of(constant)
+            assert constant is not None, "a literal that is not null has a text"
+        if key:
+            general = _KEYS[comparison]
+            slow = self._apply(general, operand.name, ast.Constant(constant))
+        else:
+            slow = self._apply(values.comparing_with(comparison, constant), operand.name)
+        kind = _kind(constant)
+        fast = self._test(operand, effective, ast.Constant(constant), kind)
+        if kind is _Kinds.BOOLEAN and comparison in _EQUALITIES:
+            fast = _compare(operand.name, ast.Is(), ast.Constant(constant is (effective is Comparison.EQUAL)))
+        coerces = key or kind is _Kinds.NUMBER or fields.number_of(constant) is not None
+        return self._guarded(operand, kind, fast, _settled(slow, wanted), coerces=coerces)
+
+    def _in(self, listed: In, wanted: bool) -> ast.expr:
+        subject = self._folded(listed.operand)
+        items = [_value(item) for item in listed.items]
+        present = [item for item in items if item is not None]
+        key = self._is_key(subject)
+        operand = self._raw(subject)
+        truth = self._apply(values.member_of(items, key=key), operand.name)
+        if not present:
+            return self._never_true(operand, truth, wanted)
+        slow = _settled(truth, wanted)
+        kinds = {_kind(item) for item in present}
+        if key and kinds != {_Kinds.NUMBER}:
+            kinds, present = {_Kinds.TEXT}, [text for item in present if (text := values.text_of(item)) is not None]
+        if kinds not in ({_Kinds.NUMBER}, {_Kinds.TEXT}):
+            return slow
+        (kind,) = kinds
+        if wanted:
+            fast = _compare(operand.name, ast.In(), _constant(frozenset(present)))
+        elif len(present) < len(items):
+            fast = ast.Constant(False)  # what is in no item may still be the unknown one
+        else:
+            fast = _compare(operand.name, ast.NotIn(), _constant(frozenset(present)))
+            fast = self._unless_nan(operand, fast, kind)
+        coerces = key or kind is _Kinds.NUMBER or any(fields.number_of(item) is not None for item in present)
+        return self._guarded(operand, kind, fast, slow, coerces=coerces)
+
+    def _between(self, node: Between, wanted: bool) -> ast.expr:
+        subject, low, high = self._folded(node.operand), self._folded(node.low), self._folded(node.high)
+        operand = self._raw(subject)
+        if not (isinstance(low, Number) and isinstance(high, Number)) and not (
+            isinstance(low, Text) and isinstance(high, Text)
+        ):
+            ends = self._single(low).name, self._single(high).name
+            return _settled(self._apply(values.between, operand.name, *ends), wanted)
+        slow = self._apply(values.between_constants(low.value, high.value), operand.name)
+        if wanted:
+            fast: ast.expr = ast.Compare(
+                ast.Constant(low.value), [ast.LtE(), ast.LtE()], [operand.name, ast.Constant(high.value)]
+            )
+        else:
+            fast = _or(
+                [
+                    _compare(operand.name, ast.Lt(), ast.Constant(low.value)),
+                    _compare(operand.name, ast.Gt(), ast.Constant(high.value)),
+                ]
+            )
+        coerces = any(fields.number_of(end.value) is not None for end in (low, high))
+        return self._guarded(operand, _kind(low.value), fast, _settled(slow, wanted), coerces=coerces)
+
+    def _like(self, like: Like, wanted: bool) -> ast.expr:
+        operand = self._raw(self._folded(like.operand))
+        search = _searcher(like.pattern)
+        plain = _PLAIN_PATTERN.fullmatch(like.pattern)
+        if plain:
+            text = ast.Constant(re.sub(r"\\(.)", r"\1", plain[2], flags=re.DOTALL))
+            if plain[1] and plain[3]:
+                fast = _compare(operand.name, ast.Eq(), text)
+            elif plain[1] or plain[3]:
+                fast = _method(operand.name, "startswith" if plain[1] else "endswith", text)
+            else:
+                fast = _compare(text, ast.In(), operand.name)
+        else:
+            fast = self._apply(search, operand.name)
+        slow = _settled(self._apply(values.searching(search), operand.name), wanted)
+        return self._guarded(operand, _Kinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
+
+    def _matches(self, node: Matches, wanted: bool) -> ast.expr:
+        operand = self._raw(self._folded(node.operand))
+        folded = [self._folded(text) for text in node.texts]
+        truth = self._apply(_TEXT_TESTS[node.test], operand.name, *[self._single(text).name for text in folded])
+        slow = _settled(truth, wanted)
+        if not all(isinstance(text, LITERALS) for text in folded):
+            return slow
+        texts = [values.text_of(_value(text)) for text in folded]
+        present = [text for text in texts if text is not None]
+        if not present or (len(present) < len(texts) and not wanted):
+            return self._never_true(operand, truth, wanted)
+        if node.test is TextTest.CONTAINS:
+            fast = _or([_compare(ast.Constant(text), ast.In(), operand.name) for text in present])
+        else:
+            method = "startswith" if node.test is TextTest.BEGINS_WITH else "endswith"
+            constant = _constant(present[0] if len(present) == 1 else tuple(present))
+            fast = _method(operand.name, method, constant)
+        return self._guarded(operand, _Kinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
+
+    def _is_null(self, subject: Expression, wanted: bool) -> ast.expr:
+        operand = self._raw(self._folded(subject))
+        if isinstance(subject, Path):
+            lists_and_floats = _or([self._is_list(operand), _compare(self._type(operand), ast.Is(), _name("float"))])
+            null = _or(
+                [
+                    _compare(operand.name, ast.Is(), ast.Constant(None)),
+                    _and([lists_and_floats, self._apply(values.is_null, operand.name)]),
+                ]
+            )
+        elif _Kinds.NULL in operand.kinds:
+            null = _compare(operand.name, ast.Is(), ast.Constant(None))
+        else:
+            null = ast.Constant(False)
+        return null if wanted else _not(null)
+
+    # --- values ---
+
+    def _raw(self, expression: Expression) -> _Operand:
+        """An operand that compares: an array stays one."""
+        known = self._operands.get(expression)
+        if known is None:
+            known = self._operands[expression] = self._new_operand(self._folded(expression))
+        return known
+
+    def _single(self, expression: Expression) -> _Operand:
+        """An operand of which only one value is wanted (V3)."""
+        operand = self._raw(expression)
+        if not isinstance(expression, Path):
+            return operand
+        load = _if(self._is_list(operand), self._apply(values.first, operand.name), operand.name)
+        return _Operand(self._placement.name(("single", expression), load), _ANY)
+
+    def _passed_on(self, expression: Expression) -> _Operand:
+        """A single value that becomes the value of an expression, so that null has to be None (V1)."""
+        operand = self._raw(expression)
+        if not isinstance(expression, Path):
+            return operand
+        simple = _or([_compare(self._type(operand), ast.Is(), _name(name)) for name in ("str", "int")])
+        load = _if(simple, operand.name, self._apply(values.first, operand.name))
+        return _Operand(self._placement.name(("passed on", expression), load), _ANY)
+
+    def _new_operand(self, expression: Expression) -> _Operand:
+        match expression:
+            case Null() | Boolean() | Number() | Text():
+                value = _value(expression)
+                return _Operand(ast.Constant(value), _kind(value))
+            case Path(steps):
+                return self._place(expression, _load(_name("document"), steps, _INLINE_STEPS_MAX), _ANY)
+            case Metadata(name):
+                attribute, kinds = _METADATA[name]
+                return self._place(expression, ast.Attribute(_name("meta"), attribute, ast.Load()), kinds)
+            case Negate(operand):
+                return self._place(expression, self._apply(values.negated, self._single(operand).name), _MAYBE_NUMBER)
+            case Arithmetic(sign, left, right):
+                operands = self._single(left).name, self._single(right).name
+                return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), _MAYBE_NUMBER)
+            case Call(Function.NOW_MICROS):
+                now = ast.Attribute(_name("meta"), "now_micros", ast.Load())
+                return self._place(expression, now, _Kinds.NUMBER)
+            case Call(Function.ARRAY_COUNT, (array,)):
+                return self._place(expression, self._apply(values.array_count, self._raw(array).name), _MAYBE_NUMBER)
+            case Call(Function.IF, (condition, yes, no)):
+                one, other = self._passed_on(yes), self._passed_on(no)
+                chosen = _if(self._truth(condition, True), one.name, other.name)
+                return self._place(expression, chosen, one.kinds | other.kinds)
+            case Call(function, arguments):
+                taken = self._passed_on if function is Function.COALESCE else self._single
+                operands_ = [taken(argument).name for argument in arguments]
+                return self._place(expression, self._apply(values.FUNCTIONS[function], *operands_), _RESULTS[function])
+            case _:
+                return self._place(expression, self._truth_value(expression), _MAYBE_BOOLEAN)
+
+    def _place(self, expression: Expression, load: ast.expr, kinds: _Kinds) -> _Operand:
+        return _Operand(self._placement.name(expression, load), kinds)
+
+    def _is_key(self, expression: Expression) -> bool:
+        match expression:
+            case Path(steps):
+                return steps in self._keys
+            case Metadata(name):
+                return name is MetadataName.KEY
+            case _:
+                return False
+
+    def _apply(self, function: Callable[..., object], *arguments: ast.expr) -> ast.expr:
+        name = self._bound.get(function)
+        if name is None:
+            text = f"f{len(self._bound)}"
+            self._namespace[text] = function
+            name = self._bound[function] = _name(text)
+        return _call(name, *arguments)
+
+    # --- what is tested inline (C2) ---
+
+    def _type(self, operand: _Operand) -> ast.expr:
+        """The type of an operand, kept like the operand itself."""
+        assert isinstance(operand.name, ast.Name), "what is constant needs no test of its type"
+        return self._placement.name(("type", operand.name.id), _call(_name("type"), operand.name))
+
+    def _is_list(self, operand: _Operand) -> ast.expr:
+        return _compare(self._type(operand), ast.Is(), _name("list"))
+
+    def _is_not_null(self, operand: _Operand) -> ast.expr:
+        return _compare(operand.name, ast.IsNot(), ast.Constant(None))
+
+    def _unless_nan(self, operand: _Operand, test: ast.expr, kind: _Kinds) -> ast.expr:
+        """`nan != 1` holds in Python; here it is unknown (V1)."""
+        if kind is not _Kinds.NUMBER or _Kinds.OTHER not in operand.kinds:  # only documents have NaN
+            return test
+        return _and([test, _compare(operand.name, ast.Eq(), operand.name)])
+
+    def _test(self, operand: _Operand, comparison: Comparison, right: ast.expr, kind: _Kinds) -> ast.expr:
+        test = _compare(operand.name, _OPERATORS[comparison](), right)
+        if comparison is Comparison.NOT_EQUAL:
+            test = self._unless_nan(operand, test, kind)
+            if not isinstance(right, ast.Constant) and kind is _Kinds.NUMBER and _Kinds.OTHER in operand.kinds:
+                test = _and([test, _compare(right, ast.Eq(), right)])
+        return test
+
+    def _never_true(self, operand: _Operand, truth: ast.expr, wanted: bool) -> ast.expr:
+        """Unknown, as something is null, but for an empty array: that is false (V3)."""
+        if wanted or _Kinds.OTHER not in operand.kinds:
+            return ast.Constant(False)
+        return _and([self._is_list(operand), _settled(truth, wanted)])
+
+    def _guarded(self, operand: _Operand, kind: _Kinds, fast: ast.expr, slow: ast.expr, *, coerces: bool) -> ast.expr:
+        """`fast` where the operand is of `kind`, else `slow`. Without `coerces` all but arrays are unknown then."""
+        if operand.kinds in kind:
+            return fast
+        if operand.kinds in kind | _Kinds.NULL:
+            return _and([self._is_not_null(operand), fast])
+        if coerces:
+            otherwise = _and([self._is_not_null(operand), slow]) if _Kinds.NULL in operand.kinds else slow
+        else:
+            otherwise = _and([self._is_list(operand), slow]) if _Kinds.OTHER in operand.kinds else ast.Constant(False)
+        if not operand.kinds & kind:
+            return otherwise
+        types = {_Kinds.NUMBER: ("float", "int"), _Kinds.TEXT: ("str",), _Kinds.BOOLEAN: ("bool",)}[kind]
+        guard = _or([_compare(self._type(operand), ast.Is(), _name(name)) for name in types])
+        return _and([guard, fast]) if isinstance(otherwise, ast.Constant) else _if(guard, fast, otherwise)
+
+
+# --- reading each value once (C3) ------------------------------------------------------------------------------------
+
+
+class _Placement:
+    """Decides where values are read. Code is made with bare names; the first use on a way becomes `(name := load)`.
+
+    A use after another that has surely been evaluated is the bare name; any other use reads again.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, Hashable] = {}
+        """What each name stands for."""
+        self._loads: dict[str, ast.expr] = {}
+        self._names: dict[Hashable, str] = {}
+        self._assigned: set[str] = set()
+        self._trail: list[str] = []
+        self._used: dict[str, None] = {}
+
+    def name(self, what: Hashable, load: ast.expr) -> ast.expr:
+        """A name for `what`, which `load` computes; the same one for the same thing."""
+        name = self._names.get(what)
+        if name is None:
+            name = self._names[what] = f"v{len(self._names)}"
+            self._loads[name] = load
+            self.of[name] = what
+        return _name(name)
+
+    def place(self, code: ast.expr) -> tuple[ast.expr, list[str]]:
+        """`code` with all its reads in place, and the names that it uses."""
+        return self._placed(code), list(self._used)
+
+    def _placed(self, code: ast.expr) -> ast.expr:
+        match code:
+            case ast.Name(id=name) if name in self._loads:
+                self._used[name] = None
+                if name in self._assigned:
+                    return _name(name)
+                load = self._placed(self._loads[name])
+                self._assigned.add(name)
+                self._trail.append(name)
+                return ast.NamedExpr(ast.Name(name, ast.Store()), load)
+            case ast.BoolOp(op=op, values=operands):
+                first = self._placed(operands[0])
+                mark = len(self._trail)
+                rest = [self._placed(operand) for operand in operands[1:]]  # each is preceded by those before it
+                self._forget(mark)
+                return ast.BoolOp(op, [first, *rest])
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                placed = self._placed(test)
+                return ast.IfExp(placed, self._perhaps(body), self._perhaps(orelse))
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                # Of a chain, `low <= value <= high`, the last is a constant, so it reads nothing conditionally.
+                return ast.Compare(self._placed(left), ops, [self._placed(operand) for operand in comparators])
+            case ast.UnaryOp(op=op, operand=operand):
+                return ast.UnaryOp(op, self._placed(operand))
+            case ast.Call(func=function, args=arguments):
+                return ast.Call(self._placed(function), [self._placed(argument) for argument in arguments], [])
+            case ast.Attribute(value=value, attr=attribute):
+                return ast.Attribute(self._placed(value), attribute, ast.Load())
+            case ast.Subscript(value=value, slice=index):
+                return ast.Subscript(self._placed(value), index, ast.Load())
+            case ast.NamedExpr(target=target, value=value):
+                return ast.NamedExpr(target, self._placed(value))
+            case _:
+                return code
+
+    def _perhaps(self, code: ast.expr) -> ast.expr:
+        mark = len(self._trail)
+        placed = self._placed(code)
+        self._forget(mark)
+        return placed
+
+    def _forget(self, mark: int) -> None:
+        self._assigned.difference_update(self._trail[mark:])
+        del self._trail[mark:]
+
+
+def _load(document: ast.expr, steps: tuple[Step, ...], inline_steps_max: int) -> ast.expr:
+    """Reads a field: plain `get`s and subscripts while the types are as the path says, else `value_at`."""
+    name = steps[0]
+    if len(steps) > inline_steps_max:
+        return _call(_name("value_at"), document, _constant(steps))
+    here = _method(document, "get", ast.Constant(name))
+    return _load_below(here, steps[1:], 0)
+
+
+def _load_below(here: ast.expr, steps: tuple[Step, ...], depth: int) -> ast.expr:
+    if not steps:
+        return here
+    step = steps[0]
+    held = _name(f"s{depth}")
+    test: ast.expr = _call(_name("type"), ast.NamedExpr(ast.Name(f"s{depth}", ast.Store()), here))
+    if isinstance(step, str):
+        inner = _method(held, "get", ast.Constant(step))
+        guard = _compare(test, ast.Is(), _name("dict"))
+        return ast.IfExp(
+            guard,
+            _load_below(inner, steps[1:], depth + 1),
+            _and_value(held, _call(_name("value_at"), held, _constant(steps))),
+        )
+    return _call(_name("value_at"), here, _constant(steps))
+
+
+def _and_value(held: ast.expr, value: ast.expr) -> ast.expr:
+    """None for None without a call."""
+    return ast.IfExp(_compare(held, ast.Is(), ast.Constant(None)), ast.Constant(None), value)
+
+
+# --- pieces of code --------------------------------------------------------------------------------------------------
+
+
+def _name(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _constant(value: object) -> ast.expr:
+    return ast.Constant(value)  # type: ignore[arg-type]  # typeshed leaves out tuples and frozen sets
+
+
+def _call(function: ast.expr, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(function, list(arguments), [])
+
+
+def _method(value: ast.expr, name: str, *arguments: ast.expr) -> ast.expr:
+    return _call(ast.Attribute(value, name, ast.Load()), *arguments)
+
+
+def _compare(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> ast.expr:
+    return ast.Compare(left, [operator], [right])
+
+
+def _settled(truth: ast.expr, wanted: bool) -> ast.expr:
+    """Code that is truthy when a three-valued `truth` is `wanted`."""
+    return truth if wanted else _compare(truth, ast.Is(), ast.Constant(False))
+
+
+def _not(code: ast.expr) -> ast.expr:
+    return ast.Constant(not code.value) if isinstance(code, ast.Constant) else ast.UnaryOp(ast.Not(), code)
+
+
+def _and(codes: list[ast.expr]) -> ast.expr:
+    return _bool_op(codes, ast.And(), neutral=True)
+
+
+def _or(codes: list[ast.expr]) -> ast.expr:
+    return _bool_op(codes, ast.Or(), neutral=False)
+
+
+def _bool_op(codes: list[ast.expr], operator: ast.boolop, *, neutral: bool) -> ast.expr:
+    kept: list[ast.expr] = []
+    for code in codes:
+        if isinstance(code, ast.Constant):
+            if bool(code.value) is neutral:
+                continue
+            return ast.Constant(not neutral)
+        kept.append(code)
+    if not kept:
+        return ast.Constant(neutral)
+    return kept[0] if len(kept) == 1 else ast.BoolOp(operator, kept)
+
+
+def _if(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
+    if isinstance(test, ast.Constant):
+        return yes if test.value else no
+    return ast.IfExp(test, yes, no)
+
+
+def _value(expression: Expression) -> fields.Scalar | None:
+    """The value of a literal."""
+    match expression:
+        case Boolean(value) | Text(value):
+            return value
+        case Number(number):
+            return number
+        case _:
+            return None
+
+
+def _kind(value: fields.Scalar | None) -> _Kinds:
+    match value:
+        case None:
+            return _Kinds.NULL
+        case bool():
+            return _Kinds.BOOLEAN
+        case str():
+            return _Kinds.TEXT
+        case _:
+            return _Kinds.NUMBER
+
+
+def _searcher(pattern: str) -> Callable[[str], bool]:
+    try:
+        return searcher(pattern)
+    except PatternError as error:  # of a tree that no parser has made
+        raise FilterError(f"expected a regular expression: {error}") from None
+
+
+_GENERAL: Final = {comparison: values.comparing(comparison) for comparison in Comparison}
+_KEYS: Final = {comparison: values.comparing_keys(equal=comparison is Comparison.EQUAL) for comparison in _EQUALITIES}
+_CALCULATIONS: Final = {operator: values.calculating(operator) for operator in Operator}
+_TEXT_TESTS: Final = {test: values.testing(test) for test in TextTest}
