@@ -1,7 +1,7 @@
 """The composition root: builds, starts and stops everything, in one visible order.
 
 start   config → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC → healthy → `ready`
-stop    unhealthy → refuse new calls → end calls → timers → drain the writer, sync → close RocksDB
+stop    unhealthy → end subscriptions → refuse new calls → end calls → timers → drain the writer, sync → close RocksDB
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sow_server.metrics import ListenError, Metrics, serve_metrics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.guard import handlers
 from sow_server.services.sow_service import SowService
+from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.timers import Timers
 
 log = structlog.get_logger(__name__)
@@ -80,6 +81,16 @@ async def _serve(config: Config) -> int:
     try:
         declare_topics(store, config.topics)
         metrics.watch(store, clock)
+        hub = Hub(
+            store,
+            clock,
+            loop.call_soon,
+            options=HubOptions(
+                queue_bytes_max=config.subscriptions.queue_bytes_max,
+                subscriptions_max=config.subscriptions.subscriptions_max,
+            ),
+        )
+        metrics.watch_subscriptions(hub)
         store.start(loop.call_soon_threadsafe)
         timers = Timers(
             store,
@@ -100,7 +111,7 @@ async def _serve(config: Config) -> int:
             ),
             maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
         )
-        sow = SowService(store, readers, config.server.durability, metrics)
+        sow = SowService(store, hub, readers, config.server.durability, metrics)
         admin = AdminService(store, clock, readers, metrics, instance=config.server.instance, version=__version__)
         server.add_generic_rpc_handlers(
             (
@@ -136,6 +147,7 @@ async def _serve(config: Config) -> int:
         stopped.set()
         watch.cancel()
         await healthy.enter_graceful_shutdown()
+        hub.stop()
         await server.stop(config.server.stop_grace_micros / MICROS)
         timers.stop()
     finally:

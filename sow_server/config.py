@@ -37,6 +37,7 @@ from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.topics import check_name, check_settings
 from sow_server.engine.writer import WriterOptions
+from sow_server.subscriptions.hub import HubOptions
 
 KIB: Final = 2**10
 MIB: Final = 2**20
@@ -363,6 +364,7 @@ _WRITER: Final = WriterOptions()
 _ROCKS: Final = RocksOptions()
 _LIMITS: Final = Limits()
 _CLOCK: Final = ClockOptions()
+_HUB: Final = HubOptions()
 _TOPIC: Final = TopicSettings()
 
 
@@ -429,6 +431,7 @@ class StorageConfig:
     head_cache_records: int = _count(_STORE.head_cache_records, 0, 100_000_000)
     verify_at_start_bytes: int = _size(_STORE.verify_at_start_bytes, 0, 1024 * 1024 * GIB)
     commit_records_max: int = _count(_WRITER.commit_records_max, 1, 10_000)
+    commit_merged_bytes_max: int = _size(_WRITER.commit_merged_bytes_max, MIB, GIB)
     buffered_sync_micros: int = _duration(_WRITER.buffered_sync_micros, _MILLI, 50 * _MILLI)
     stall_patience_micros: int = _duration(_WRITER.stall_patience_micros, 0, 60 * MICROS)
     publisher_ttl_micros: int = _duration(_STORE.publisher_ttl_micros, 60 * MICROS, 3650 * _DAY)
@@ -481,6 +484,14 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriptionsConfig:
+    """[subscriptions]: what those who follow changes may take (rule S6)."""
+
+    queue_bytes_max: int = _size(_HUB.queue_bytes_max, 64 * KIB, GIB)
+    subscriptions_max: int = _count(_HUB.subscriptions_max, 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """[metrics]: the Prometheus endpoint."""
 
@@ -505,6 +516,7 @@ class Config:
     sweep: SweepConfig = SweepConfig()
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
+    subscriptions: SubscriptionsConfig = SubscriptionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     tls: TlsConfig | None = None
     log: LogConfig = LogConfig()
@@ -530,6 +542,7 @@ class _TopicForm:
     retain_bytes: int | None = _knob(
         _TOPIC.retain_bytes, _Unless(_Size(0, DURATION_MICROS_MAX), "unlimited"), key="retain_bytes"
     )
+    index: tuple[str, ...] = _knob(_TOPIC.index, _Texts('paths such as ["/symbol"]'))
 
 
 _SECTIONS: Final[tuple[tuple[str, type], ...]] = (
@@ -540,6 +553,7 @@ _SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("sweep", SweepConfig),
     ("journal", JournalConfig),
     ("limits", LimitsConfig),
+    ("subscriptions", SubscriptionsConfig),
     ("metrics", MetricsConfig),
     ("log", LogConfig),
     ("topics.NAME", _TopicForm),
@@ -656,6 +670,7 @@ class _Reader:
             sweep=self.section(SweepConfig, "sweep", self._table("sweep", tables)),
             journal=self.section(JournalConfig, "journal", self._table("journal", tables)),
             limits=self.section(LimitsConfig, "limits", self._table("limits", tables)),
+            subscriptions=self.section(SubscriptionsConfig, "subscriptions", self._table("subscriptions", tables)),
             metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
             tls=None if tls_table is None else self._tls(tls_table),
             log=self.section(LogConfig, "log", self._table("log", tables)),
@@ -760,6 +775,7 @@ class _Reader:
             separator=form.separator.encode("latin-1"),
             retain_time_micros=form.retain_time_micros,
             retain_bytes=form.retain_bytes,
+            index=form.index,
         )
 
     def _unknown_table(self, name: str, value: object, known: list[str]) -> ConfigError:
@@ -857,6 +873,7 @@ def render(config: Config) -> str:
         _rendered("sweep", config.sweep),
         _rendered("journal", config.journal),
         _rendered("limits", config.limits),
+        _rendered("subscriptions", config.subscriptions),
         _rendered("metrics", config.metrics),
         _rendered("log", config.log),
         *(_rendered(f"topics.{_toml_key(name)}", _form(settings)) for name, settings in config.topics.items()),
@@ -885,6 +902,7 @@ def _form(settings: TopicSettings) -> _TopicForm:
         separator=settings.separator.decode("latin-1"),
         retain_time_micros=settings.retain_time_micros,
         retain_bytes=settings.retain_bytes,
+        index=settings.index,
     )
 
 
@@ -906,6 +924,7 @@ def store_options(config: Config) -> StoreOptions:
         publisher_ttl_micros=storage.publisher_ttl_micros,
         writer=WriterOptions(
             commit_records_max=storage.commit_records_max,
+            commit_merged_bytes_max=storage.commit_merged_bytes_max,
             queue_requests_max=limits.queue_requests_max,
             queue_bytes_max=limits.queue_bytes_max,
             buffered_sync_micros=storage.buffered_sync_micros,

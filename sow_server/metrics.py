@@ -26,6 +26,7 @@ from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import Reason
 from sow_server.engine.model import MICROS
 from sow_server.engine.store import Store
+from sow_server.subscriptions.hub import Hub
 
 TOPICS_MAX: Final = 1000
 """Topics with figures of their own, the first by name; the others are added up under `OTHER_TOPICS`."""
@@ -102,6 +103,7 @@ class Metrics(Collector):
         self.registry: Final = CollectorRegistry()
         self._store: Store | None = None
         self._clock: GuardedClock | None = None
+        self._hub: Hub | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
         self._commit_seconds = Distribution(_COMMIT_SECONDS)
@@ -119,10 +121,15 @@ class Metrics(Collector):
         with self._scrape:
             self._store, self._clock = store, clock
 
+    def watch_subscriptions(self, hub: Hub) -> None:
+        """From now on a scrape tells of the subscriptions too."""
+        with self._scrape:
+            self._hub = hub
+
     def release(self) -> None:
         """Waits for a scrape that is under way; later ones leave the store alone (Z3). Before the store is closed."""
         with self._scrape:
-            self._store = self._clock = None
+            self._store = self._clock = self._hub = None
 
     # -- what the writer tells: engine.writer.Observer --------------------------------------------------------------
 
@@ -167,6 +174,8 @@ class Metrics(Collector):
             store, clock = self._store, self._clock
             # A list: what is read from the store is read under the lock.
             held = [] if store is None or clock is None else [*_store_metrics(store, clock), *_topic_metrics(store)]
+            if self._hub is not None:
+                held += _subscription_metrics(self._hub)
         yield from held
 
     def _writer_metrics(self) -> Iterator[Metric]:
@@ -228,6 +237,38 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     yield failed
     yield GaugeMetricFamily("sow_disk_bytes", "Bytes that the data directory takes on disk.", store.disk_bytes())
     yield GaugeMetricFamily("sow_topics", "Topics.", len(store.topics.by_name))
+
+
+def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
+    subscriptions, dispatcher = list(hub.subscriptions()), hub.dispatcher
+    yield GaugeMetricFamily("sow_subscriptions", "Subscriptions.", len(subscriptions))
+    yield GaugeMetricFamily(
+        "sow_subscriptions_behind",
+        "Those that are served from the journal.",
+        sum(subscription.behind for subscription in subscriptions),
+    )
+    yield GaugeMetricFamily(
+        "sow_subscription_groups", "Groups of subscriptions that share their frames.", dispatcher.group_count
+    )
+    yield GaugeMetricFamily(
+        "sow_subscription_queue_bytes",
+        "Memory of what waits to be sent to subscribers; what several wait for counts for each.",
+        sum(subscription.queued_bytes for subscription in subscriptions),
+    )
+    yield CounterMetricFamily(
+        "sow_changes_dispatched", "Changes of topics that somebody follows.", dispatcher.changes_total
+    )
+    yield GaugeMetricFamily(
+        "sow_dispatch_lag_sequences",
+        "Durable changes that have not yet been dispatched.",
+        max(0, dispatcher.synced - dispatcher.position),
+    )
+    yield CounterMetricFamily(
+        "sow_dispatch_drops",
+        "How often dispatching was so far behind that all subscribers went on from the journal.",
+        dispatcher.dropped_total,
+    )
+    yield CounterMetricFamily("sow_resyncs", "Subscriptions that ended with RESYNC_REQUIRED.", hub.resyncs_total)
 
 
 def _topic_metrics(store: Store) -> Iterator[Metric]:

@@ -1,10 +1,12 @@
-"""Runs one query over a cut, batch by batch (rules Q1, Q2, Q4).
+"""Runs one query over a cut, a bounded piece of work at a time (rules Q1 to Q4).
 
-    Q-a  All batches come from the one cut, and are judged at its one `now`.
-    Q-b  No more than one batch is in memory, whatever the size of the topic.
+    Q-a  All records come from the one cut, and are judged at its one `now`: expired or not, and by the filter.
+    Q-b  Without `order_by` no more is in memory than one piece of work has read, whatever the size of the topic.
+    Q-c  A piece of work is bounded by what it reads, not by what it finds: who waits for a rare match is not kept from
+         giving up, and other queries get their turns.
+    Q-d  Whatever the plan, a record is returned only if the whole filter is true for it.
 
-A `Scan` is used by one thread at a time; its owner closes it. Filters, orders and indexes find their place here:
-a plan other than "all keys" or "these keys" is another source of (key, value) rows.
+A `Scan` is used by one thread at a time; its owner closes it.
 """
 
 from __future__ import annotations
@@ -12,20 +14,45 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import heapq
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import compress, groupby, islice, repeat
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.codec import HEADER_BYTES, HeaderColumns, header_columns
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.payloads import Projection
+from sow_server.engine.model import NEVER
+from sow_server.engine.payloads import Projection, key_paths
 from sow_server.engine.store import Cut, Store
 from sow_server.engine.topics import Topic
+from sow_server.filters import Meta, print_path
+from sow_server.query.filtering import RecordFilter
+from sow_server.query.ordering import Order, Sorter, SortMemory
+from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 
 BATCH_RECORDS_MAX: Final = 10_000
 BATCH_BYTES: Final = 2**20
 KEYS_MAX: Final = 10_000
+SCAN_CHUNK: Final = 10_000
+"""Stored records that a piece of work reads at most: some ten milliseconds."""
+SCAN_CHUNK_FIRST: Final = 1_000
+"""The same at the beginning, where the first match may be enough."""
+FIND_CHUNK: Final = 1_000
+"""Records that a piece of work looks up by their keys, which costs about four times what reading on does."""
+RANGE_FIRST: Final = 32
+"""Records that are read of a range of keys before it is known to be long."""
+HITS_MAX: Final = 200_000
+"""Record keys that an index may give to be put in order in memory."""
+HITS_SHARE: Final = 4
+"""An index is used where it finds at most one in so many of the stored records: a look-up costs that much more."""
+RACE_STEPS: Final = (100, 1_000, 10_000, 100_000)
+"""How far ways are read in turns to see which one ends first. The others then cost at most ten times the entries of the
+best, and an entry costs a tenth of a look-up."""
+STREAMED_FROM: Final = 1_000
+"""For who wants but the first few records it is not worth knowing how many more than this there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +69,9 @@ class Query:
     top_n: int = 0
     page_size: int = 0
     page_token: str = ""
+    filter: RecordFilter | None = None
+    order: Order | None = None
+    explain: bool = False
 
 
 class RecordBatch(NamedTuple):
@@ -61,108 +91,467 @@ class Footer(NamedTuple):
     next_page_token: str
 
 
+class Explanation(NamedTuple):
+    """The way that was taken."""
+
+    access: Access
+    index_path: str
+    """Empty: no index is used."""
+    probes: int
+    """Look-ups, ranges or intervals planned."""
+    index_entries: int
+    """Read, to choose and to find."""
+
+
 class Scan:
     """Owns the cut of one query and the position in it."""
 
-    def __init__(self, store: Store, query: Query) -> None:
-        """Raises StoreError for options that contradict each other, or a page token of another query."""
+    def __init__(self, store: Store, query: Query, sort_memory: SortMemory | None = None) -> None:
+        """`sort_memory`: what an order shares with others. Raises StoreError for options that contradict each other, or
+        a page token of another query."""
         _check(query)
-        self._query = query
-        start = query.topic.prefix
-        if query.page_token:
-            start = query.topic.prefix + _read_token(query) + b"\0"
-        self._point_keys = sorted(set(query.keys))
-        self._next: bytes | None = start
-        self._next_point = 0
-        self._skip = query.skip_n
-        limit = query.top_n or query.page_size
-        self._limit = limit or None
-        self._matched = self._returned = self._scanned = 0
-        self._last_key = b""
+        self.query: Final = query
         self._store = store
-        self.cut: Final[Cut] = store.cut(query.topic)
+        self._after = _read_token(query) if query.page_token else None
+        self._plan = _plan(query)
+        # A count goes through all of them, and then says how many would have been returned.
+        self._limit = None if query.count_only else query.top_n or query.page_size or None
+        self._skip = query.skip_n
+        self._sorter = _sorter(query, sort_memory or SortMemory())
+        self._sorted: Iterator[tuple[bytes, bytes]] | None = None
+        self._chunk = SCAN_CHUNK_FIRST
+        self._keys: list[bytes] = []  # found, and not yet returned
+        self._values: list[bytes] = []
+        self._last_key = b""
+        self._more = False
+        self._ended = False
+        self._matched = self._returned = self._scanned = 0
+        self._rows: _Rows | None = None
+        self._way = Explanation(self._plan.access, "", 0, 0)
+        self.cut: Final[Cut] = store.cut(query.topic, [bound.steps for bound in self._plan.bounds])
+        self._sieve = _sieve(query, self.cut.now_micros)
 
     def next_batch(self) -> RecordBatch | None:
-        """The next records; None when there are no more."""
-        if self._query.count_only:
-            self._count()
-            return None
-        while not self._ended():
-            keys: list[bytes] = []
-            values: list[bytes] = []
-            self._read(keys, values)
-            self._matched += len(keys)
-            if self._skip:
-                skipped = min(self._skip, len(keys))
-                self._skip -= skipped
-                del keys[:skipped], values[:skipped]
-            if self._limit is not None and self._returned + len(keys) > self._limit:
-                extra = self._returned + len(keys) - self._limit
-                self._matched -= extra
-                del keys[-extra:], values[-extra:]
-                self._next, self._next_point = self._query.topic.prefix, 0  # there is more than was asked for
-            if keys:
-                self._returned += len(keys)
-                self._last_key = keys[-1]
-                return self._batch(keys, values)
+        """The next records; None when there are no more. With a filter this may take as long as the topic is large:
+        see `step`."""
+        while (batch := self.step()) is not None:
+            if batch.keys:
+                return batch
         return None
+
+    def step(self) -> RecordBatch | None:
+        """A piece of work (Q-c): the records that it has found, perhaps none; None when there are no more."""
+        if self._ended:
+            return None
+        if self.query.count_only and self._sieve is None and not self.query.keys:
+            self._matched = self._store.count(self.query.topic)  # from the figures
+            self._end()
+            return None
+        if self._rows is None:
+            self._rows = self._choose()
+            if self._way.index_entries:
+                return _NO_RECORDS
+        if self._sorted is not None:
+            return self._next_sorted(self._sorted)
+        if not self._keys:
+            if self._rows.ended:
+                return self._end_of_rows()
+            self._read(self._rows)
+        if self._sorter is not None:
+            return self._sort(self._sorter)
+        return self._next_found(self._rows)
 
     def footer(self) -> Footer:
         """The figures, once there are no more batches."""
-        more = self._query.page_size and self._limit == self._returned and self._more()
-        token = _write_token(self._query, self._last_key) if more else ""
+        token = _write_token(self.query, self._last_key) if self.query.page_size and self._more else ""
         return Footer(self._matched, self._returned, self._scanned, token)
 
+    def explanation(self) -> Explanation:
+        """How the records were found, once there are no more batches."""
+        read = 0 if self._rows is None else self._rows.entries
+        return self._way._replace(index_entries=self._way.index_entries + read)
+
     def close(self) -> None:
-        """Lets go of the cut."""
+        """Lets go of the cut, and of what has been sorted."""
         self.cut.close()
+        if self._sorter is not None:
+            self._sorter.close()
 
-    def _ended(self) -> bool:
-        return (self._limit is not None and self._returned >= self._limit) or not self._more()
+    # -- choosing a way ---------------------------------------------------------------------------------------------
 
-    def _more(self) -> bool:
-        return self._next_point < len(self._point_keys) if self._query.keys else self._next is not None
+    def _choose(self) -> _Rows:
+        """Settles what the plan has left open, for which it has to be read."""
+        access, points, ranges = self._plan.access, self._plan.points, self._plan.ranges
+        bounds = [bound for bound in self._plan.bounds if bound.steps in self.cut.indexes]
+        entries = 0
+        if bounds:
+            race = _Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ())
+            # Who wants but the first few gets them sooner from an index that gives records in key order.
+            found = race.run(for_few=self._limit is not None and self._sorter is None)
+            entries = race.entries
+            if found is not None:
+                bound, keys = found
+                self._way = Explanation(Access.INDEX, print_path(bound.steps), len(bound.intervals), entries)
+                if keys is None:
+                    return _merged(self.cut, bound, self._after)
+                return _Points(self.cut, self._behind(sorted(set(keys))))
+        probes = {Access.POINTS: len(points), Access.KEY_RANGES: len(ranges)}
+        self._way = Explanation(access, "", probes.get(access, 0), entries)
+        if ranges:
+            return _Ranges(self.cut, ranges, self._after)
+        return _Points(self.cut, self._behind(points))
 
-    def _read(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Reads a batch's worth of stored records, appending the live ones."""
-        size = self._query.batch_size
-        if not self._query.keys:
-            assert self._next is not None, "asked only while there is more"
-            self._next, scanned = self.cut.fill(self._next, size, keys, values)
-            self._scanned += scanned
-            return
-        read = 0
-        while self._next_point < len(self._point_keys) and len(keys) < size and read < BATCH_BYTES:
-            key = self._point_keys[self._next_point]
-            self._next_point += 1
-            self._scanned += 1
-            value = self.cut.find(key)
-            if value is not None:
-                keys.append(key)
-                values.append(value)
-                read += len(value)
+    def _behind(self, keys: Iterable[bytes]) -> Iterator[bytes]:
+        """Those of this page and the pages to come."""
+        after = self._after
+        return iter(keys) if after is None else (key for key in keys if key > after)
 
-    def _count(self) -> None:
-        if self._query.keys:
-            found = sum(self.cut.find(key) is not None for key in self._point_keys)
-            self._scanned = len(self._point_keys)
-            self._next_point = len(self._point_keys)
-        else:
-            found = self._store.count(self._query.topic)
-        limit = self._query.top_n or found
-        self._matched = found
-        self._returned = min(limit, max(0, found - self._query.skip_n))
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, rows: _Rows) -> None:
+        """Reads stored records, and keeps those that match."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        limit = self._chunk
+        if self._sieve is None and self._sorter is None and self._limit is not None:
+            limit = min(limit, self._skip + self._limit - self._returned)  # all that is alive matches
+        self._scanned += rows.read(limit, keys, values)
+        self._chunk = min(2 * self._chunk, SCAN_CHUNK)
+        if self._sieve is not None:
+            wanted = self._sieve(keys, values)
+            keys, values = list(compress(keys, wanted)), list(compress(values, wanted))
+        self._keys, self._values = keys, values
+
+    def _next_found(self, rows: _Rows) -> RecordBatch:
+        """A batch of what has been found, after skipping, and up to the limit."""
+        query = self.query
+        if query.count_only:
+            self._matched += len(self._keys)
+            self._keys, self._values = [], []
+            return _NO_RECORDS
+        if self._skip:
+            skipped = min(self._skip, len(self._keys))
+            self._skip -= skipped
+            self._matched += skipped
+            del self._keys[:skipped], self._values[:skipped]
+        size = query.batch_size
+        if self._limit is not None:
+            size = min(size, self._limit - self._returned)
+        keys, values = self._keys[:size], self._values[:size]
+        del self._keys[:size], self._values[:size]
+        self._matched += len(keys)
+        self._returned += len(keys)
+        if keys:
+            self._last_key = keys[-1]
+        if self._returned == self._limit:
+            self._more = bool(self._keys) or not rows.ended
+            self._ended = True
+        return self._batch(keys, values)
+
+    def _sort(self, sorter: Sorter) -> RecordBatch:
+        self._matched += len(self._keys)
+        sorter.add(self._keys, self._values)
+        self._keys, self._values = [], []
+        return _NO_RECORDS
+
+    def _end_of_rows(self) -> RecordBatch | None:
+        if self._sorter is None:
+            self._end()
+            return None
+        self._sorted = islice(self._sorter.rows(), min(self.query.skip_n, sys.maxsize), None)
+        return _NO_RECORDS
+
+    def _next_sorted(self, rows: Iterator[tuple[bytes, bytes]]) -> RecordBatch | None:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size = 0
+        for key, value in islice(rows, self.query.batch_size):
+            keys.append(key)
+            values.append(value)
+            size += len(value)
+            if size >= BATCH_BYTES:
+                break
+        if not keys:
+            self._end()
+            return None
+        self._returned += len(keys)
+        return self._batch(keys, values)
+
+    def _end(self) -> None:
+        self._ended = True
+        if self.query.count_only:
+            left = max(0, self._matched - self.query.skip_n)
+            self._returned = min(left, self.query.top_n or left)
 
     def _batch(self, keys: list[bytes], values: list[bytes]) -> RecordBatch:
+        if self.query.explain or not keys:
+            return _NO_RECORDS
         payloads: list[bytes] | None = None
-        if not self._query.keys_only:
-            projection = self._query.projection
+        if not self.query.keys_only:
+            projection = self.query.projection
             if projection is None:
                 payloads = [value[HEADER_BYTES:] for value in values]
             else:
-                project = self._query.topic.format.project
+                project = self.query.topic.format.project
                 payloads = [project(value[HEADER_BYTES:], projection) for value in values]
         return RecordBatch(keys, payloads, header_columns(values))
+
+
+_NO_RECORDS: Final = RecordBatch([], None, header_columns([]))
+
+
+def _plan(query: Query) -> Plan:
+    topic = query.topic
+    if query.filter is not None and query.filter.predicate.constant is False:
+        return NOTHING
+    return plan(
+        None if query.filter is None else query.filter.tree,
+        key_paths=key_paths(topic.settings),
+        indexed=[index.steps for index in topic.indexes.all],
+        keys=query.keys or None,
+    )
+
+
+def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
+    if query.order is None:
+        return None
+    limit = min(query.skip_n + query.top_n, sys.maxsize) if query.top_n else None
+    return Sorter(query.order, limit, payloads=not (query.keys_only or query.explain), memory=memory)
+
+
+# --- what matches ----------------------------------------------------------------------------------------------------
+
+_Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
+"""From record keys and stored values to which of them match."""
+
+
+def _sieve(query: Query, now_micros: int) -> _Sieve | None:
+    """The filter for many records at once, which does no more for each than it must; None: all of them match."""
+    if query.filter is None or query.filter.predicate.constant:
+        return None
+    topic, predicate = query.topic, query.filter.predicate
+    matches = predicate.matches
+    fixed = query.filter.fixed_meta._replace(now_micros=now_micros)
+    names = dict.fromkeys([str(steps[0]) for steps in predicate.paths])
+    decode = topic.format.decoder(tuple(names)) if predicate.uses_payload else None
+
+    def metas(keys: Sequence[bytes], values: Sequence[bytes]) -> Iterable[Meta]:
+        columns = header_columns(values)
+        return map(
+            Meta,
+            map(bytes.decode, keys),
+            columns.version,
+            columns.publish_time,
+            [None if time == NEVER else time for time in columns.expire_time],
+            repeat(fixed.topic),
+            repeat(now_micros),
+        )
+
+    if query.filter.uses_metadata:
+        if decode is None:
+            return lambda keys, values: [matches(None, meta) for meta in metas(keys, values)]
+        decoded = decode
+        return lambda keys, values: [
+            matches(decoded(value[HEADER_BYTES:]), meta)
+            for value, meta in zip(values, metas(keys, values), strict=True)
+        ]
+    if decode is None:
+        answer = matches(None, fixed)
+        return lambda keys, values: [answer] * len(keys)
+    decoded = decode
+    return lambda keys, values: [matches(decoded(value[HEADER_BYTES:]), fixed) for value in values]
+
+
+# --- where records come from -----------------------------------------------------------------------------------------
+
+
+class _Rows(Protocol):
+    """Live records, in key order."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more."""
+
+    @property
+    def entries(self) -> int:
+        """Index entries read."""
+
+    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
+        """Appends the live ones of at most the next `limit` stored records; returns how many those were."""
+
+
+class _Ranges:
+    """The records in ranges of keys."""
+
+    entries = 0
+
+    def __init__(self, cut: Cut, ranges: Sequence[Range], after: bytes | None) -> None:
+        # Reading on behind a short range would cost more than the range.
+        self._reach = SCAN_CHUNK if ranges == EVERYTHING else RANGE_FIRST
+        if after is not None:
+            begin = after + b"\0"
+            ranges = [Range(max(start, begin), stop) for start, stop in ranges if stop > begin]
+        self._cut = cut
+        self._ranges = iter(ranges)
+        self._at: bytes | None = None
+        self._stop = b""
+        self._next_range()
+
+    @property
+    def ended(self) -> bool:
+        return self._at is None
+
+    def _next_range(self) -> None:
+        following = next(self._ranges, None)
+        if following is None:
+            return
+        topic = self._cut.topic
+        self._at = topic.prefix + following.start
+        self._stop = topic.stop if following.stop == ABOVE_ALL else topic.prefix + following.stop
+
+    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
+        scanned = size = 0
+        for _ in range(FIND_CHUNK):  # of many ranges each may hold but a record
+            assert self._at is not None, "asked only while there is more"
+            had, asked = len(values), min(limit - scanned, self._reach)
+            self._at, read = self._cut.fill(self._at, asked, keys, values, stop=self._stop)
+            scanned += read
+            if self._at is None:
+                self._next_range()
+                self._reach = min(self._reach, RANGE_FIRST)
+            elif read < asked:
+                break  # it has come upon the bound in bytes
+            else:
+                self._reach = min(4 * self._reach, SCAN_CHUNK)
+            size += sum(map(len, islice(values, had, None)))
+            if self._at is None or scanned >= limit or size >= BATCH_BYTES:
+                break
+        return scanned
+
+
+class _Points:
+    """The records of known keys; these come in order, and each once."""
+
+    def __init__(self, cut: Cut, keys: Iterator[bytes], streams: Sequence[_Entries] = ()) -> None:
+        """`streams`: where the keys come from, if from an index."""
+        self._cut = cut
+        self._keys = keys
+        self._streams = streams
+        self._next = next(keys, None)
+
+    @property
+    def ended(self) -> bool:
+        return self._next is None
+
+    @property
+    def entries(self) -> int:
+        return sum([stream.read for stream in self._streams])
+
+    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
+        read = size = 0
+        while self._next is not None and read < min(limit, FIND_CHUNK) and size < BATCH_BYTES:
+            key, self._next = self._next, next(self._keys, None)
+            read += 1
+            value = self._cut.find(key)
+            if value is not None:
+                keys.append(key)
+                values.append(value)
+                size += len(value)
+        return read
+
+
+class _Entries:
+    """The record keys of the index entries in some intervals, interval after interval."""
+
+    def __init__(self, fill: _Fill, intervals: Iterable[tuple[bytes, bytes]]) -> None:
+        self._fill = fill
+        self._intervals = iter(intervals)
+        self._at: bytes | None = None
+        self._stop = b""
+        self.read = 0
+        self._next_interval()
+
+    @property
+    def ended(self) -> bool:
+        return self._at is None
+
+    def _next_interval(self) -> None:
+        following = next(self._intervals, None)
+        if following is not None:
+            self._at, self._stop = following
+
+    def fill(self, limit: int, keys: list[bytes]) -> None:
+        """Appends at most the next `limit`."""
+        while self._at is not None and limit > 0:
+            had = len(keys)
+            self._at = self._fill(self._at, self._stop, limit, keys)
+            limit -= len(keys) - had
+            self.read += len(keys) - had
+            if self._at is None:
+                self._next_interval()
+
+    def stream(self, chunk: int) -> Iterator[bytes]:
+        """All of them, read in chunks."""
+        while not self.ended:
+            keys: list[bytes] = []
+            self.fill(chunk, keys)
+            yield from keys
+
+
+_Fill: TypeAlias = Callable[[bytes, bytes, int, list[bytes]], bytes | None]
+"""As `IndexCursor.fill`."""
+
+
+def _merged(cut: Cut, bound: IndexBound, after: bytes | None) -> _Points:
+    """The records of a bound of points while its entries are read: those of each point are in key order."""
+    cursor = cut.indexes[bound.steps]
+    behind = b"" if after is None else after + b"\0"
+    streams = [_Entries(cursor.fill, [(start + behind, stop)]) for start, stop in bound.intervals]
+    chunk = max(16, FIND_CHUNK // len(streams))
+    keys = heapq.merge(*[stream.stream(chunk) for stream in streams])
+    return _Points(cut, (key for key, _ in groupby(keys)), streams)
+
+
+class _Race:
+    """Which way ends first? Indexes, and ranges of record keys if there are any, are read in turns."""
+
+    def __init__(self, cut: Cut, bounds: Sequence[IndexBound], ranges: Sequence[Range]) -> None:
+        self._bounds = bounds
+        self._indexes = [_Entries(cut.indexes[bound.steps].fill, bound.intervals) for bound in bounds]
+        prefix = cut.topic.prefix
+        within = [(prefix + start, prefix + stop) for start, stop in ranges]
+        self._ranges = _Entries(cut.records.fill_keys_before, within) if within else None
+        self._stored = cut.topic.statistics.records
+
+    @property
+    def entries(self) -> int:
+        """Index entries read."""
+        return sum([index.read for index in self._indexes])
+
+    def run(self, *, for_few: bool) -> tuple[IndexBound, list[bytes] | None] | None:
+        """The index to use, and the keys of all records found by it; without them: they are too many, so they are to be
+        read from it as they stand, in key order. None: use none."""
+        most = max(STREAMED_FROM, min(HITS_MAX, self._stored // HITS_SHARE))
+        keys: list[list[bytes]] = [[] for _ in self._indexes]
+        keys_in_ranges: list[bytes] = []
+        for upto in [*[step for step in RACE_STEPS if step < most], most]:
+            if self._ranges is not None:
+                self._ranges.fill(upto - len(keys_in_ranges), keys_in_ranges)
+                if self._ranges.ended:
+                    return None
+            for bound, index, found in zip(self._bounds, self._indexes, keys, strict=True):
+                index.fill(upto - len(found), found)
+                if index.ended:
+                    return bound, found
+            if for_few and upto >= STREAMED_FROM:
+                break
+        first = self._bounds[0]
+        if first.points and self._ranges is None and (for_few or most < self._stored // HITS_SHARE):
+            return first, None
+        return None
+
+
+# --- options and page tokens -----------------------------------------------------------------------------------------
 
 
 def _check(query: Query) -> None:
@@ -177,22 +566,44 @@ def _check(query: Query) -> None:
         )
     if not 1 <= query.batch_size <= BATCH_RECORDS_MAX:
         raise refuse("batch_size", f"must be between 1 and {BATCH_RECORDS_MAX}")
-    if query.projection is not None and (query.keys_only or query.count_only):
-        raise refuse("select", "has no meaning with keys_only or count_only")
-    if query.keys_only and query.count_only:
-        raise refuse("keys_only", "has no meaning with count_only")
-    paging = bool(query.page_size or query.page_token)
-    if paging and (query.skip_n or query.top_n or query.count_only):
-        raise refuse("page_size", "cannot be combined with skip_n, top_n or count_only")
+    given = {
+        "select": query.projection is not None,
+        "keys_only": query.keys_only,
+        "count_only": query.count_only,
+        "explain": query.explain,
+        "order_by": query.order is not None,
+        "page_size": bool(query.page_size),
+        "page_token": bool(query.page_token),
+        "skip_n": bool(query.skip_n),
+        "top_n": bool(query.top_n),
+        "keys": bool(query.keys),
+    }
+    for field, others, why in _CONTRADICTIONS:
+        for other in others:
+            if given[field] and given[other]:
+                raise refuse(field, f"cannot be combined with {other}: {why}")
     if query.page_token and not query.page_size:
         raise refuse("page_size", "is needed with a page_token")
-    if paging and query.keys:
-        raise refuse("page_size", "cannot be combined with keys")
+
+
+_PAGED: Final = ("page_size", "page_token")
+_CONTRADICTIONS: Final = (
+    ("select", ("keys_only", "count_only"), "no payloads are returned"),
+    ("keys_only", ("count_only",), "no records are returned"),
+    ("order_by", ("count_only",), "no records are returned"),
+    ("order_by", _PAGED, "pages go by key"),
+    ("explain", ("count_only",), "it tells the counts besides"),
+    *[(field, ("skip_n", "top_n"), "a page is a part already") for field in _PAGED],
+    *[(field, ("count_only",), "no records are returned") for field in _PAGED],
+    *[(field, ("keys",), "these are few enough for one answer") for field in _PAGED],
+)
+"""(field, others, why not both)"""
 
 
 def _query_hash(query: Query) -> str:
-    """What must be the same from page to page: the topic, not how its records are shown."""
-    return hashlib.blake2s(query.topic.prefix, digest_size=6).hexdigest()
+    """What must be the same from page to page: the topic and the filter, not how records are shown."""
+    text = "" if query.filter is None else query.filter.text
+    return hashlib.blake2s(query.topic.prefix + text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def _write_token(query: Query, last_key: bytes) -> str:
@@ -204,7 +615,11 @@ def _read_token(query: Query) -> bytes:
     try:
         found, key = json.loads(base64.b64decode(query.page_token, altchars=b"-_", validate=True))
         if found != _query_hash(query):
-            raise StoreError(Reason.PAGE_TOKEN_INVALID, "page_token: belongs to another query", field="page_token")
+            raise StoreError(
+                Reason.PAGE_TOKEN_INVALID,
+                "page_token: belongs to another query; topic and filter must be those of the page before",
+                field="page_token",
+            )
         return base64.b64decode(key, validate=True)
     except (ValueError, TypeError, binascii.Error):
         raise StoreError(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from contextlib import aclosing
 from typing import TypeVar
 
 import structlog
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
+from sow_server.engine import lifetimes, model
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import StoreError
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.services import convert
-from sow_server.services.guard import Context, RpcObserver, unary
-from sow_server.services.sow_service import settle
+from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.selection import count_selected, selected
+from sow_server.services.sow_service import Changes, settle
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -31,6 +34,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._store = store
         self._clock = clock
         self._readers = readers
+        self._changes = Changes(store)
         self._instance = instance
         self._version = version
         self._ready_micros = clock.now_micros()
@@ -91,6 +95,35 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         deleted: int = await self._await(lambda done: self._store.delete_topic(request.name, done))
         log.info("topic_deleted", topic=request.name, records=deleted)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
+
+    @streaming
+    async def Restamp(
+        self, request: admin_pb2.RestampRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.RestampResponse]:
+        topic = self._store.topics.find(request.topic)
+        mode, lifetime = convert.restamp(request)
+        try:  # also where nothing is to be changed: what cannot be done is told
+            lifetimes.restamp_time(topic.settings, mode, lifetime, self._clock.now_micros())
+        except lifetimes.LifetimeError as error:
+            raise StoreError(error.reason, error.message, field="lifetime") from None
+        text = request.filter or "true"
+        progress = admin_pb2.RestampResponse()
+        if request.dry_run:
+            progress.matched = await count_selected(self._store, self._readers, topic, text)
+        else:
+            async with aclosing(selected(self._store, self._readers, topic, text)) as batches:
+                async for keys, matches in batches:
+                    submitted = await self._changes.submit_patiently(
+                        model.Restamp(topic.name, keys, mode, lifetime, topic_id=topic.id, matches=matches)
+                    )
+                    outcome = await submitted
+                    progress.matched += len(keys)
+                    progress.restamped += outcome.applied
+                    progress.last_sequence = outcome.last_sequence or progress.last_sequence
+                    yield progress
+            log.info("restamped", topic=topic.name, mode=mode.name, records=progress.restamped)
+        progress.done = True
+        yield progress
 
     @unary
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.GetStatusResponse:

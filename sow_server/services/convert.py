@@ -31,17 +31,19 @@ from sow_server.engine.model import (
     PublishChannel,
     PublisherPosition,
     Refusal,
+    RestampMode,
     TopicSettings,
     Touch,
     TtlMode,
 )
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
-from sow_server.query.scan import RecordBatch
+from sow_server.query.scan import RecordBatch, Scan
 
 PUBLISHER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
 _KINDS: Final = {kind.value: kind for kind in LifetimeKind}
 _DURABILITIES: Final = {durability.value: durability for durability in Durability}
+_RESTAMP_MODES: Final = {mode.value: mode for mode in RestampMode}
 
 
 def invalid(field: str, message: str) -> StoreError:
@@ -146,6 +148,8 @@ def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
         atomic=request.atomic,
         publisher=position(request.publisher) if request.HasField("publisher") else None,
         want_results=True,
+        delta=request.delta,
+        unset_paths=tuple(request.unset_paths),
     )
 
 
@@ -174,6 +178,8 @@ def publish_stream(
         atomic=request.atomic,
         publisher=position(request.publisher) if request.HasField("publisher") else None,
         channel=channel,
+        delta=request.delta,
+        unset_paths=tuple(request.unset_paths),
     )
 
 
@@ -198,6 +204,24 @@ def touch(request: sow_pb2.TouchRequest, default: Durability) -> Touch:
         condition=condition(request.condition) if request.HasField("condition") else None,
         durability=durability(request.durability, default),
     )
+
+
+def restamp(request: admin_pb2.RestampRequest) -> tuple[RestampMode, Lifetime]:
+    """What a restamp does, and its lifetime: ABSENT with CLEAR."""
+    if request.mode == admin_pb2.RESTAMP_MODE_UNSPECIFIED:
+        raise invalid("mode", "one of SET, CAP and CLEAR is needed")
+    try:
+        mode = _RESTAMP_MODES[request.mode]
+    except KeyError:
+        raise invalid("mode", f"{request.mode} is not a mode of this server") from None
+    given = lifetime(request.lifetime)
+    if mode is RestampMode.CLEAR and given != ABSENT:
+        raise invalid("lifetime", "has no meaning with CLEAR, after which records never expire")
+    if mode is not RestampMode.CLEAR and given == ABSENT:
+        raise invalid("lifetime", f"is needed with {mode.name}")
+    if mode is RestampMode.CAP and given == PERMANENT:
+        raise invalid("lifetime.never", "has no meaning with CAP; CLEAR makes records permanent")
+    return mode, given
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
@@ -257,6 +281,19 @@ def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes 
         expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
         origin=store.origins[found.origin],
         sequence=found.sequence,
+    )
+
+
+def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
+    """How a scan that has ended found its records."""
+    taken, query = scan.explanation(), scan.query
+    return sow_pb2.QueryPlan(
+        access=taken.access.value,  # type: ignore[arg-type]  # same numbers
+        index_path=taken.index_path,
+        probes=taken.probes,
+        filter="" if query.filter is None else query.filter.text,
+        order_by="" if query.order is None else query.order.text,
+        index_entries=taken.index_entries,
     )
 
 
@@ -349,6 +386,7 @@ _FIELDS: Final = {
     "retain_time": "retain_time_micros",
     "retain_time_unlimited": "retain_time_micros",
     "retain_bytes": "retain_bytes",
+    "index": "index",
 }
 
 
@@ -389,6 +427,7 @@ def settings(message: admin_pb2.TopicSettings) -> TopicSettings:
         separator=separator,
         retain_time_micros=retain_time,
         retain_bytes=retain_bytes,
+        index=tuple(message.index),
     )
 
 
@@ -413,6 +452,7 @@ def settings_message(settings: TopicSettings) -> admin_pb2.TopicSettings:
         journal=settings.journal,
         retain_bytes=-1 if settings.retain_bytes is None else settings.retain_bytes,
         retain_time_unlimited=settings.retain_time_micros is None,
+        index=settings.index,
     )
     if settings.message_type in (MessageType.FIX, MessageType.NVFIX):
         message.fix_separator = settings.separator.decode("latin-1")
@@ -430,6 +470,7 @@ def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = Non
         settings=settings_message(found.settings),
         set_in_config=found.in_config,
         create_time=timestamp(found.create_time_micros),
+        indexes=[admin_pb2.IndexStatus(path=index.path, complete=index.complete) for index in found.indexes.all],
     )
     if overdue is not None:
         figures = store.statistics(found)

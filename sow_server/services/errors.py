@@ -50,6 +50,17 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
     Reason.STOPPING: grpc.StatusCode.UNAVAILABLE,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+    Reason.ORDER_INVALID: _BAD_REQUEST,
+    Reason.RESULT_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.UNSET_KEY_FIELD: _BAD_REQUEST,
+    Reason.BOOKMARK_MALFORMED: _BAD_REQUEST,
+    Reason.BOOKMARK_OTHER_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BOOKMARK_IN_FUTURE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BOOKMARK_TOO_OLD: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.NO_JOURNAL: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PATTERN_MATCHES_NOTHING: grpc.StatusCode.NOT_FOUND,
+    Reason.RESYNC_REQUIRED: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.TOPIC_DELETED: grpc.StatusCode.NOT_FOUND,
 }
 
 
@@ -62,7 +73,9 @@ def status(error: StoreError) -> status_pb2.Status:
         packed.Pack(detail)
         details.append(packed)
 
-    metadata = {"field": error.field} if error.field else {}
+    metadata = dict(error.details)
+    if error.field:
+        metadata["field"] = error.field
     if error.applied:
         metadata["applied"] = str(error.applied)
     add(error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=metadata))

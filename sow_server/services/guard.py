@@ -65,7 +65,7 @@ def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHan
             method.name: _KINDS[method.client_streaming, method.server_streaming](
                 getattr(servicer, method.name),
                 request_deserializer=_reader(GetMessageClass(method.input_type)),
-                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+                response_serializer=_written,
             )
             for method in service.methods
         },
@@ -82,6 +82,11 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
             return _UNREADABLE
 
     return read
+
+
+def _written(response: Message | bytes) -> bytes:
+    """A response on the wire; one that goes to many callers comes written already."""
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def readable(request: object) -> None:

@@ -1,10 +1,11 @@
-"""`sow.v1.SowService`: publish, read, delete, touch."""
+"""`sow.v1.SowService`: publish, read, subscribe, delete, touch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
@@ -13,23 +14,26 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import Delete, Durability, Outcome, PublishChannel
 from sow_server.engine.store import Store, payload_of
 from sow_server.engine.topics import Topic
+from sow_server.query.filtering import record_filter
+from sow_server.query.ordering import SortMemory, order
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
-from sow_server.services import convert
+from sow_server.services import convert, subscribe_convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+from sow_server.services.selection import CHANGE_RECORDS, count_selected, selected
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.stream import stream
 
 T = TypeVar("T")
 
 STREAM_REQUESTS_MAX: Final = 16
 """Requests of one publish stream that may be under way; the next is read when the first is answered."""
 OVERLOAD_PATIENCE_SECONDS: Final = 30.0
-"""How long a publish stream waits for room in the write queue before it is refused."""
+"""How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
 GET_KEYS_MAX: Final = 10_000
 GET_BYTES_MAX: Final = 16 * 2**20
 GET_CHUNK: Final = 256
 """Keys that a get reads on the event loop at a time; more go to a reader thread."""
-DELETE_CHUNK: Final = 1000
-"""Records that one commit of a delete removes; up to this many a delete is atomic (rule D2)."""
 
 
 class Changes:
@@ -38,11 +42,23 @@ class Changes:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def submit(self, request: model.Publish | model.Touch | Delete) -> asyncio.Future[Outcome]:
+    def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
         """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._store.submit(request, lambda outcome: settle(future, outcome))
         return future
+
+    async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
+        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
+        while True:
+            try:
+                return self.submit(request)
+            except StoreError as error:
+                if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
+                    raise
+                await asyncio.sleep(0.005)
 
 
 def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
@@ -58,11 +74,13 @@ def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
 class SowService(sow_pb2_grpc.SowServiceServicer):
     """Validates, calls the store, translates; owns nothing."""
 
-    def __init__(self, store: Store, readers: Executor, durability: Durability, rpcs: RpcObserver) -> None:
+    def __init__(self, store: Store, hub: Hub, readers: Executor, durability: Durability, rpcs: RpcObserver) -> None:
         self._store = store
+        self._hub = hub
         self._changes = Changes(store)
         self._readers = readers
         self._durability = durability
+        self._sort_memory = SortMemory()
         self.rpcs = rpcs
 
     # -- publishing -------------------------------------------------------------------------------------------------
@@ -111,21 +129,9 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 await room.acquire()
                 topic = request.topic or topic
                 publish = convert.publish_stream(request, topic, self._durability, channel)
-                under_way.put_nowait(await self._submit_patiently(publish))
+                under_way.put_nowait(await self._changes.submit_patiently(publish))
         finally:
             under_way.put_nowait(None)
-
-    async def _submit_patiently(self, publish: model.Publish) -> asyncio.Future[Outcome]:
-        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
-        while True:
-            try:
-                return self._changes.submit(publish)
-            except StoreError as error:
-                if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
-                    raise
-                await asyncio.sleep(0.005)
 
     @unary
     async def Touch(self, request: sow_pb2.TouchRequest, context: Context) -> sow_pb2.TouchResponse:
@@ -184,7 +190,55 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     @streaming
     async def Query(self, request: sow_pb2.QueryRequest, context: Context) -> AsyncIterator[sow_pb2.QueryResponse]:
         topic = self._store.topics.find(request.topic)
-        scan = Scan(
+        run = asyncio.get_running_loop().run_in_executor
+        if request.filter or request.order_by:
+            # To parse, compile and plan takes milliseconds at times.
+            opening = run(self._readers, self._scan, topic, request)
+            try:
+                scan = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_close_opened)
+                raise
+        else:
+            scan = self._scan(topic, request)
+
+        def next_response() -> sow_pb2.QueryResponse | None:
+            batch = scan.step()
+            if batch is None:
+                return None
+            response = sow_pb2.QueryResponse()
+            if batch.keys:
+                convert.fill_columns(response.batch, self._store, batch)
+            return response
+
+        # One piece of work ahead: the next one is done while the records of this one are being sent.
+        ahead = run(self._readers, next_response)
+        try:
+            yield sow_pb2.QueryResponse(
+                header=sow_pb2.QueryHeader(
+                    bookmark=self._store.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
+                )
+            )
+            while (response := await asyncio.shield(ahead)) is not None:
+                ahead = run(self._readers, next_response)
+                if response.HasField("batch"):
+                    yield response
+            footer = scan.footer()
+            yield sow_pb2.QueryResponse(
+                footer=sow_pb2.QueryFooter(
+                    matched=footer.matched,
+                    returned=footer.returned,
+                    scanned=footer.scanned,
+                    next_page_token=footer.next_page_token,
+                    plan=convert.query_plan(scan) if request.explain else None,
+                )
+            )
+        finally:
+            # A cursor must not be closed under a reader's hands: it goes when the work ahead is done.
+            ahead.add_done_callback(lambda done: _close(scan, done))
+
+    def _scan(self, topic: Topic, request: sow_pb2.QueryRequest) -> Scan:
+        return Scan(
             self._store,
             Query(
                 topic,
@@ -197,41 +251,27 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 top_n=request.top_n,
                 page_size=request.page_size,
                 page_token=request.page_token,
+                # At 0: the scan judges at the now of its cut.
+                filter=record_filter(topic, request.filter, 0) if request.filter else None,
+                order=order(topic, request.order_by) if request.order_by else None,
+                explain=request.explain,
             ),
+            self._sort_memory,
         )
 
-        def next_response() -> sow_pb2.QueryResponse | None:
-            batch = scan.next_batch()
-            if batch is None:
-                return None
-            response = sow_pb2.QueryResponse()
-            convert.fill_columns(response.batch, self._store, batch)
-            return response
-
-        run: Callable[..., asyncio.Future[sow_pb2.QueryResponse | None]] = asyncio.get_running_loop().run_in_executor
-        # One batch ahead: the next one is read while this one is being sent.
-        ahead = run(self._readers, next_response)
-        try:
-            yield sow_pb2.QueryResponse(
-                header=sow_pb2.QueryHeader(
-                    bookmark=self._store.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
-                )
-            )
-            while (response := await asyncio.shield(ahead)) is not None:
-                ahead = run(self._readers, next_response)
-                yield response
-            footer = scan.footer()
-            yield sow_pb2.QueryResponse(
-                footer=sow_pb2.QueryFooter(
-                    matched=footer.matched,
-                    returned=footer.returned,
-                    scanned=footer.scanned,
-                    next_page_token=footer.next_page_token,
-                )
-            )
-        finally:
-            # A cursor must not be closed under a reader's hands: it goes when the batch ahead is done.
-            ahead.add_done_callback(lambda done: _close(scan, done))
+    @streaming
+    async def Subscribe(  # type: ignore[override]  # the bytes of the messages
+        self, request: sow_pb2.SubscribeRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Frames as they go over the wire: one that goes to many subscribers is encoded once."""
+        asked = subscribe_convert.request(request, self._store)
+        if request.filter:
+            # To parse and to compile takes milliseconds at times.
+            await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
+        frames = stream(self._hub.subscribe(asked), self._readers)
+        async with aclosing(frames):
+            async for frame in frames:
+                yield subscribe_convert.response(frame, self._store)
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 
@@ -243,11 +283,13 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         durability = convert.durability(request.durability, self._durability)
         selection = request.WhichOneof("selection")
         if selection is None:
-            raise convert.invalid("selection", "one of by_keys, by_payload or all is needed")
+            raise convert.invalid("selection", "one of by_keys, by_payload, by_filter or all is needed")
         if selection == "all":
             if not request.all:
-                raise convert.invalid("all", "false has no meaning; select by key or by payload")
+                raise convert.invalid("all", "false has no meaning; select by key, by payload or by filter")
             responses = self._delete_all(topic, durability, dry_run=request.dry_run)
+        elif selection == "by_filter":
+            responses = self._delete_matching(topic, request.by_filter, durability, dry_run=request.dry_run)
         else:
             delete = Delete(topic.name, durability=durability)
             if selection == "by_keys":
@@ -280,6 +322,28 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         _, values = self._store.get(topic, keys)
         return sum(value is not None for value in values)
 
+    async def _delete_matching(
+        self, topic: Topic, text: str, durability: Durability, *, dry_run: bool
+    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+        """Deletes the records that match now, in batches, each if it still does; an answer is the progress so far."""
+        if dry_run:
+            matched = await count_selected(self._store, self._readers, topic, text)
+            yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
+            return
+        progress = sow_pb2.SowDeleteResponse()
+        async with aclosing(selected(self._store, self._readers, topic, text)) as batches:
+            async for keys, matches in batches:
+                submitted = await self._changes.submit_patiently(
+                    Delete(topic.name, keys, durability=durability, topic_id=topic.id, matches=matches)
+                )
+                outcome = await submitted
+                progress.matched += len(keys)
+                progress.deleted += outcome.applied
+                progress.last_sequence = outcome.last_sequence or progress.last_sequence
+                yield progress
+        progress.done = True
+        yield progress
+
     async def _delete_all(
         self, topic: Topic, durability: Durability, *, dry_run: bool
     ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
@@ -289,7 +353,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             matched = await loop.run_in_executor(self._readers, self._store.count, topic)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
-        scan = Scan(self._store, Query(topic, batch_size=DELETE_CHUNK, keys_only=True))
+        scan = Scan(self._store, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True))
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
         try:
@@ -298,9 +362,15 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 batch = await asyncio.shield(reading)
                 if batch is None:
                     break
-                outcome = await self._changes.submit(
-                    Delete(topic.name, keys=[key.decode() for key in batch.keys], durability=durability)
+                submitted = await self._changes.submit_patiently(
+                    Delete(
+                        topic.name,
+                        keys=[key.decode() for key in batch.keys],
+                        durability=durability,
+                        topic_id=topic.id,
+                    )
                 )
+                outcome = await submitted
                 progress.matched += len(batch.keys)
                 progress.deleted += outcome.applied
                 progress.last_sequence = outcome.last_sequence or progress.last_sequence
@@ -310,6 +380,12 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         finally:
             if reading is not None:
                 reading.add_done_callback(lambda done: _close(scan, done))
+
+
+def _close_opened(opening: asyncio.Future[Scan]) -> None:
+    """Closes a scan that nobody waits for any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _close(scan: Scan, reading: asyncio.Future[Any]) -> None:

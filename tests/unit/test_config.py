@@ -169,7 +169,10 @@ REFUSED = [
     ('[topics.orders]\nexpriation = "30s"', "[topics.orders] expriation: unknown key, did you mean expiration?"),
     ("[servre]\nx = 1", "[servre]: unknown table, did you mean [server]?"),
     ("[replication]\nx = 1", "[replication]: unknown table (known: clock, journal, limits,"),
-    ('[topics.a]\nindex = ["/x"]', "[topics.a] index: unknown key (known: key, message_type,"),
+    ('[topics.a]\nindexes = ["/x"]', "[topics.a] indexes: unknown key, did you mean index?"),
+    ('[topics.a]\nindex = "/x"', "[topics.a] index: expected paths such as"),
+    ('[topics.a]\nindex = ["x"]', "[topics.a] index: path 'x' must begin with '/'"),
+    ('[topics.a]\nmessage_type = "binary"\nindex = ["/x"]', "[topics.a] index: a binary topic has no fields"),
     ('[topics.a]\ndead_letter = "b"', "[topics.a] dead_letter: unknown key"),
     ('listen = "127.0.0.1:1"', "listen: unknown key, it belongs in [server]"),
     ('[server]\nblock_cache = "2MiB"', "[server] block_cache: unknown key, it belongs in [storage]"),
@@ -381,9 +384,10 @@ _settings = st.builds(
     min_ttl_micros=_ttls,
     max_ttl_micros=_ttls,
     journal=st.booleans(),
-    separator=st.binary(min_size=1, max_size=1),
+    separator=st.just(b"\x01") | st.binary(min_size=1, max_size=1),
     retain_time_micros=st.none() | st.integers(0, 2**62),
     retain_bytes=st.none() | st.integers(0, 2**62),
+    index=st.sampled_from([(), ("/55",), ("/44", "/54")]),
 )
 
 

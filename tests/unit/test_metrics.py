@@ -18,8 +18,11 @@ from sow_server import metrics as metrics_module
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
 from sow_server.engine.writer import Observer
 from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.request import Request, Snapshot, View
 from tests.support.stores import SECOND, FakeTime
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -35,6 +38,8 @@ class Watched:
         self.metrics = Metrics()
         self.store = Store.open(path, clock=self.clock, observer=self.metrics)
         self.metrics.watch(self.store, self.clock)
+        self.hub = Hub(self.store, self.clock, lambda run: run())
+        self.metrics.watch_subscriptions(self.hub)
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
         self.store.create_topic(name, settings, lambda _: None)
@@ -296,6 +301,25 @@ def _documented() -> dict[str, tuple[str, set[str]]]:
     """Name → (type, labels), from the tables of the document."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([\w, ]*)\|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     return {name: (kind, set(labels.replace(",", " ").split())) for name, kind, labels in rows}
+
+
+def test_the_dispatched_changes_of_followed_topics_are_counted(watched: Watched) -> None:
+    watched.create("a")
+    watched.create("b")
+    topic = watched.store.topics.find("a")
+    watched.hub.subscribe(Request(view=lambda _: View(), snapshot=_no_snapshot, topic="a"))
+    assert watched.value("sow_subscriptions") == 1
+    watched.put("a", ["1", "2"])
+    watched.put("b", ["3"])
+    assert topic.followers == 1
+    assert watched.value("sow_changes_dispatched_total") == 2
+    assert watched.value("sow_subscription_groups") == 1
+    assert (watched.value("sow_subscription_queue_bytes") or 0) > 0
+    assert watched.value("sow_dispatch_lag_sequences") == 0
+
+
+def _no_snapshot(topic: Topic) -> Snapshot:
+    raise AssertionError("none was asked for")
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:

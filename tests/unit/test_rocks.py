@@ -193,6 +193,19 @@ def test_fill_stops_at_its_limits_and_tells_where_to_go_on(rocks: Rocks) -> None
     assert len(keys) == len(values) == 9
 
 
+def test_filling_keys_before_a_stop_tells_where_to_go_on(rocks: Rocks) -> None:
+    put(rocks, {number(index): b"v" for index in range(10)})
+    cursor = rocks.cursor(RECORDS)
+    keys: list[bytes] = [b"before"]
+    assert cursor.fill_keys_before(b"", number(8), 3, keys) == number(3)
+    assert cursor.fill_keys_before(number(3), number(8), 4, keys) == number(7)
+    assert cursor.fill_keys_before(number(7), number(8), 1, keys) is None  # the next key is the stop
+    assert keys == [b"before", *[number(index) for index in range(8)]]
+    assert cursor.fill_keys_before(number(8), b"\xff", 2, keys) is None  # and here there is no next key
+    assert cursor.fill_keys_before(number(5), number(2), 9, keys) is None
+    assert keys[9:] == [number(8), number(9)]
+
+
 def test_a_cursor_finds_single_rows(rocks: Rocks) -> None:
     cursor = rocks.cursor(RECORDS)
     assert (cursor.last(), cursor.last_before(b"x"), cursor.find(b"x")) == (None, None, None)
@@ -240,6 +253,7 @@ def _fill_all(cursor: Cursor) -> None:
         pytest.param(lambda cursor: list(cursor.rows(b"", b"\xff", limit=2000)), id="rows with limit and stop"),
         pytest.param(lambda cursor: list(cursor.keys(b"", None)), id="keys"),
         pytest.param(_fill_all, id="fill"),
+        pytest.param(lambda cursor: cursor.fill_keys_before(b"", b"\xff", 10**9, []), id="fill_keys_before"),
         pytest.param(lambda cursor: [cursor.find(number(index)) for index in range(2000)], id="find"),
         pytest.param(lambda cursor: [cursor.last_before(number(index)) for index in range(2000)], id="last_before"),
     ],

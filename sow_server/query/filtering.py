@@ -1,0 +1,114 @@
+"""A filter on stored records of one topic: from its text, checked against the topic, to `key, value -> bool`.
+
+Queries, deletes, restamps and subscriptions get their filters here, so that a filter means the same in each of them.
+
+    F-a  Of a record no more is looked at than the filter reads: the payload is decoded, the header taken apart, the key
+         decoded only where it asks for them.
+    F-b  NOW_MICROS() is the one `now` of the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from sow_server.engine.codec import HEADER_BYTES, read_header
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.keys import parse_path
+from sow_server.engine.model import NEVER, MessageType, RecordMatcher
+from sow_server.engine.payloads import Format
+from sow_server.engine.topics import Topic
+from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
+from sow_server.filters.tree import Metadata, MetadataName, walk
+
+CACHED_FILTERS: Final = 256
+CACHED_CHARACTERS_MAX: Final = 4096
+"""Longer texts are compiled each time: a program that makes such filters rarely makes the same one twice, and the cache
+stays within a few megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFilter:
+    """A filter of one request on the records of one topic. From any thread."""
+
+    tree: Filter
+    text: str
+    """In its canonical form."""
+    predicate: Predicate
+    uses_metadata: bool
+    """False: `fixed_meta` does for every record."""
+    fixed_meta: Meta
+    """What is known without a record: the topic and the request's now."""
+    matches: RecordMatcher
+    """Whether a live record matches, by its record key and its stored value (header and payload)."""
+    payloads: Format
+    """What takes payloads apart."""
+
+    def at(self, now_micros: int) -> RecordFilter:
+        """The same filter at another `now`: one may be needed before the cut that has it."""
+        meta = self.fixed_meta._replace(now_micros=now_micros)
+        matcher = _matcher(self.predicate, self.payloads, meta, uses_metadata=self.uses_metadata)
+        return replace(self, fixed_meta=meta, matches=matcher)
+
+
+def record_filter(topic: Topic, text: str, now_micros: int, *, allow_now: bool = True) -> RecordFilter:
+    """The filter `text` on the records of `topic`, at one `now`.
+
+    Raises StoreError: FILTER_INVALID with the position and a caret, in its details also as `position`;
+    UNSUPPORTED_FOR_MESSAGE_TYPE where it reads fields of a binary topic.
+    """
+    compiled = _compiled if len(text) <= CACHED_CHARACTERS_MAX else _compiled.__wrapped__
+    try:
+        found = compiled(text, topic.settings.key, allow_now)
+    except FilterError as error:
+        details = {"position": str(error.position)} if error.position >= 0 else None
+        raise StoreError(Reason.FILTER_INVALID, f"filter: {error.message}", field="filter", details=details) from None
+    if found.predicate.uses_payload and topic.settings.message_type is MessageType.BINARY:
+        raise StoreError(
+            Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,
+            f"filter: topic {topic.name} is binary, its payloads have no fields; ask for metadata such as @key",
+            field="filter",
+        )
+    meta = Meta("", 0, 0, None, topic.name, now_micros)
+    matcher = _matcher(found.predicate, topic.format, meta, uses_metadata=found.uses_metadata)
+    return RecordFilter(found.tree, found.text, found.predicate, found.uses_metadata, meta, matcher, topic.format)
+
+
+class _Compiled(NamedTuple):
+    """What does not depend on the request."""
+
+    tree: Filter
+    text: str
+    predicate: Predicate
+    uses_metadata: bool
+
+
+@lru_cache(maxsize=CACHED_FILTERS)
+def _compiled(text: str, key: tuple[str, ...], allow_now: bool) -> _Compiled:
+    # Parsing and compiling take milliseconds; services ask the same few filters again and again.
+    tree = parse(text)
+    predicate = compile_filter(tree, key_paths=[parse_path(path) for path in key], allow_now=allow_now)
+    uses_metadata = any(isinstance(node, Metadata) and node.name is not MetadataName.TOPIC for node in walk(tree))
+    return _Compiled(tree, print_filter(tree), predicate, uses_metadata)
+
+
+def _matcher(predicate: Predicate, payloads: Format, fixed: Meta, *, uses_metadata: bool) -> RecordMatcher:
+    """The leanest function that does: a scan calls it for every record."""
+    matches, decode = predicate.matches, payloads.decode
+    if predicate.constant is not None:
+        constant = predicate.constant
+        return lambda key, value: constant
+    if not uses_metadata:
+        return lambda key, value: matches(decode(value[HEADER_BYTES:]), fixed)
+
+    def meta_of(key: bytes, value: bytes) -> Meta:
+        header = read_header(value)
+        expire_time = None if header.expire_time_micros == NEVER else header.expire_time_micros
+        return Meta(
+            key.decode(), header.version, header.publish_time_micros, expire_time, fixed.topic, fixed.now_micros
+        )
+
+    if predicate.uses_payload:
+        return lambda key, value: matches(decode(value[HEADER_BYTES:]), meta_of(key, value))
+    return lambda key, value: matches(None, meta_of(key, value))

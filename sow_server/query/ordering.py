@@ -1,0 +1,428 @@
+"""`order_by`: its text, what records are compared by, and a sort that holds no more than it has to (rule Q2).
+Pure, but for the records that a `Sorter` holds.
+
+    O1  Null is last in both directions: a missing field, null, NaN, an object, an array without a first element.
+    O2  Booleans come before numbers, numbers before texts; false before true, numbers by value, texts by code point. An
+        array counts as its first element. In fix and nvfix, whose values are all texts, a numeric text is a number.
+    O3  Equal ones are in key order, in both directions: records arrive in key order, and every sort is stable.
+    O4  With a limit of k records at most 2 k, or k and a fixed number more, are held, whatever the size of the result;
+        and all sorts together hold no more bytes than allowed. What does not fit is RESULT_TOO_LARGE.
+    O5  Sorting holds the GIL, so no more than a run of some RUN_RECORDS is sorted at once; runs are merged while read.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from sow_server.engine.codec import HEADER_BYTES, header_columns
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.fields import Kind, Steps, number_of, value_at
+from sow_server.engine.model import NEVER, MessageType
+from sow_server.engine.payloads import Decode
+from sow_server.engine.topics import Topic
+from sow_server.filters import FilterError, parse, print_path
+from sow_server.filters.tree import Field, Metadata, MetadataName, Path
+from sow_server.filters.values import first
+
+TERMS_MAX: Final = 16
+LENGTH_MAX: Final = 64 << 10
+"""Characters of an `order_by`."""
+ORDER_BYTES_MAX: Final = 256 * 2**20
+"""Memory that all ordered queries of a server may take together."""
+SPARE_RECORDS: Final = 4096
+"""How many records more than its limit a sort gathers before it drops the worst of them."""
+RUN_RECORDS: Final = 10_000
+_RECORD_BYTES: Final = 350
+"""What Python takes for a record that is held, besides its key, its value and what it is compared by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One field to sort by."""
+
+    field: Field
+    descending: bool
+
+
+# --- its text --------------------------------------------------------------------------------------------------------
+
+# A field ends at a blank or a comma, unless in brackets: /[odd name, and more].
+_FIELD: Final = re.compile(r"(?:\[(?:[^\]\\]|\\.)*\]|[^\s,\[])+", re.DOTALL)
+_SPACE: Final = re.compile(r"\s*")
+_WORD: Final = re.compile(r"[^\s,]*")
+_DIRECTIONS: Final = {"ASC": False, "DESC": True}
+
+
+def parse_order(text: str) -> tuple[Term, ...]:
+    """The terms of `/price DESC, @key`. Raises FilterError with the position and a caret."""
+    if len(text) > LENGTH_MAX:
+        raise FilterError(f"an order of {len(text)} characters, more than the limit of {LENGTH_MAX}")
+    terms: list[Term] = []
+    at = 0
+    while True:
+        at = _behind(_SPACE, text, at)
+        if len(terms) == TERMS_MAX:
+            raise FilterError(f"more fields than the limit of {TERMS_MAX}", at, text)
+        end = _behind(_FIELD, text, at)
+        field = _field(text, at, end)
+        at = _behind(_SPACE, text, end)
+        word = text[at : _behind(_WORD, text, at)]
+        descending = _DIRECTIONS.get(word.upper())
+        if descending is not None:
+            at = _behind(_SPACE, text, at + len(word))
+        terms.append(Term(field, bool(descending)))
+        if at == len(text):
+            return tuple(terms)
+        if text[at] != ",":
+            directions = "ASC, DESC, " if descending is None else ""
+            raise FilterError(f"expected {directions}',' or the end", at, text)
+        at += 1
+
+
+def print_order(terms: Sequence[Term]) -> str:
+    """The canonical text: ASC is left out."""
+    return ", ".join([_field_text(term.field) + (" DESC" if term.descending else "") for term in terms])
+
+
+def _behind(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return at if found is None else found.end()
+
+
+def _field(text: str, begin: int, end: int) -> Field:
+    written = text[begin:end]
+    if written.startswith("@"):
+        try:
+            return Metadata(MetadataName(written[1:].lower()))
+        except ValueError:
+            names = ", ".join(f"@{name.value}" for name in MetadataName)
+            raise FilterError(f"expected one of {names}", begin, text) from None
+    if written.startswith(("/", "[")):
+        try:
+            tree = parse(written)
+        except FilterError as error:
+            raise FilterError("expected a field such as /price", begin + max(0, error.position), text) from None
+        if isinstance(tree, Path):
+            return tree
+    raise FilterError("expected a field, such as /price or @key", begin, text)
+
+
+def _field_text(field: Field) -> str:
+    return print_path(field.steps) if isinstance(field, Path) else f"@{field.name.value}"
+
+
+# --- what records are compared by ------------------------------------------------------------------------------------
+
+SortKey: TypeAlias = tuple[int, object]
+"""The rank of a kind, and a value of that kind. Of one term all are ranked in one way."""
+
+
+class Ranking(enum.Enum):
+    """How a term ranks values. A whole sort runs in the direction of its first term; a term that runs against it turns
+    the values round instead."""
+
+    ASCENDING = enum.auto()
+    """In an ascending sort; null is above all."""
+    DESCENDING = enum.auto()
+    """In a descending sort; null is below all."""
+    TURNED_DESCENDING = enum.auto()
+    """A descending term in an ascending sort."""
+    TURNED_ASCENDING = enum.auto()
+    """An ascending term in a descending sort."""
+
+    @property
+    def turned(self) -> bool:
+        return self in (Ranking.TURNED_DESCENDING, Ranking.TURNED_ASCENDING)
+
+    @property
+    def null(self) -> SortKey:
+        """Last (O1): the highest in an ascending sort, the lowest in a descending one."""
+        return (9, 0) if self in (Ranking.ASCENDING, Ranking.TURNED_DESCENDING) else (-9, 0)
+
+
+class _Turned:
+    """A text that is the smaller the larger it is."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str | bytes) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Turned) and self.text == other.text
+
+    def __lt__(self, other: _Turned) -> bool:
+        return other.text < self.text  # type: ignore[operator]  # of one kind both are str, or both are bytes
+
+    __hash__ = None  # type: ignore[assignment]  # nobody looks one up
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + sys.getsizeof(self.text)
+
+
+def sort_key(value: object, ranking: Ranking, *, numeric: bool = False) -> SortKey:
+    """What a field's value is compared by (O1, O2); `numeric`: a numeric text is a number."""
+    kind = type(value)
+    if kind is list:
+        value = first(value)  # which is no list
+        kind = type(value)
+    ranked: SortKey
+    if kind is str:
+        number = number_of(value) if numeric else None
+        ranked = (Kind.TEXT, value) if number is None else (Kind.NUMBER, number)
+    elif kind is int or (kind is float and value == value):
+        ranked = (Kind.NUMBER, value)
+    elif kind is bool:
+        ranked = (Kind.BOOLEAN, value)
+    else:
+        return ranking.null
+    return _turned(ranked) if ranking.turned else ranked
+
+
+def _turned(ranked: SortKey) -> SortKey:
+    rank, value = ranked
+    if isinstance(value, (str, bytes)):
+        return -rank, _Turned(value)
+    assert isinstance(value, (int, float)), "booleans and numbers"
+    return -rank, -value
+
+
+Column = Callable[[Sequence[bytes], Sequence[bytes], Sequence[object]], list[SortKey]]
+"""From the record keys, stored values and documents of some records to what one term compares them by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An `order_by` on the records of one topic. From any thread."""
+
+    terms: tuple[Term, ...]
+    text: str
+    """In its canonical form."""
+    decode: Decode | None
+    """The fields of a payload that it reads; None where it reads none."""
+    columns: tuple[Column, ...]
+    """One per term."""
+
+    @property
+    def descending(self) -> bool:
+        """In which direction the whole sort runs."""
+        return self.terms[0].descending
+
+
+def order(topic: Topic, text: str) -> Order:
+    """The order `text` of the records of `topic`.
+
+    Raises StoreError: ORDER_INVALID with the position and a caret, in its details also as `position`;
+    UNSUPPORTED_FOR_MESSAGE_TYPE where it reads fields of a binary topic.
+    """
+    try:
+        terms = parse_order(text)
+    except FilterError as error:
+        details = {"position": str(error.position)} if error.position >= 0 else None
+        message = f"order_by: {error.message}"
+        raise StoreError(Reason.ORDER_INVALID, message, field="order_by", details=details) from None
+    names = dict.fromkeys([str(term.field.steps[0]) for term in terms if isinstance(term.field, Path)])
+    message_type = topic.settings.message_type
+    if names and message_type is MessageType.BINARY:
+        raise StoreError(
+            Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,
+            f"order_by: topic {topic.name} is binary, its payloads have no fields; only metadata such as @version has"
+            " an order",
+            field="order_by",
+        )
+    decode = topic.format.decoder(tuple(names)) if names else None
+    numeric = message_type in (MessageType.FIX, MessageType.NVFIX)
+    down = terms[0].descending
+    return Order(
+        terms, print_order(terms), decode, tuple([_column(term, down=down, numeric=numeric) for term in terms])
+    )
+
+
+def _column(term: Term, *, down: bool, numeric: bool) -> Column:
+    if term.descending == down:
+        ranking = Ranking.DESCENDING if down else Ranking.ASCENDING
+    else:
+        ranking = Ranking.TURNED_ASCENDING if down else Ranking.TURNED_DESCENDING
+    if isinstance(term.field, Metadata):
+        return _metadata_column(term.field.name, ranking)
+    steps: Steps = term.field.steps
+    plain = not ranking.turned
+
+    def column(keys: Sequence[bytes], values: Sequence[bytes], documents: Sequence[object]) -> list[SortKey]:
+        return [
+            # The most frequent kind inline: a call would cost as much again.
+            (Kind.NUMBER, value) if plain and type(value) is int else sort_key(value, ranking, numeric=numeric)
+            for value in [value_at(document, steps) for document in documents]
+        ]
+
+    return column
+
+
+def _metadata_column(name: MetadataName, ranking: Ranking) -> Column:
+    def ranked(values: Sequence[bytes], keys: Sequence[bytes]) -> list[SortKey]:
+        match name:
+            case MetadataName.KEY:
+                return [(Kind.TEXT, key) for key in keys]  # UTF-8 has the order of code points
+            case MetadataName.VERSION:
+                return [(Kind.NUMBER, version) for version in header_columns(values).version]
+            case MetadataName.PUBLISH_TIME:
+                return [(Kind.NUMBER, time) for time in header_columns(values).publish_time]
+            case MetadataName.EXPIRE_TIME:
+                times = header_columns(values).expire_time
+                return [(Kind.NUMBER, time) if time != NEVER else ranking.null for time in times]
+            case MetadataName.TOPIC:
+                return [ranking.null] * len(keys)  # one for all
+
+    def column(keys: Sequence[bytes], values: Sequence[bytes], documents: Sequence[object]) -> list[SortKey]:
+        found = ranked(values, keys)
+        if not ranking.turned:
+            return found
+        null = ranking.null
+        return [entry if entry == null else _turned(entry) for entry in found]
+
+    return column
+
+
+# --- the sort --------------------------------------------------------------------------------------------------------
+
+_Row: TypeAlias = tuple[tuple[object, ...], bytes, bytes]
+"""(the sort keys of all terms in one tuple, record key, stored value): every object more makes sorting slower."""
+_sort_keys_of: Final = itemgetter(0)
+
+
+class SortMemory:
+    """What the sorts of a server hold together. From any thread."""
+
+    def __init__(self, bytes_max: int = ORDER_BYTES_MAX) -> None:
+        self.bytes_max: Final = bytes_max
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def change(self, by: int) -> bool:
+        """Takes so many bytes more, or gives some back; False, and nothing taken, where there are not so many."""
+        with self._lock:
+            if by > 0 and self._held + by > self.bytes_max:
+                return False
+            self._held += by
+            return True
+
+
+class Sorter:
+    """Owns the records that are being put in order: `add` takes them, in key order, `rows` gives them, sorted; `close`
+    when they are no longer needed."""
+
+    def __init__(self, order: Order, limit: int | None, *, payloads: bool, memory: SortMemory) -> None:
+        """`limit`: how many of the first are wanted, None for all; `payloads`: False keeps no more than the headers."""
+        self._order = order
+        self._limit = limit
+        self._payloads = payloads
+        self._memory = memory
+        self._run: list[_Row] = []  # not sorted yet
+        self._runs: list[list[_Row]] = []  # each sorted; in an earlier one are earlier keys
+        self._records = 0
+        self._bytes = 0
+        self._worst: SortKey | None = None  # of the first term: what is beyond it is not among the first `limit`
+        self._records_max = None if limit is None else limit + max(limit, SPARE_RECORDS)
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Takes records. Raises StoreError RESULT_TOO_LARGE."""
+        decode = self._order.decode
+        documents: Sequence[object] = (
+            [None] * len(values) if decode is None else [decode(value[HEADER_BYTES:]) for value in values]
+        )
+        leading = self._order.columns[0](keys, values, documents)
+        if self._worst is not None:
+            wanted = self._within(leading, self._worst)
+            leading = list(compress(leading, wanted))
+            keys, values = list(compress(keys, wanted)), list(compress(values, wanted))
+            documents = list(compress(documents, wanted))
+        sort_keys: list[tuple[object, ...]] = list(leading)
+        for column in self._order.columns[1:]:
+            further = column(keys, values, documents)
+            sort_keys = [found + more for found, more in zip(sort_keys, further, strict=True)]
+        kept = values if self._payloads else [value[:HEADER_BYTES] for value in values]
+        rows = list(zip(sort_keys, keys, kept, strict=True))
+        self._records += len(rows)
+        self._run += rows
+        fits = self._hold(self._bytes + self._size(rows))
+        if len(self._run) >= RUN_RECORDS:
+            self._end_run()
+        if self._records_max is not None and (self._records >= self._records_max or not fits):
+            # With little room left it would be cut all over again for every few records that come.
+            most = self._memory.bytes_max if fits else self._memory.bytes_max // 2
+            fits = self._cut() and self._bytes <= most
+        if not fits:
+            self.close()
+            raise StoreError(
+                Reason.RESULT_TOO_LARGE,
+                f"order_by: the result does not fit into the {self._memory.bytes_max >> 20} MiB in which this server"
+                " sorts; ask for (fewer of) the first ones with top_n, or without order_by",
+                field="order_by",
+            )
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """The first `limit` of all, as (record key, stored value), in order."""
+        self._end_run()
+        return ((key, value) for _, key, value in islice(self._merged(), self._limit))
+
+    def close(self) -> None:
+        """Lets go of the records."""
+        self._run, self._runs = [], []
+        self._hold(0)
+
+    def _hold(self, size: int) -> bool:
+        """Holds so many bytes from now on; False where there is no room."""
+        if not self._memory.change(size - self._bytes):
+            return False
+        self._bytes = size
+        return True
+
+    def _within(self, leading: Sequence[SortKey], worst: SortKey) -> list[bool]:
+        """Which of those that come now may be among the first: of several terms those with an equal first one, too; of
+        a single one not, as they stand behind (O3)."""
+        several = len(self._order.terms) > 1
+        if self._order.descending:
+            return [found > worst or (several and found == worst) for found in leading]
+        return [found < worst or (several and found == worst) for found in leading]
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._run.sort(key=_sort_keys_of, reverse=self._order.descending)
+            self._runs.append(self._run)
+            self._run = []
+
+    def _merged(self) -> Iterator[_Row]:
+        if len(self._runs) == 1:
+            return iter(self._runs[0])
+        return heapq.merge(*self._runs, key=_sort_keys_of, reverse=self._order.descending)
+
+    def _cut(self) -> bool:
+        """Drops what is beyond the limit; False where there is no room for what is left."""
+        assert self._limit is not None, "called where there is a limit"
+        self._end_run()
+        kept = list(islice(self._merged(), self._limit))
+        self._runs = [kept]
+        self._records = len(kept)
+        if len(kept) == self._limit:
+            rank, value, *_ = kept[-1][0]
+            assert isinstance(rank, int), "a sort key begins with a rank"
+            self._worst = rank, value
+        return self._hold(self._size(kept))
+
+    def _size(self, rows: Sequence[_Row]) -> int:
+        """About the memory that rows take. Without a loop in Python: it is asked of every record."""
+        size = _RECORD_BYTES * len(rows)
+        for place in (1, 2):
+            size += sum(map(len, map(itemgetter(place), rows)))
+        for place in range(1, 2 * len(self._order.terms), 2):
+            size += sum(map(sys.getsizeof, map(itemgetter(place), map(_sort_keys_of, rows))))
+        return size

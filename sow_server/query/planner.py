@@ -1,0 +1,236 @@
+"""How a query finds its records: what its filter says of keys and indexed fields, turned into what to read (rule Q3).
+Pure: nothing is read here; the scan, which can, chooses among what a plan leaves open.
+
+    PL1  A plan never loses a record that the filter matches. It only narrows from outside: each record that is found is
+         still asked the whole filter. So a plan never changes a result.
+    PL2  Points (`=` and IN on all key fields, or on @key) come first: each is one look-up, and there are at most
+         PROBES_MAX of them.
+    PL3  Otherwise ranges of record keys: of leading key fields that are fixed, of a beginning of the next one, of
+         comparisons of @key. Without any of these the one range is the whole topic: a scan.
+    PL4  What indexes offer besides is listed, those that consist of points and few intervals first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sow_server.engine import indexes
+from sow_server.engine.fields import Kind, Steps
+from sow_server.engine.keys import escape, join
+from sow_server.filters import Filter
+from sow_server.filters.bounds import Bound, bounds_of, key_prefixes, key_texts
+from sow_server.filters.tree import Field, Metadata, MetadataName, Path
+
+PROBES_MAX: Final = 10_000
+"""Look-ups, or ranges, of one plan; a filter that would need more is answered by the next best plan."""
+CANDIDATES_MAX: Final = 4
+"""Bounds on indexes that are compared with each other."""
+
+
+class Access(enum.IntEnum):
+    """How records are found, numbered as in `sow.v1.QueryPlan.Access`."""
+
+    POINTS = 1
+    KEY_RANGES = 2
+    INDEX = 3
+    SCAN = 4
+    NOTHING = 5
+
+
+class Range(NamedTuple):
+    """Record keys from `start` to `stop` (excluded)."""
+
+    start: bytes
+    stop: bytes
+
+
+ABOVE_ALL: Final = b"\xff"
+"""Above every record key: no UTF-8 begins with it."""
+EVERYTHING: Final = (Range(b"", ABOVE_ALL),)
+
+
+class IndexBound(NamedTuple):
+    """A way through an index: records with an entry in one of the intervals (start, stop) of it."""
+
+    steps: Steps
+    intervals: tuple[tuple[bytes, bytes], ...]
+    points: bool
+    """Each interval is one value, so that its entries are in key order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read: the records of `points`, or of `ranges` (a scan: all), or, where that is less, what one of `bounds`
+    gives."""
+
+    access: Access
+    points: tuple[bytes, ...] = ()
+    """Record keys, in order."""
+    ranges: tuple[Range, ...] = ()
+    """In order, not overlapping."""
+    bounds: tuple[IndexBound, ...] = ()
+
+
+NOTHING: Final = Plan(Access.NOTHING)
+SCAN: Final = Plan(Access.SCAN, ranges=EVERYTHING)
+_KEY: Final = Metadata(MetadataName.KEY)
+
+
+def plan(
+    tree: Filter | None,
+    *,
+    key_paths: Sequence[Sequence[str]] = (),
+    indexed: Collection[Steps] = (),
+    keys: Collection[bytes] | None = None,
+) -> Plan:
+    """The plan of a filter (None: every record) on a topic with key fields at `key_paths` (none: publishers supply the
+    key) and indexes on the fields `indexed`. `keys`: of these record keys alone."""
+    points = None if keys is None else frozenset(keys)
+    if tree is None:
+        return SCAN if points is None else _points(points)
+    texts = key_texts(tree, key_paths)
+    bounds = bounds_of(tree, key_paths)
+    if not all(texts.values()) or any(not bound for found in bounds.values() for bound in found):
+        return NOTHING
+    for found in (_keys_of_metadata(texts), _keys_of_fields(texts, key_paths)):
+        if found is not None:
+            points = found if points is None else points & found
+    if points is not None:
+        return _points(points)
+    ranges = _common(
+        [
+            *_ranges_of_fields(texts, key_prefixes(tree, key_paths), key_paths),
+            *[_ranges_of_metadata(bound) for bound in bounds.get(_KEY, ())],
+        ]
+    )
+    if not ranges:
+        return NOTHING
+    candidates = _candidates(bounds, indexed)
+    if any(not bound.intervals for bound in candidates):
+        return NOTHING
+    access = Access.SCAN if ranges == EVERYTHING else Access.KEY_RANGES
+    return Plan(access, ranges=ranges, bounds=candidates)
+
+
+# --- points ----------------------------------------------------------------------------------------------------------
+
+
+def _points(keys: frozenset[bytes]) -> Plan:
+    return Plan(Access.POINTS, points=tuple(sorted(keys))) if keys else NOTHING
+
+
+def _keys_of_metadata(texts: Mapping[Field, frozenset[str]]) -> frozenset[bytes] | None:
+    found = texts.get(_KEY)
+    return None if found is None or len(found) > PROBES_MAX else frozenset([_encoded(text) for text in found])
+
+
+def _keys_of_fields(
+    texts: Mapping[Field, frozenset[str]], key_paths: Sequence[Sequence[str]]
+) -> frozenset[bytes] | None:
+    """Every combination of what the key fields must be."""
+    if not key_paths:
+        return None
+    combinations: list[list[str]] = [[]]
+    for path in key_paths:
+        found = texts.get(Path(tuple(path)))
+        if found is None or len(combinations) * len(found) > PROBES_MAX:
+            return None
+        combinations = [[*combination, text] for combination in combinations for text in found]
+    return frozenset([_encoded(join(combination)) for combination in combinations])
+
+
+def _encoded(text: str) -> bytes:
+    # No record key has a surrogate; a filter of a program may, and finds none.
+    return text.encode("utf-8", "surrogatepass")
+
+
+# --- ranges of record keys -------------------------------------------------------------------------------------------
+
+
+def _ranges_of_fields(
+    texts: Mapping[Field, frozenset[str]],
+    prefixes: Mapping[Field, frozenset[str]],
+    key_paths: Sequence[Sequence[str]],
+) -> Iterable[tuple[Range, ...]]:
+    """Those of the leading key fields that are fixed, and of a beginning of the next one."""
+    heads = [""]
+    for path in key_paths:
+        field = Path(tuple(path))
+        found = texts.get(field)
+        if found is not None and len(heads) * len(found) <= PROBES_MAX:
+            heads = [f"{head}{escape(text)}|" for head in heads for text in found]
+            continue
+        beginnings = prefixes.get(field)
+        if beginnings is not None and len(heads) * len(beginnings) <= PROBES_MAX:
+            heads = [f"{head}{escape(beginning)}" for head in heads for beginning in beginnings]
+        break
+    if "" not in heads:
+        yield _merged([Range(start := _encoded(head), _after(start)) for head in heads])
+
+
+def _after(prefix: bytes) -> bytes:
+    """The least bytes above all that begin with `prefix`: the last byte of UTF-8 is never 255."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def _ranges_of_metadata(bound: Bound) -> tuple[Range, ...]:
+    """Those of comparisons with @key, which is a text."""
+    ranges: list[Range] = []
+    for interval in bound:
+        assert interval.kind is Kind.TEXT, "@key compares by its order with texts only"
+        low, high = interval.low, interval.high
+        start = b"" if low is None else _encoded(str(low)) + (b"" if interval.low_included else b"\0")
+        stop = ABOVE_ALL if high is None else _encoded(str(high)) + (b"\0" if interval.high_included else b"")
+        ranges.append(Range(start, stop))
+    return _merged(ranges)
+
+
+def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same keys in ranges that are in order and do not overlap."""
+    merged: list[Range] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if merged and start <= merged[-1].stop:
+            merged[-1] = Range(merged[-1].start, max(stop, merged[-1].stop))
+        else:
+            merged.append(Range(start, stop))
+    return tuple(merged)
+
+
+def _common(unions: Iterable[tuple[Range, ...]]) -> tuple[Range, ...]:
+    """The keys that are in all of the unions; a record has one key, so here they may be intersected."""
+    common: tuple[Range, ...] = EVERYTHING
+    for ranges in unions:
+        both: list[Range] = []
+        ours, theirs = iter(common), iter(ranges)
+        one, other = next(ours, None), next(theirs, None)
+        while one is not None and other is not None:
+            shared = Range(max(one.start, other.start), min(one.stop, other.stop))
+            if shared.start < shared.stop:
+                both.append(shared)
+            if one.stop <= other.stop:
+                one = next(ours, None)
+            else:
+                other = next(theirs, None)
+        common = tuple(both)
+    return common
+
+
+# --- indexes ---------------------------------------------------------------------------------------------------------
+
+
+def _candidates(bounds: Mapping[Field, tuple[Bound, ...]], indexed: Collection[Steps]) -> tuple[IndexBound, ...]:
+    found: list[IndexBound] = []
+    for field, alternatives in bounds.items():
+        if not isinstance(field, Path) or field.steps not in indexed:
+            continue
+        for bound in alternatives:
+            intervals = [indexes.interval(interval.kind, interval.low, interval.high) for interval in bound]
+            kept = tuple(dict.fromkeys([(start, stop) for start, stop in intervals if start < stop]))
+            found.append(IndexBound(field.steps, kept, all(interval.is_point for interval in bound)))
+    found.sort(key=lambda bound: (not bound.points, len(bound.intervals)))
+    return tuple(found[:CANDIDATES_MAX])

@@ -1,0 +1,85 @@
+"""The records that a filter selects to be changed: found batch by batch on a reader's thread (rules D2, L13).
+
+What is found is only proposed: the writer changes a record if it still matches when it is its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from typing import Final, NamedTuple
+
+from sow_server.engine.model import RecordMatcher
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.query.filtering import record_filter
+from sow_server.query.scan import Query, RecordBatch, Scan
+
+CHANGE_RECORDS: Final = 1000
+"""Records that one commit of a change by filter takes; up to this many it is atomic (rule D2)."""
+
+
+class Selected(NamedTuple):
+    """Records to change, and what they must still be then."""
+
+    keys: list[str]
+    matches: RecordMatcher
+
+
+async def selected(store: Store, readers: Executor, topic: Topic, text: str) -> AsyncGenerator[Selected, None]:
+    """The records of `topic` that match the filter `text` now, `CHANGE_RECORDS` at a time; the last may be fewer.
+
+    One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. To be closed, as it holds the cut. Raises
+    StoreError.
+    """
+    loop = asyncio.get_running_loop()
+    # A long filter takes a while to parse, which is none of the event loop's time.
+    given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
+    scan = Scan(store, Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS))
+    reading: asyncio.Future[RecordBatch | None] | None = None
+    try:
+        matches = given.at(scan.cut.now_micros).matches
+        found: list[str] = []
+        while True:
+            reading = loop.run_in_executor(readers, scan.step)
+            batch = await asyncio.shield(reading)
+            if batch is None:
+                break
+            found += [key.decode() for key in batch.keys]
+            while len(found) >= CHANGE_RECORDS:
+                yield Selected(found[:CHANGE_RECORDS], matches)
+                del found[:CHANGE_RECORDS]
+        if found:
+            yield Selected(found, matches)
+    finally:
+        _close_after(scan, reading)
+
+
+async def count_selected(store: Store, readers: Executor, topic: Topic, text: str) -> int:
+    """How many records of `topic` match the filter `text` now."""
+    loop = asyncio.get_running_loop()
+    given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
+    scan = Scan(store, Query(topic, filter=given, count_only=True))
+    reading: asyncio.Future[RecordBatch | None] | None = None
+    try:
+        while True:
+            reading = loop.run_in_executor(readers, scan.step)
+            if await asyncio.shield(reading) is None:
+                return scan.footer().matched
+    finally:
+        _close_after(scan, reading)
+
+
+def _close_after(scan: Scan, reading: asyncio.Future[RecordBatch | None] | None) -> None:
+    """Closes a scan once its last step has ended: a cursor must not be closed under a reader's hands."""
+
+    def close(done: asyncio.Future[RecordBatch | None]) -> None:
+        if not done.cancelled():
+            done.exception()  # told already, or nobody listens
+        scan.close()
+
+    if reading is None:
+        scan.close()
+    else:
+        reading.add_done_callback(close)

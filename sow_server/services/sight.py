@@ -1,0 +1,80 @@
+"""What a subscriber sees of topics, put together from the parts of a query: filter, projection, planned snapshot.
+
+Queries and subscriptions do not know each other; a filter means the same in both because both get it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.query.filtering import RecordFilter, record_filter
+from sow_server.query.projection import projection
+from sow_server.query.scan import Query, Scan
+from sow_server.subscriptions.frames import SnapshotBatch
+from sow_server.subscriptions.request import View
+
+
+class Sight:
+    """The filter and the projection of one subscriber, topic by topic. From any thread."""
+
+    def __init__(
+        self, store: Store, text: str, include: Sequence[str], exclude: Sequence[str], batch_size: int
+    ) -> None:
+        self._store = store
+        self._text = text
+        self._include, self._exclude = tuple(include), tuple(exclude)
+        self._batch_size = batch_size
+        self._filters: dict[tuple[object, ...], RecordFilter] = {}
+
+    def view(self, topic: Topic) -> View:
+        """What is seen of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, …"""
+        return View(self._filter(topic), projection(topic, self._include, self._exclude))
+
+    def snapshot(self, topic: Topic) -> PlannedSnapshot:
+        """A snapshot of a topic, found as a query finds its records."""
+        query = Query(
+            topic,
+            filter=self._filter(topic),
+            projection=projection(topic, self._include, self._exclude),
+            batch_size=self._batch_size,
+        )
+        return PlannedSnapshot(Scan(self._store, query))
+
+    def _filter(self, topic: Topic) -> RecordFilter | None:
+        if not self._text:
+            return None
+        settings = topic.settings
+        key = topic.id, settings.key, settings.message_type, settings.separator
+        found = self._filters.get(key)
+        if found is None:
+            # NOW_MICROS() is refused, so there is no now to give.
+            found = self._filters[key] = record_filter(topic, self._text, 0, allow_now=False)
+        return found
+
+
+class PlannedSnapshot:
+    """A `subscriptions.request.Snapshot` of one topic. Owns the scan."""
+
+    def __init__(self, scan: Scan) -> None:
+        self._scan: Final = scan
+        self.sequence: Final = scan.cut.sequence
+        self.now_micros: Final = scan.cut.now_micros
+        self.done = False
+
+    def read(self) -> SnapshotBatch | None:
+        """The next records; None: none among those that this step has looked at."""
+        batch = self._scan.step()
+        if batch is None:
+            self.done = True
+            return None
+        if not batch.keys:
+            return None
+        assert batch.payloads is not None, "keys alone were not asked for"
+        return SnapshotBatch(self._scan.query.topic.name, batch.keys, batch.payloads, batch.headers)
+
+    def close(self) -> None:
+        """Lets go of the cut."""
+        self._scan.close()

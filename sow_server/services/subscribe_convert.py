@@ -1,0 +1,111 @@
+"""Between the messages of `Subscribe` and the values of the subscriptions.
+
+A frame of changes is encoded once, for all subscribers who get it: what is sent are its bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from sow.v1 import sow_pb2
+from sow_server.engine.codec import HeaderColumns
+from sow_server.engine.store import Store
+from sow_server.query.scan import RecordBatch
+from sow_server.services import convert
+from sow_server.services.sight import Sight
+from sow_server.subscriptions.frames import (
+    ChangeFrame,
+    Frame,
+    Progress,
+    SnapshotBatch,
+    SnapshotBegin,
+    SnapshotEnd,
+)
+from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
+
+
+def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
+    """What is asked for. Raises StoreError where options contradict each other."""
+    sight = Sight(store, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000)
+    asked = Request(
+        sight.view,
+        sight.snapshot,
+        topic=message.topic,
+        pattern=message.topic_pattern,
+        sow=message.sow,
+        oof=message.oof,
+        delta=message.delta,
+        changes=message.changes,
+        empty_deltas=message.empty_deltas,
+        start=_start(message),
+        conflation_micros=message.conflation_micros,
+        progress_micros=message.progress_micros or PROGRESS_MICROS,
+        batch_size=message.batch_size or 1000,
+    )
+    check(asked, selects=bool(message.select.include or message.select.exclude))
+    return asked
+
+
+def _start(message: sow_pb2.SubscribeRequest) -> Start:
+    match message.WhichOneof("start"):
+        case None:
+            return FROM_NOW
+        case "bookmark":
+            return Start(StartKind.BOOKMARK, bookmark=message.bookmark)
+        case "start_time_micros":
+            return Start(StartKind.TIME, time_micros=message.start_time_micros)
+        case "earliest":
+            if not message.earliest:
+                raise convert.invalid("earliest", "false has no meaning; leave the start unset")
+            return Start(StartKind.EARLIEST)
+
+
+def response(frame: Frame, store: Store) -> bytes:
+    """A frame as it goes over the wire."""
+    message = sow_pb2.SubscribeResponse()
+    match frame:
+        case ChangeFrame():
+            if frame.encoded is None:
+                _fill_changes(message.changes, frame, store)
+                frame.encoded = message.SerializeToString()
+            return frame.encoded
+        case SnapshotBatch(topic, keys, payloads, headers):
+            message.snapshot.topic = topic
+            convert.fill_columns(message.snapshot.records, store, RecordBatch(keys, payloads, headers))
+        case SnapshotBegin(sequence, now_micros):
+            message.snapshot_begin.bookmark = store.bookmark(sequence)
+            message.snapshot_begin.as_of_micros = now_micros
+        case SnapshotEnd(sequence):
+            message.snapshot_end.bookmark = store.bookmark(sequence)
+        case Progress(sequence, now_micros):
+            message.progress.bookmark = store.bookmark(sequence)
+            message.progress.now_micros = now_micros
+    return message.SerializeToString()
+
+
+def _fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store) -> None:
+    message.topic = frame.topic
+    message.bookmark = "" if frame.more else store.bookmark(frame.bookmark)
+    message.more = frame.more
+    message.atomic = frame.atomic
+    if not frame.rows:
+        return
+    rows = frame.rows
+    message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
+    why = [row.why for row in rows]
+    if any(why):
+        message.reason.extend(why)  # type: ignore[arg-type]  # same numbers
+    if any(row.is_delta for row in rows):
+        message.is_delta.extend([row.is_delta for row in rows])
+    if any(row.unset_paths for row in rows):
+        for row in rows:
+            message.unset_paths.add(paths=row.unset_paths)
+    headers = HeaderColumns(
+        array("q", [row.version for row in rows]),
+        array("q", [row.publish_time for row in rows]),
+        array("q", [row.expire_time for row in rows]),
+        array("q", [row.sequence for row in rows]),
+        array("H", [row.origin for row in rows]),
+    )
+    batch = RecordBatch([row.key for row in rows], [row.payload for row in rows], headers)
+    convert.fill_columns(message.records, store, batch)

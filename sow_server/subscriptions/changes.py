@@ -1,0 +1,259 @@
+"""One change as subscribers look at it: decoded no further than somebody asks, and no part of it twice.
+
+It comes either from a commit that has just become durable (with the stored value of the record that was replaced) or
+from the journal (which is asked for the previous change by its sequence, rule J1).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sow_server.engine.codec import DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
+from sow_server.engine.model import NEVER
+from sow_server.engine.topics import Topic
+from sow_server.filters import Meta
+from sow_server.subscriptions.frames import Op, Row, Why
+
+Find = Callable[[int], Entry | None]
+"""The change of one topic with a sequence; None when the journal has discarded it."""
+
+
+class Unknown(enum.Enum):
+    """What a record was before is below the floor: it counts as having been in focus (rule J1)."""
+
+    UNKNOWN = enum.auto()
+
+
+UNKNOWN: Final = Unknown.UNKNOWN
+
+
+class Version:
+    """A record as it was at some time."""
+
+    __slots__ = ("_document", "_meta", "expire_time", "key", "payload", "publish_time", "topic", "version")
+
+    def __init__(
+        self, topic: Topic, key: bytes, payload: bytes, version: int, publish_time: int, expire_time: int
+    ) -> None:
+        self.topic = topic
+        self.key = key
+        self.payload = payload
+        self.version = version
+        self.publish_time = publish_time
+        self.expire_time = expire_time
+        self._document: dict[str, object] | None = None
+        self._meta: Meta | None = None
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The decoded payload."""
+        found = self._document
+        if found is None:
+            found = self._document = self.topic.format.decode(self.payload)
+        return found
+
+    @property
+    def meta(self) -> Meta:
+        """What a filter can know besides. Filters of subscriptions do not ask for the time, so it is 0."""
+        found = self._meta
+        if found is None:
+            expire_time = None if self.expire_time == NEVER else self.expire_time
+            found = self._meta = Meta(
+                self.key.decode(), self.version, self.publish_time, expire_time, self.topic.name, 0
+            )
+        return found
+
+
+class Change(Version):
+    """A change. Of a removal the record is the one that went; its version and origin are that record's."""
+
+    __slots__ = (
+        "_before",
+        "_find",
+        "_match_row",
+        "_previous_value",
+        "_put_row",
+        "_removed_row",
+        "commit_time",
+        "kind",
+        "live",
+        "origin",
+        "previous",
+        "sequence",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        sequence: int,
+        kind: int,
+        key: bytes,
+        payload: bytes,
+        version: int,
+        publish_time: int,
+        expire_time: int,
+        origin: int,
+        previous: int,
+        previous_value: bytes | None,
+        commit_time: int,
+        find: Find,
+        live: bool,
+    ) -> None:
+        # Without super(): this is made for every change of every topic that is followed.
+        self.topic = topic
+        self.key = key
+        self.payload = payload
+        self.version = version
+        self.publish_time = publish_time
+        self.expire_time = expire_time
+        self._document = None
+        self._meta = None
+        self.sequence = sequence
+        self.kind = kind
+        self.origin = origin
+        self.previous = previous
+        self.commit_time = commit_time
+        self.live = live
+        """Whether it goes to those who were attached when it was committed."""
+        self._previous_value = previous_value
+        self._find = find
+        self._before: Version | Unknown | None = None
+        self._put_row: Row | None = None
+        self._match_row: Row | None = None
+        self._removed_row: Row | None = None
+
+    @property
+    def removes(self) -> bool:
+        """Whether the record is gone with it: a delete or an expiry."""
+        return self.kind == DELETE or self.kind == EXPIRE
+
+    @property
+    def before(self) -> Version | Unknown | None:
+        """Of a put: the live record that it replaced, None when there was none."""
+        if self.previous == 0:
+            return None
+        found = self._before
+        if found is None:
+            found = self._before = self._read_before()
+        return found
+
+    def _read_before(self) -> Version | Unknown:
+        value = self._previous_value
+        if value is not None:
+            head = read_header(value)
+            return Version(
+                self.topic,
+                self.key,
+                value[HEADER_BYTES:],
+                head.version,
+                head.publish_time_micros,
+                head.expire_time_micros,
+            )
+        entry = self._find(self.previous)
+        if entry is None:
+            return UNKNOWN
+        assert entry.key == self.key, "`previous` is the sequence of the same key's previous change"
+        return Version(
+            self.topic,
+            self.key,
+            entry.payload,
+            entry.version,
+            entry.publish_time_micros,
+            entry.expire_time_micros,
+        )
+
+    def due(self, now_micros: int) -> bool:
+        """Whether a put is not handed over any more, as the record is due (rule J12)."""
+        return self.expire_time <= now_micros and self._falls_due
+
+    @property
+    def _falls_due(self) -> bool:
+        # One that was due at its own commit goes to those who were attached then, and to nobody else (rule L7).
+        return self.topic.acts and not (self.live and self.expire_time <= self.commit_time)
+
+    @property
+    def put_row(self) -> Row:
+        """The record as a put."""
+        found = self._put_row
+        if found is None:
+            why = Why.TOUCHED if self.kind == TOUCH else Why.NONE
+            found = self._put_row = self._row(Op.PUT, why, self.expire_time if self._falls_due else NEVER)
+        return found
+
+    @property
+    def match_row(self) -> Row:
+        """The updated record, which does not match any more."""
+        found = self._match_row
+        if found is None:
+            found = self._match_row = self._row(Op.OOF, Why.MATCH, NEVER)
+        return found
+
+    def removed_row(self, *, oof: bool) -> Row:
+        """The record that went: out of focus, or to a change reader what happened to it."""
+        found = self._removed_row
+        deleted = self.kind == DELETE
+        if oof:
+            if found is None:
+                found = self._removed_row = self._row(Op.OOF, Why.DELETED if deleted else Why.EXPIRED, NEVER)
+            return found
+        return self._row(Op.DELETE if deleted else Op.EXPIRE, Why.NONE, NEVER)
+
+    def _row(self, op: Op, why: Why, skip_from: int) -> Row:
+        return Row(
+            op,
+            why,
+            self.key,
+            self.payload,
+            self.version,
+            self.publish_time,
+            self.expire_time,
+            self.origin,
+            self.sequence,
+            False,
+            (),
+            skip_from,
+        )
+
+
+def changes_of(
+    topic: Topic,
+    changes: Changes,
+    *,
+    start: int,
+    stop: int,
+    find: Find,
+    previous_values: Sequence[bytes | None] | None = None,
+    live: bool = False,
+) -> list[Change]:
+    """The changes of a chunk from position `start` to `stop`, excluded."""
+    version, origin = changes.version.tolist(), changes.origin.tolist()
+    if DELETE in changes.change or EXPIRE in changes.change:
+        kinds = changes.change
+        version = [
+            removed if kind == DELETE else own
+            for kind, own, removed in zip(kinds, version, changes.removed_version, strict=True)
+        ]
+        origin = [
+            removed if kind in (DELETE, EXPIRE) else own
+            for kind, own, removed in zip(kinds, origin, changes.removed_origin, strict=True)
+        ]
+    commit_time = changes.commit_time_micros
+    before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values
+    return [
+        Change(topic, sequence, kind, key, payload, own, publish, expire, by, previous, value, commit_time, find, live)
+        for sequence, kind, key, payload, own, publish, expire, by, previous, value in zip(
+            range(changes.first_sequence + start, changes.first_sequence + stop),
+            changes.change[start:stop],
+            changes.keys[start:stop],
+            changes.payloads[start:stop],
+            version[start:stop],
+            changes.publish_time_micros.tolist()[start:stop],
+            changes.expire_time_micros.tolist()[start:stop],
+            origin[start:stop],
+            changes.previous.tolist()[start:stop],
+            before[start:stop],
+            strict=True,
+        )
+    ]

@@ -1,0 +1,415 @@
+"""From the writer's commits to subscribers: every change once, in order, once it is durable (rules S5, S7).
+
+    DI1  `position` is where everything up to has been given to those who are attached.
+    DI2  Who attaches at a position gets everything after it and nothing before.
+    DI3  The thread is held for a bounded time: commits are taken in slices, others have their turn in between.
+    DI4  Memory is bounded: a backlog that grows beyond `BACKLOG_BYTES_MAX` is dropped, and the subscribers are served
+         from the journal instead.
+
+All of it runs on one thread, the event loop's, but for `_created`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.codec import Changes, Entry
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.engine.writer import Committed
+from sow_server.subscriptions.changes import changes_of
+from sow_server.subscriptions.groups import FollowedTopic, Group, Member, layout
+
+log = structlog.get_logger(__name__)
+
+BACKLOG_BYTES_MAX: Final = 64 * 2**20
+SLICE_CHANGES: Final = 1000
+SLICE_BYTES: Final = 2**20
+SLICE_SECONDS: Final = 0.005
+"""A slice ends at whichever of these comes first. What it has found is given out then, so frames are bounded, too."""
+BLOCK_CHANGES: Final = 50
+"""Changes between two looks at the clock."""
+CHANGE_BYTES: Final = 200
+"""What a change in the backlog takes besides its payload."""
+
+Schedule = Callable[[Callable[[], None]], object]
+"""Runs a callable soon, on the dispatcher's thread, such as `loop.call_soon`."""
+
+
+class _Chunk(NamedTuple):
+    """The changes of one followed topic in a commit."""
+
+    followed: FollowedTopic
+    changes: Changes
+    previous_values: Sequence[bytes | None] | None
+
+
+class _Commit(NamedTuple):
+    """What of a commit concerns anybody."""
+
+    last_sequence: int
+    chunks: list[_Chunk]
+    dropped: Sequence[Topic]
+    size: int
+
+
+class _Slice:
+    """How much of the thread's time one slice has had."""
+
+    __slots__ = ("_give_up", "bytes", "changes")
+
+    def __init__(self, give_up: float) -> None:
+        self._give_up = give_up
+        self.changes = 0
+        self.bytes = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it is the turn of others."""
+        return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or time.perf_counter() >= self._give_up
+
+    def block(self, payloads: Sequence[bytes], start: int) -> int:
+        """Where the next block of changes from `start` on ends."""
+        stop = start
+        last = min(len(payloads), start + BLOCK_CHANGES)
+        while stop < last and self.bytes < SLICE_BYTES:
+            self.bytes += len(payloads[stop])
+            stop += 1
+        stop = max(stop, start + 1)
+        self.changes += stop - start
+        return stop
+
+
+class Dispatcher:
+    """Owns who follows which topics, and the way from a commit to their groups."""
+
+    def __init__(self, store: Store, clock: GuardedClock, schedule: Schedule) -> None:
+        self._store = store
+        self._clock = clock
+        self._schedule = schedule
+        self._scheduled = False
+        self._backlog: deque[_Commit] = deque()
+        self._backlog_bytes = 0
+        self._chunk = 0
+        self._index = 0
+        """Where in the first commit of the backlog the next slice goes on."""
+        self._topics: dict[int, FollowedTopic] = {}
+        self._seen: Mapping[int, Topic] = store.topics.by_id
+        self._several: tuple[Member, ...] = ()
+        self._waiting: dict[Member, int] = {}
+        """Who attaches at which position; in the order of positions, as the store's only rises."""
+        self._groups: dict[Member, list[tuple[FollowedTopic, Group]]] = {}
+        self._dirty: list[Group] = []
+        self.position = self.synced = store.writer.synced_sequence
+        self.changes_total = 0
+        self.dropped_total = 0
+        """How often the backlog was dropped."""
+        store.created = self._created
+
+    # -- who is subscribed ------------------------------------------------------------------------------------------
+
+    def register(self, member: Member) -> bool:
+        """Makes the store keep what a subscriber needs of its topics. True: only for what is staged from now on; a
+        barrier has to pass before it may attach."""
+        self._adopt()
+        barrier = False
+
+        def follow(topics: Collection[Topic]) -> None:
+            nonlocal barrier
+            for topic in topics:
+                if member.follows(topic):
+                    barrier = self._register(member, topic) or barrier
+            if member.several:
+                self._several = (*self._several, member)
+
+        self._store.follow_topics(follow)
+        return barrier
+
+    def _register(self, member: Member, topic: Topic) -> bool:
+        """Under the cut lock."""
+        followed = self._topics.get(topic.id)
+        if followed is None:
+            followed = self._topics[topic.id] = FollowedTopic(topic)
+        followed.registered[member] = None
+        had = topic.followers, topic.previous_wanted
+        self._set_followers(followed)
+        # A journaled topic has chunks in any case, and its journal the previous changes.
+        return not topic.settings.journal and (had[0] == 0 or (member.wants_previous and had[1] == 0))
+
+    @staticmethod
+    def _set_followers(followed: FollowedTopic) -> None:
+        """Under the cut lock."""
+        followed.topic.followers = len(followed.registered)
+        followed.topic.previous_wanted = sum(member.wants_previous for member in followed.registered)
+
+    def unregister(self, member: Member) -> None:
+        """The subscriber is gone."""
+        self.leave(member)
+
+        def unfollow(_: object) -> None:
+            self._several = tuple(other for other in self._several if other is not member)
+            for topic_id, followed in list(self._topics.items()):
+                if member in followed.registered:
+                    del followed.registered[member]
+                    self._set_followers(followed)
+                    if not followed.registered:
+                        del self._topics[topic_id]
+
+        self._store.follow_topics(unfollow)
+
+    def attach(self, member: Member, at: int) -> None:
+        """From the position `at` on, where the store stands now, the subscriber gets what is committed."""
+        assert member not in self._waiting, "it is about to attach already"
+        assert member not in self._groups, "it is attached already"
+        self._waiting[member] = at
+        if not self._backlog and at <= self.synced:
+            self._join_waiting(self.synced)
+
+    def leave(self, member: Member) -> None:
+        """The subscriber gets nothing any more, until it attaches again."""
+        self._waiting.pop(member, None)
+        for followed, group in self._groups.pop(member, ()):
+            followed.leave(member, group)
+
+    def _join_waiting(self, position: int) -> None:
+        """Lets those join who attach at or before `position`, up to which everything has been dispatched."""
+        while self._waiting:
+            member, at = next(iter(self._waiting.items()))
+            if at > position:
+                return
+            self._flush(self.position)  # what is in the groups came before
+            del self._waiting[member]
+            self._groups[member] = []
+            for followed in list(self._topics.values()):
+                if member in followed.registered:
+                    self._join(member, followed)
+            member.joined(at)
+
+    def _join(self, member: Member, followed: FollowedTopic) -> None:
+        group = followed.join(member)
+        if group is not None:
+            self._groups[member].append((followed, group))
+
+    def _created(self, topic: Topic) -> None:
+        """A topic is about to appear: on the writer's thread, under the cut lock."""
+        several = [member for member in self._several if member.follows(topic)]
+        topic.followers = len(several)
+        topic.previous_wanted = sum(member.wants_previous for member in several)
+
+    def _adopt(self) -> None:
+        """Takes up topics that have appeared, for those who follow several."""
+        if self._seen is self._store.topics.by_id:
+            return
+        known, self._seen = self._seen, self._store.topics.by_id
+
+        def follow(topics: Collection[Topic]) -> None:
+            for topic in topics:
+                if topic.id not in known:
+                    for member in self._several:
+                        if member.follows(topic):
+                            self._register(member, topic)
+
+        self._store.follow_topics(follow)
+        for followed in self._topics.values():
+            for member in followed.registered:
+                if member.several and member in self._groups and followed not in [at for at, _ in self._groups[member]]:
+                    self._join(member, followed)
+
+    # -- what is committed ------------------------------------------------------------------------------------------
+
+    def committed(self, commits: Sequence[Committed], synced: int) -> None:
+        """The `engine.writer.Follow` of the store."""
+        for commit in commits:
+            if not commit.chunks or commit.dropped:
+                self._adopt()
+                self._check_layouts()
+            chunks: list[_Chunk] = []
+            size = 0
+            for chunk in commit.chunks:
+                followed = self._topics.get(chunk.topic.id)
+                if followed is not None:
+                    chunks.append(_Chunk(followed, chunk.finish(commit.commit_time_micros), chunk.previous_values))
+                    size += CHANGE_BYTES * len(chunk.payloads) + sum(map(len, chunk.payloads))
+            if chunks or commit.dropped:
+                self._backlog.append(_Commit(commit.last_sequence, chunks, commit.dropped, size))
+                self._backlog_bytes += size
+        self.synced = synced
+        if self._backlog_bytes > BACKLOG_BYTES_MAX:
+            self._drop_backlog()
+        if self._backlog:
+            self._run_soon()
+        else:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Everything that is durable has been dispatched."""
+        self.position = self.synced
+        self._join_waiting(self.synced)
+
+    def _run_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._schedule(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._scheduled = False
+        slice_ = _Slice(time.perf_counter() + SLICE_SECONDS)
+        while self._backlog and not slice_.over:
+            commit = self._backlog[0]
+            if self._chunk == self._index == 0:
+                self._join_waiting(commit.last_sequence - 1)
+            self._dispatch_some(commit, slice_)
+            if self._chunk == len(commit.chunks):
+                self._backlog.popleft()
+                self._backlog_bytes -= commit.size
+                self._chunk = 0
+                self.position = commit.last_sequence
+                for topic in commit.dropped:
+                    self._flush(self.position)
+                    self._topic_deleted(topic)
+        self._flush(self.position)
+        if self._backlog:
+            self._run_soon()
+        else:
+            self._advance()
+
+    def _dispatch_some(self, commit: _Commit, slice_: _Slice) -> None:
+        """Dispatches some of a commit, or all of an atomic one."""
+        now = self._clock.now_micros()
+        atomic = bool(commit.chunks) and commit.chunks[0].changes.atomic
+        if atomic:
+            self._flush(self.position)  # atomic requests have frames of their own
+        while self._chunk < len(commit.chunks):
+            chunk = commit.chunks[self._chunk]
+            changes = chunk.changes
+            count = len(changes.keys)
+            start, stop = self._index, count if atomic else slice_.block(changes.payloads, self._index)
+            if any(group.several and group.topic is not chunk.followed.topic for group in self._dirty):
+                self._flush(changes.first_sequence + start - 1)  # FR1, in the order of all topics
+            self._dispatch(chunk, start, stop, now)
+            self.changes_total += stop - start
+            self._index = stop
+            if stop == count:
+                self._chunk += 1
+                self._index = 0
+            if not atomic:
+                self.position = changes.first_sequence + stop - 1
+                if slice_.over:
+                    return
+        if atomic:
+            # All its changes are of one topic: an atomic request is one publish.
+            slice_.changes += len(commit.chunks[0].changes.keys)
+            self._flush(commit.last_sequence, after=self.position, atomic=True)
+
+    def _dispatch(self, chunk: _Chunk, start: int, stop: int, now_micros: int) -> None:
+        followed, dirty = chunk.followed, self._dirty
+        topic = followed.topic
+        if followed.quiet:
+            return
+        try:
+            for change in changes_of(
+                topic,
+                chunk.changes,
+                start=start,
+                stop=stop,
+                find=lambda sequence: self._find(topic, sequence),
+                previous_values=chunk.previous_values,
+                live=True,
+            ):
+                followed.dispatch(change, now_micros, dirty)
+        except Exception:
+            # A fault of ours: those who follow this topic have to hear of it, the others are none the worse.
+            log.exception("dispatch_failed", topic=topic.name)
+            self._end_all(
+                followed, StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")
+            )
+
+    def _find(self, topic: Topic, sequence: int) -> Entry | None:
+        """The previous change of a key: of what was staged just before anybody wanted to know."""
+        if not topic.settings.journal:
+            return None
+        cut = self._store.journal_cut()
+        try:
+            return cut.entry(topic, sequence)
+        finally:
+            cut.close()
+
+    def _flush(self, bookmark: int, *, after: int = 0, atomic: bool = False) -> None:
+        """Makes frames of the rows so far, and gives them out."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for group in dirty:
+                if not group.rows:
+                    continue
+                frames = group.take(bookmark=bookmark, after=after, atomic=atomic)
+                for member in list(group.members):
+                    if not member.push(frames):
+                        self.leave(member)
+
+    # -- what goes wrong --------------------------------------------------------------------------------------------
+
+    def _drop_backlog(self) -> None:
+        """The filters take longer than the publishers: everybody goes on from the journal (DI4)."""
+        log.warning("dispatch_behind", backlog_bytes=self._backlog_bytes, changes_behind=self.synced - self.position)
+        self.dropped_total += 1
+        self._flush(self.position)
+        for member in list(self._groups):
+            self.leave(member)
+            member.detached(self.position)
+        for member, at in list(self._waiting.items()):
+            if at < self.synced:
+                self.leave(member)
+                member.joined(at)
+                member.detached(at)
+        backlog = list(self._backlog)
+        self._backlog.clear()
+        self._backlog_bytes = self._chunk = self._index = 0
+        self.position = self.synced
+        for commit in backlog:
+            for topic in commit.dropped:
+                self._topic_deleted(topic)
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        """Ends the subscriptions to a topic; those to several just have it no longer."""
+        followed = self._topics.pop(topic.id, None)
+        if followed is None:
+            return
+        error = StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+        for member in list(followed.registered):
+            if member.several:
+                for at, group in self._groups.get(member, []):
+                    if at is followed:
+                        followed.leave(member, group)
+                        self._groups[member].remove((at, group))
+                        break
+            else:
+                self.leave(member)
+                member.end(error)
+
+    def _check_layouts(self) -> None:
+        """A topic whose keys or fields are understood in another way now is another topic to its filters."""
+        for followed in list(self._topics.values()):
+            if layout(followed.topic) != followed.layout:
+                followed.layout = layout(followed.topic)
+                topic = followed.topic.name
+                message = f"topic: {topic} has got other key fields, or another message type; take a new snapshot"
+                self._end_all(followed, StoreError(Reason.RESYNC_REQUIRED, message, field="topic"))
+
+    def _end_all(self, followed: FollowedTopic, error: StoreError) -> None:
+        for member in list(followed.registered):
+            self.leave(member)
+            member.end(error)
+
+    # -- figures ----------------------------------------------------------------------------------------------------
+
+    @property
+    def group_count(self) -> int:
+        """Groups of attached subscribers."""
+        return sum(followed.group_count for followed in list(self._topics.values()))

@@ -1,0 +1,79 @@
+"""What a change means to a subscriber: which row, if any (rules S2, S3, J12). Pure.
+
+                matches now                 does not match now
+matched before  put (or its delta)          oof `match`; to change readers a put
+did not         put, whole                  nothing
+was not there   put, whole                  nothing
+removed         if the record that went matched: oof `deleted`, `expired`; to change readers delete, expire
+"""
+
+from __future__ import annotations
+
+from sow_server.engine.codec import TOUCH
+from sow_server.engine.payloads import Format
+from sow_server.subscriptions.changes import Change, Version
+from sow_server.subscriptions.frames import Op, Row, Why
+from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.request import Wants
+
+
+def row_of(change: Change, wants: Wants, matcher: Matcher, now_micros: int) -> Row | None:
+    """The row that a subscriber gets for a change."""
+    if change.removes:
+        return gone(change, wants) if wants.leaving and matcher.holds(change) else None
+    if matcher.holds(change):
+        return here(change, wants, matcher, now_micros)
+    return left(change, wants) if wants.leaving and matcher.held_before(change) else None
+
+
+def gone(change: Change, wants: Wants) -> Row:
+    """The row of a removed record that matched."""
+    return _shown(change.removed_row(oof=wants.oof), change, wants)
+
+
+def left(change: Change, wants: Wants) -> Row:
+    """The row of a record that matched and does not any more. It is sent even when it is due: the subscriber has it."""
+    return _shown(change.match_row if wants.oof else change.put_row, change, wants)
+
+
+def here(change: Change, wants: Wants, matcher: Matcher, now_micros: int) -> Row | None:
+    """The row of a record that matches."""
+    if not wants.changes and change.due(now_micros):
+        return None
+    if wants.delta:
+        before = change.before
+        if isinstance(before, Version) and _has(before, matcher, now_micros):
+            return _difference(change, before, wants)
+    return _shown(change.put_row, change, wants)
+
+
+def _has(before: Version, matcher: Matcher, now_micros: int) -> bool:
+    """Whether a subscriber has this version. One that is due by now, though it was live when it was replaced, may have
+    been skipped (rule J12)."""
+    return not (before.expire_time <= now_micros and before.topic.acts) and matcher.holds(before)
+
+
+def _difference(change: Change, before: Version, wants: Wants) -> Row | None:
+    format_: Format = change.topic.format
+    payload, unset_paths, changed = format_.difference(before.payload, change.payload, change.topic.key_paths)
+    if not changed and not wants.empty_deltas:
+        return None
+    return Row(
+        Op.PUT,
+        Why.TOUCHED if change.kind == TOUCH else Why.NONE,
+        change.key,
+        payload,
+        change.version,
+        change.publish_time,
+        change.expire_time,
+        change.origin,
+        change.sequence,
+        True,
+        tuple(unset_paths),
+    )
+
+
+def _shown(row: Row, change: Change, wants: Wants) -> Row:
+    if wants.projection is None:
+        return row
+    return row._replace(payload=change.topic.format.project(row.payload, wants.projection))

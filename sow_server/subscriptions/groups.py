@@ -1,0 +1,213 @@
+"""Who gets which rows of one topic: equal filters are asked once, equal wants share their frames.
+
+topic ── watch (one filter) ── group (one kind of wants) ── members
+
+G1  A change is decoded once and a filter asked once, however many subscribers there are.
+G2  A filter that says which values a field must have is found by the value, not asked for every change.
+G3  What matches nothing costs nothing per change and subscriber.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sow_server.engine.errors import StoreError
+from sow_server.engine.fields import Entry
+from sow_server.engine.topics import Topic
+from sow_server.filters.tree import Field
+from sow_server.subscriptions import focus
+from sow_server.subscriptions.changes import UNKNOWN, Change
+from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of
+from sow_server.subscriptions.matching import FieldIndex, Matcher
+from sow_server.subscriptions.request import Wants
+
+
+class Member(Protocol):
+    """A subscriber, as the dispatcher sees it. Called on the dispatcher's thread, unless it says otherwise."""
+
+    @property
+    def several(self) -> bool:
+        """Whether it may follow more than one topic, so that frames of different topics must come in order."""
+
+    @property
+    def wants_previous(self) -> bool:
+        """Whether it needs the records that changes replace."""
+
+    def follows(self, topic: Topic) -> bool:
+        """Whether it is subscribed to a topic. From any thread."""
+
+    def view(self, topic: Topic) -> tuple[Matcher, Wants] | None:
+        """What it wants of a topic; None for one that does not fit its request."""
+
+    def joined(self, position: int) -> None:
+        """From here on it gets what comes after `position`."""
+
+    def push(self, frames: Sequence[ChangeFrame]) -> bool:
+        """Takes frames; False: there is no room, it leaves, and has taken none."""
+
+    def detached(self, position: int) -> None:
+        """It gets nothing any more; what came up to `position` it has."""
+
+    def end(self, error: StoreError) -> None:
+        """The subscription is over, once what it has taken is sent."""
+
+
+class Group:
+    """Subscribers that get the same frames of one topic. Owns the rows that are not yet in a frame."""
+
+    __slots__ = ("filter_text", "members", "rows", "several", "topic", "wants")
+
+    def __init__(self, topic: Topic, filter_text: str, wants: Wants, *, several: bool) -> None:
+        self.topic = topic
+        self.filter_text = filter_text
+        self.wants = wants
+        self.several = several
+        self.members: dict[Member, None] = {}
+        self.rows: list[Row] = []
+
+    def take(self, *, bookmark: int, after: int, atomic: bool) -> list[ChangeFrame]:
+        """The frames of its rows, which it lets go of."""
+        rows, self.rows = self.rows, []
+        wants = self.wants
+        return frames_of(
+            self.topic.name,
+            rows,
+            batch_size=wants.batch_size,
+            after=after,
+            bookmark=bookmark,
+            together=atomic,
+            atomic=atomic,
+            judged=not (wants.changes or wants.delta),
+        )
+
+
+class Watch:
+    """One filter on one topic, and the groups that have it."""
+
+    __slots__ = ("groups", "leaving", "matcher", "points")
+
+    def __init__(self, matcher: Matcher, points: tuple[Field, tuple[Entry, ...]] | None) -> None:
+        self.matcher = matcher
+        self.points = points
+        self.groups: dict[tuple[Wants, bool], Group] = {}
+        self.leaving: list[Group] = []
+        """Those that hear of records which leave."""
+
+    def offer(self, change: Change, now_micros: int, dirty: list[Group]) -> None:
+        """Gives the groups their rows of a change; adds to `dirty` those that had none."""
+        matcher = self.matcher
+        if change.removes:
+            if self.leaving and matcher.holds(change):
+                for group in self.leaving:
+                    _add(group, focus.gone(change, group.wants), dirty)
+        elif matcher.holds(change):
+            for group in self.groups.values():
+                row = focus.here(change, group.wants, matcher, now_micros)
+                if row is not None:
+                    _add(group, row, dirty)
+        elif self.leaving and matcher.held_before(change):
+            for group in self.leaving:
+                _add(group, focus.left(change, group.wants), dirty)
+
+
+def _add(group: Group, row: Row, dirty: list[Group]) -> None:
+    if not group.rows:
+        dirty.append(group)
+    group.rows.append(row)
+
+
+class FollowedTopic:
+    """A topic that somebody is subscribed to. `registered` are all of them, attached at this moment or not."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.registered: dict[Member, None] = {}
+        self.layout = layout(topic)
+        """As the filters were made for it."""
+        self._watches: dict[str, Watch] = {}
+        self._asked: list[Watch] = []
+        self._index: FieldIndex[Watch] = FieldIndex()
+        self._indexed_leaving: dict[Watch, None] = {}
+        self._leaving = 0
+
+    @property
+    def group_count(self) -> int:
+        """Groups of attached subscribers."""
+        return sum(len(watch.groups) for watch in list(self._watches.values()))
+
+    def join(self, member: Member) -> Group | None:
+        """Puts a subscriber into its group; None where the topic does not fit its request."""
+        view = member.view(self.topic)
+        if view is None:
+            return None
+        matcher, wants = view
+        watch = self._watches.get(matcher.text)
+        if watch is None:
+            watch = self._watches[matcher.text] = Watch(matcher, matcher.points(self.topic.key_paths))
+            if watch.points is not None:
+                self._index.add(*watch.points, watch)
+            elif matcher.constant is not False:
+                self._asked.append(watch)
+        key = wants, member.several
+        group = watch.groups.get(key)
+        if group is None:
+            group = watch.groups[key] = Group(self.topic, matcher.text, wants, several=member.several)
+            if wants.leaving:
+                watch.leaving.append(group)
+                self._leaving += 1
+                if watch.points is not None:
+                    self._indexed_leaving[watch] = None
+        group.members[member] = None
+        return group
+
+    def leave(self, member: Member, group: Group) -> None:
+        """Takes a subscriber out of its group; what nobody is in any more goes."""
+        del group.members[member]
+        if group.members:
+            return
+        watch = self._watches[group.filter_text]
+        del watch.groups[group.wants, group.several]
+        if group.wants.leaving:
+            watch.leaving.remove(group)
+            self._leaving -= 1
+            if not watch.leaving:
+                self._indexed_leaving.pop(watch, None)
+        if not watch.groups:
+            del self._watches[group.filter_text]
+            if watch.points is not None:
+                self._index.remove(*watch.points, watch)
+            elif watch in self._asked:
+                self._asked.remove(watch)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody is attached."""
+        return not self._watches
+
+    def dispatch(self, change: Change, now_micros: int, dirty: list[Group]) -> None:
+        """Offers a change to the filters that it may concern."""
+        if change.removes and not self._leaving:
+            return
+        for watch in self._asked:
+            watch.offer(change, now_micros, dirty)
+        if self._index:
+            for watch in self._found(change):
+                watch.offer(change, now_micros, dirty)
+
+    def _found(self, change: Change) -> list[Watch]:
+        found = self._index.candidates(change)
+        if not self._indexed_leaving or change.removes:
+            return found
+        # A record may leave the view of a filter that its new values do not lead to.
+        before = change.before
+        if before is None:
+            return found
+        left = list(self._indexed_leaving) if before is UNKNOWN else self._index.candidates(before)
+        return list(dict.fromkeys(found + left)) if left else found
+
+
+def layout(topic: Topic) -> tuple[object, ...]:
+    """The settings by which keys, fields and filters are understood."""
+    settings = topic.settings
+    return settings.key, settings.message_type, settings.separator

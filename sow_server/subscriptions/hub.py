@@ -1,0 +1,216 @@
+"""The door of the subscriptions: who is subscribed, where each starts, and the end of all when the server stops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sow_server.engine.clock import GuardedClock, boot_micros
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.filters.patterns import PatternError, matcher
+from sow_server.subscriptions.dispatch import Dispatcher, Schedule
+from sow_server.subscriptions.request import Request, StartKind, check_topic
+from sow_server.subscriptions.subscription import Subscription
+
+PATTERN_CHARACTERS_MAX: Final = 1000
+_BOOKMARK: Final = re.compile(r"([0-9a-f]{12})\.(0|[1-9][0-9]{0,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """What subscriptions may use."""
+
+    queue_bytes_max: int = 4 * 2**20
+    subscriptions_max: int = 1000
+
+
+class Hub:
+    """Owns the dispatcher and the subscriptions. On one thread, the event loop's."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: GuardedClock,
+        schedule: Schedule,
+        *,
+        options: HubOptions | None = None,
+        elapsed: Callable[[], int] = boot_micros,
+    ) -> None:
+        """Before the store is started: from then on it follows the writer."""
+        self._store = store
+        self._clock = clock
+        self._elapsed = elapsed
+        self._options = options or HubOptions()
+        self.dispatcher: Final = Dispatcher(store, clock, schedule)
+        self._subscriptions: dict[Subscription, None] = {}
+        self._stopping = False
+        self.resyncs_total = 0
+        store.writer.follow(self.dispatcher.committed)
+
+    def prepare(self, request: Request) -> None:
+        """Parses and compiles what `subscribe` will need, which may take milliseconds: from any thread. Raises
+        StoreError."""
+        for topic in self._topics(request, self._matches(request)):
+            request.view(topic)
+
+    def subscribe(self, request: Request) -> Subscription:
+        """A new subscription; `request` has passed `request.check`. Raises StoreError."""
+        if self._stopping:
+            raise StoreError(Reason.STOPPING, "the server is stopping")
+        if len(self._subscriptions) >= self._options.subscriptions_max:
+            raise StoreError(
+                Reason.OVERLOADED,
+                f"there are {len(self._subscriptions)} subscriptions, as many as this server allows",
+                retry_after_micros=1_000_000,
+            )
+        matches = self._matches(request)
+        topics = self._topics(request, matches)
+        topic = topics[0] if request.topic else None
+        subscription = Subscription(
+            request,
+            self._store,
+            self._clock,
+            self._elapsed,
+            self.dispatcher,
+            topic=topic,
+            matches=matches,
+            queue_bytes_max=self._options.queue_bytes_max,
+            closed=self._closed,
+        )
+        for found in topics:
+            check_topic(request, found)
+            request.view(found)
+        position, accepted = self._start(request, topics, several=topic is None)
+        self._subscriptions[subscription] = None
+        try:
+            subscription.start(position, accepted)
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
+    @staticmethod
+    def _matches(request: Request) -> Callable[[str], bool]:
+        if request.topic:
+            return lambda name: name == request.topic
+        matches = _pattern(request.pattern)
+        return lambda name: not name.startswith("_") and matches(name)  # those are the store's own
+
+    def _topics(self, request: Request, matches: Callable[[str], bool]) -> list[Topic]:
+        """The topics that are there now, at least one. Raises StoreError."""
+        if request.topic:
+            return [self._store.topics.find(request.topic)]
+        topics = [topic for topic in self._store.topics.by_id.values() if matches(topic.name)]
+        if not topics:
+            raise StoreError(
+                Reason.PATTERN_MATCHES_NOTHING,
+                f"topic_pattern: no topic matches {request.pattern!r}",
+                field="topic_pattern",
+            )
+        return topics
+
+    def stop(self) -> None:
+        """Ends every subscription, each with its bookmark, and refuses new ones."""
+        self._stopping = True
+        for subscription in list(self._subscriptions):
+            subscription.stop()
+
+    def _closed(self, subscription: Subscription) -> None:
+        error = subscription.error
+        self.resyncs_total += error is not None and error.reason is Reason.RESYNC_REQUIRED
+        self._subscriptions.pop(subscription, None)
+
+    # -- where to start ---------------------------------------------------------------------------------------------
+
+    def _start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
+        """After which position a subscription starts, None for now, and the floors below which it misses nothing."""
+        start = request.start
+        if start.kind is StartKind.NOW:
+            return None, {}
+        if start.kind is StartKind.BOOKMARK:
+            return self._resume(start.bookmark, topics, several=several), {}
+        wanted = self._last_before(start.time_micros) if start.kind is StartKind.TIME else None
+        floors = {topic.id: _floor(topic, several=several) for topic in topics}
+        earliest = min(floors.values())
+        # What a topic has discarded after that cannot be had, and was not asked for: it begins where it begins.
+        return (earliest if wanted is None else max(wanted, earliest)), floors
+
+    def _last_before(self, time_micros: int) -> int | None:
+        cut = self._store.journal_cut()
+        try:
+            return cut.last_before(time_micros)
+        finally:
+            cut.close()
+
+    def _resume(self, bookmark: str, topics: list[Topic], *, several: bool) -> int:
+        found = _BOOKMARK.fullmatch(bookmark)
+        if found is None:
+            raise StoreError(
+                Reason.BOOKMARK_MALFORMED,
+                f"bookmark: {bookmark[:80]!r} is no bookmark of a sow server",
+                field="bookmark",
+            )
+        epoch, position = found[1], int(found[2])
+        if epoch != self._store.epoch:
+            raise StoreError(
+                Reason.BOOKMARK_OTHER_EPOCH,
+                f"bookmark: is of the journal {epoch}, this one is {self._store.epoch}; take a new snapshot",
+                field="bookmark",
+            )
+        last = self._store.writer.last_sequence
+        if position > last:
+            raise StoreError(
+                Reason.BOOKMARK_IN_FUTURE,
+                f"bookmark: names the sequence {position}, and the journal ends at {last}",
+                field="bookmark",
+            )
+        floor, topic = max((_floor(topic, several=several), topic.name) for topic in topics)
+        if position < floor:
+            raise StoreError(
+                Reason.BOOKMARK_TOO_OLD,
+                f"bookmark: names the sequence {position}, and the journal of {topic} begins at {floor + 1}; "
+                "take a new snapshot",
+                field="bookmark",
+                details={"earliest_sequence": str(floor + 1), "earliest_bookmark": self._store.bookmark(floor)},
+            )
+        return position
+
+    # -- figures ----------------------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Subscriptions."""
+        return len(self._subscriptions)
+
+    def subscriptions(self) -> Iterator[Subscription]:
+        """All of them, as of now."""
+        return iter(list(self._subscriptions))
+
+
+def _floor(topic: Topic, *, several: bool) -> int:
+    """The position below which a topic's journal misses something (rule J1).
+
+    Who follows one topic means this one: what was before its creation was another topic, even of the same name. Who
+    follows all that match a pattern gets to know new ones, from their first change on.
+    """
+    figures = topic.statistics
+    return figures.floor_sequence if several else max(figures.floor_sequence, figures.created_sequence)
+
+
+def _pattern(pattern: str) -> Callable[[str], bool]:
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise StoreError(
+            Reason.INVALID_ARGUMENT,
+            f"topic_pattern: is longer than {PATTERN_CHARACTERS_MAX} characters",
+            field="topic_pattern",
+        )
+    try:
+        return matcher(pattern)
+    except PatternError as error:
+        raise StoreError(
+            Reason.INVALID_ARGUMENT, f"topic_pattern: is no regular expression: {error}", field="topic_pattern"
+        ) from None

@@ -1,0 +1,127 @@
+"""Which filters a change concerns, without asking each of them.
+
+MA1  `Matcher.holds` is the whole filter: what the index finds is still asked.
+MA2  `FieldIndex.candidates` has every entry whose filter can hold for a document (bounds B1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Generic, TypeVar
+
+from sow_server.engine.fields import Entry, Kind, entries
+from sow_server.filters import Meta
+from sow_server.filters.bounds import bounds_of
+from sow_server.filters.tree import Field, Metadata, MetadataName, Path
+from sow_server.subscriptions.changes import UNKNOWN, Change, Version
+from sow_server.subscriptions.request import RecordFilter
+
+NO_META: Final = Meta("", 0, 0, None, "", 0)
+POINTS_MAX: Final = 1000
+"""A filter with more points on its field is asked one by one: entering them would cost more memory than it is worth."""
+_KEY: Final = Metadata(MetadataName.KEY)
+
+T = TypeVar("T")
+
+
+class Matcher:
+    """A filter on versions of records; None: everything matches."""
+
+    __slots__ = ("_fixed", "_matches", "_uses_metadata", "_uses_payload", "constant", "filter")
+
+    def __init__(self, record_filter: RecordFilter | None) -> None:
+        self.filter = record_filter
+        if record_filter is None:
+            self.constant: bool | None = True
+            return
+        predicate = record_filter.predicate
+        self.constant = predicate.constant
+        self._matches = predicate.matches
+        self._uses_payload = predicate.uses_payload
+        self._uses_metadata = record_filter.uses_metadata
+        self._fixed = record_filter.fixed_meta
+
+    @property
+    def text(self) -> str:
+        """The canonical text, "" for everything."""
+        return "" if self.filter is None else self.filter.text
+
+    def holds(self, version: Version) -> bool:
+        """Whether the record matches."""
+        if self.constant is not None:
+            return self.constant
+        return self._matches(
+            version.document if self._uses_payload else None, version.meta if self._uses_metadata else self._fixed
+        )
+
+    def held_before(self, change: Change) -> bool:
+        """Whether the record that a put replaced matched; one that nobody knows any more counts as if (rule J1)."""
+        before = change.before
+        if before is None or self.constant is False:
+            return False
+        return before is UNKNOWN or self.holds(before)
+
+    def points(self, key_paths: Iterable[tuple[str, ...]]) -> tuple[Field, tuple[Entry, ...]] | None:
+        """A field and its only values with which the filter can hold; None when it does not say so."""
+        if self.filter is None:
+            return None
+        best: tuple[Field, tuple[Entry, ...]] | None = None
+        for field, bounds in bounds_of(self.filter.tree, tuple(key_paths)).items():
+            if not (isinstance(field, Path) or field == _KEY):
+                continue
+            for bound in bounds:
+                if len(bound) > POINTS_MAX or not all(interval.is_point for interval in bound):
+                    continue
+                if best is None or len(bound) < len(best[1]):
+                    found: list[Entry] = []
+                    for interval in bound:
+                        assert interval.low is not None, "a point has its value at both ends"
+                        found.append((interval.kind, interval.low))
+                    best = field, tuple(found)
+        return best
+
+
+class FieldIndex(Generic[T]):
+    """From the values of fields to those who wait for them."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Field, dict[Entry, list[T]]] = {}
+        self._asked: list[tuple[Path | None, dict[Entry, list[T]]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    def add(self, field: Field, points: Iterable[Entry], waiting: T) -> None:
+        """Enters one that waits for a value among `points`."""
+        table = self._tables.setdefault(field, {})
+        for point in points:
+            table.setdefault(point, []).append(waiting)
+        self._rebuild()
+
+    def remove(self, field: Field, points: Iterable[Entry], waiting: T) -> None:
+        """Takes it out again."""
+        table = self._tables[field]
+        for point in points:
+            table[point].remove(waiting)
+            if not table[point]:
+                del table[point]
+        if not table:
+            del self._tables[field]
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._asked = [(field if isinstance(field, Path) else None, table) for field, table in self._tables.items()]
+
+    def candidates(self, version: Version) -> list[T]:
+        """Those who wait for a value that the record has, each once."""
+        found: list[T] = []
+        for path, table in self._asked:
+            have: list[Entry] = (
+                [(Kind.TEXT, version.key.decode())] if path is None else entries(version.document, path.steps)
+            )
+            for entry in have:
+                waiting = table.get(entry)
+                if waiting is not None:
+                    # One of several points may have been found by another of them.
+                    found = list(dict.fromkeys(found + waiting)) if found else list(waiting)
+        return found

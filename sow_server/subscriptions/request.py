@@ -1,0 +1,198 @@
+"""What a subscriber asks for, and the checks of it that need no store."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import MICROS, MessageType
+from sow_server.engine.payloads import Projection
+from sow_server.engine.topics import Topic
+from sow_server.filters import Filter, Meta, Predicate
+from sow_server.subscriptions.frames import SnapshotBatch
+
+BATCH_RECORDS_MAX: Final = 10_000
+PROGRESS_MICROS: Final = 5 * MICROS
+PROGRESS_MICROS_MIN: Final = MICROS // 10
+INTERVAL_MICROS_MAX: Final = 86_400 * MICROS
+"""Longest interval of progress and of conflation."""
+
+
+class RecordFilter(Protocol):
+    """A filter that has been checked against a topic."""
+
+    @property
+    def tree(self) -> Filter: ...
+    @property
+    def text(self) -> str:
+        """In its canonical form."""
+
+    @property
+    def predicate(self) -> Predicate: ...
+    @property
+    def uses_metadata(self) -> bool:
+        """False: `fixed_meta` does for every record."""
+
+    @property
+    def fixed_meta(self) -> Meta: ...
+    @property
+    def matches(self) -> Callable[[bytes, bytes], bool]:
+        """Whether a live record matches, by its record key and its stored value."""
+
+
+class Snapshot(Protocol):
+    """The records at one instant. One thread at a time; its owner closes it."""
+
+    @property
+    def sequence(self) -> int:
+        """Where it was cut."""
+
+    @property
+    def now_micros(self) -> int:
+        """The one instant at which expiry is judged."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it has been read."""
+
+    def read(self) -> SnapshotBatch | None:
+        """The next records; None: none among those that this step has looked at."""
+
+    def close(self) -> None:
+        """Lets go of the cut."""
+
+
+class View(NamedTuple):
+    """What a subscriber sees of one topic; None: all records, whole payloads."""
+
+    filter: RecordFilter | None = None
+    projection: Projection | None = None
+
+
+class StartKind(enum.Enum):
+    """Where a subscription starts (rule S4)."""
+
+    NOW = enum.auto()
+    BOOKMARK = enum.auto()
+    TIME = enum.auto()
+    EARLIEST = enum.auto()
+
+
+class Start(NamedTuple):
+    """Where to start; `bookmark` and `time_micros` count for their kinds only."""
+
+    kind: StartKind = StartKind.NOW
+    bookmark: str = ""
+    time_micros: int = 0
+
+
+FROM_NOW: Final = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """Which messages a subscriber wants of the records in its view. Equal wants of equal views share their frames."""
+
+    oof: bool = False
+    delta: bool = False
+    changes: bool = False
+    empty_deltas: bool = False
+    projection: Projection | None = None
+    batch_size: int = 1000
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it hears of records that leave its view."""
+        return self.oof or self.changes
+
+    @property
+    def previous(self) -> bool:
+        """Whether it needs to know what a record was before."""
+        return self.oof or self.changes or self.delta
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One subscription. `view` says what is seen of a topic, and raises StoreError where the request does not fit one;
+    it may be asked from any thread. `snapshot` begins a snapshot of a topic."""
+
+    view: Callable[[Topic], View]
+    snapshot: Callable[[Topic], Snapshot]
+    topic: str = ""
+    pattern: str = ""
+    sow: bool = False
+    oof: bool = False
+    delta: bool = False
+    changes: bool = False
+    empty_deltas: bool = False
+    start: Start = FROM_NOW
+    conflation_micros: int = 0
+    progress_micros: int = PROGRESS_MICROS
+    batch_size: int = 1000
+
+    def wants(self, view: View) -> Wants:
+        """Which messages it wants of a topic."""
+        return Wants(self.oof, self.delta, self.changes, self.empty_deltas, view.projection, self.batch_size)
+
+    @property
+    def previous(self) -> bool:
+        """Whether it needs to know what records were before."""
+        return self.oof or self.changes or self.delta
+
+
+def check(request: Request, *, selects: bool) -> None:
+    """Raises StoreError naming the field that is out of bounds, or the two that contradict each other. `selects`: the
+    view projects payloads."""
+    if bool(request.topic) == bool(request.pattern):
+        raise _refuse("topic", "exactly one of topic and topic_pattern is needed")
+    starts = request.start.kind is not StartKind.NOW
+    field_of_start = {
+        StartKind.NOW: "start",
+        StartKind.BOOKMARK: "bookmark",
+        StartKind.TIME: "start_time_micros",
+        StartKind.EARLIEST: "earliest",
+    }[request.start.kind]
+    conflates = request.conflation_micros != 0
+    for given, field, other_given, other in (
+        (request.sow, "sow", starts, field_of_start),
+        (request.changes, "changes", request.oof, "oof"),
+        (request.changes, "changes", request.delta, "delta"),
+        (request.changes, "changes", conflates, "conflation_micros"),
+        (request.delta, "delta", conflates, "conflation_micros"),
+        (request.delta, "delta", selects, "select"),
+    ):
+        if given and other_given:
+            raise _refuse(field, f"cannot be combined with {other}")
+    if request.empty_deltas and not request.delta:
+        raise _refuse("empty_deltas", "has no meaning without delta")
+    if not 0 <= request.conflation_micros <= INTERVAL_MICROS_MAX:
+        raise _refuse("conflation_micros", f"must be between 0 and {INTERVAL_MICROS_MAX}")
+    if not PROGRESS_MICROS_MIN <= request.progress_micros <= INTERVAL_MICROS_MAX:
+        raise _refuse("progress_micros", f"must be between {PROGRESS_MICROS_MIN} and {INTERVAL_MICROS_MAX}")
+    if not 1 <= request.batch_size <= BATCH_RECORDS_MAX:
+        raise _refuse("batch_size", f"must be between 1 and {BATCH_RECORDS_MAX}")
+    if request.start.time_micros < 0:
+        raise _refuse("start_time_micros", "must not be negative")
+
+
+def check_topic(request: Request, topic: Topic) -> None:
+    """Raises StoreError where a topic cannot give what is asked for."""
+    if request.delta and topic.settings.message_type is MessageType.BINARY:
+        raise StoreError(
+            Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,
+            f"delta: topic {topic.name} is binary, its payloads have no fields",
+            field="delta",
+        )
+    if request.start.kind is not StartKind.NOW and not topic.settings.journal:
+        raise StoreError(
+            Reason.NO_JOURNAL,
+            f"topic: {topic.name} has no journal, so there is nothing to start from; subscribe with sow",
+            field="topic",
+        )
+
+
+def _refuse(field: str, message: str) -> StoreError:
+    return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=field)

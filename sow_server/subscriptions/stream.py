@@ -1,0 +1,57 @@
+"""Drives a subscription on the event loop: sends what is to be sent, reads on reader threads, waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from sow_server.engine.clock import boot_micros
+from sow_server.engine.model import MICROS
+from sow_server.subscriptions.frames import Frame
+from sow_server.subscriptions.subscription import Read, Send, Subscription
+
+
+async def stream(
+    subscription: Subscription, readers: Executor, elapsed: Callable[[], int] = boot_micros
+) -> AsyncGenerator[Frame, None]:
+    """The frames of a subscription, which is closed at the end. Raises StoreError."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] | None = None
+    reading: asyncio.Future[Any] | None = None
+
+    def wake() -> None:
+        if woken is not None and not woken.done():
+            woken.set_result(None)
+
+    subscription.wake = wake
+    try:
+        while True:
+            step = subscription.step()
+            if isinstance(step, Send):
+                yield step.frame
+            elif isinstance(step, Read):
+                reading = loop.run_in_executor(readers, step.run)
+                subscription.took(await asyncio.shield(reading))
+            else:
+                # Between `step` and here nothing else ran on this thread, so no wake-up is missed.
+                woken = loop.create_future()
+                timer = loop.call_later(max(0, step.until_micros - elapsed()) / MICROS, wake)
+                try:
+                    await woken
+                finally:
+                    timer.cancel()
+    finally:
+        if reading is None or reading.done():
+            subscription.close()
+        else:
+            # A cursor must not be closed under a reader's hands.
+            reading.add_done_callback(lambda done: _close(subscription, done))
+
+
+def _close(subscription: Subscription, reading: asyncio.Future[Any]) -> None:
+    """Closes one whose last read has ended; what that read raised has been told already, or nobody listens."""
+    if not reading.cancelled():
+        reading.exception()
+    subscription.close()

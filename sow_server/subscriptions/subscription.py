@@ -1,0 +1,438 @@
+"""A subscriber's side of a subscription, as a machine that is driven step by step (rules S1 to S7).
+
+    opening ──▶ snapshot ──▶ live ◀──▶ behind ──▶ over
+                                the queue overflowed; served from the journal until it has caught up
+
+    SU1  What is sent is in the order of sequences, each change once, and none that the request asks for is left out.
+    SU2  `_position`: everything up to here has been sent. Every bookmark says it.
+    SU3  Memory is bounded: what waits is at most `queue_bytes_max` (one commit more, when that alone is larger).
+    SU4  Nothing is sent before it is durable: the dispatcher and the replay give nothing else.
+
+`step` says what is next: a frame to send, something to read on a reader thread, or to wait. It is called on the
+dispatcher's thread, as is everything here but what a `Read` runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.subscriptions.conflation import Conflation
+from sow_server.subscriptions.dispatch import Dispatcher
+from sow_server.subscriptions.frames import (
+    ChangeFrame,
+    Frame,
+    Progress,
+    SnapshotBatch,
+    SnapshotBegin,
+    SnapshotEnd,
+)
+from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.replay import Gap, Replay, Replayed
+from sow_server.subscriptions.request import Request, Snapshot, Wants
+from sow_server.subscriptions.snapshot import SeveralTopics
+
+FAILURE_CHECK_MICROS: Final = 200_000
+"""How often one that waits for its first commit to become durable looks whether writing has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this frame."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Run this on a reader thread, then give its result to `Subscription.took`."""
+
+    run: Callable[[], SnapshotBatch | Replayed | Gap | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before somebody calls `Subscription.wake`, or this time of `elapsed` has come."""
+
+    until_micros: int
+
+
+Step = Send | Read | Wait
+
+
+class Subscription:
+    """One subscription. A `groups.Member` of the dispatcher."""
+
+    def __init__(
+        self,
+        request: Request,
+        store: Store,
+        clock: GuardedClock,
+        elapsed: Callable[[], int],
+        dispatcher: Dispatcher,
+        *,
+        topic: Topic | None,
+        matches: Callable[[str], bool],
+        queue_bytes_max: int,
+        closed: Callable[[Subscription], None],
+    ) -> None:
+        """Use `Hub.subscribe`. `topic`: the only one; None: all whose name `matches`."""
+        self.request: Final = request
+        self._store = store
+        self._clock = clock
+        self._elapsed = elapsed
+        self._dispatcher = dispatcher
+        self._topic = topic
+        self._matches = matches
+        self._queue_bytes_max = queue_bytes_max
+        self._closed = closed
+        self._views: dict[int, tuple[Matcher, Wants] | None] = {}
+        self._replay = Replay(store, clock, self.view, topic=topic, follows=self.follows)
+        self.wake: Callable[[], None] = lambda: None
+        """Set by who drives the machine."""
+
+        self._opened = False
+        self._durable = False
+        """Whether what it begins with is on disk."""
+        self._greeted = False
+        """Whether the first frame has been sent."""
+        self._snapshot: Snapshot | None = None
+        self._batch: SnapshotBatch | None = None
+        """Read, and not yet sent."""
+        self._attached = False
+        self._live_from = 0
+        """Where it has attached."""
+        self._behind = False
+        """Whether what comes after `_covered` has to be read from the journal."""
+        self._accepted: dict[int, int] = {}
+        self._position = 0
+        self._covered = 0
+        """Everything up to here has been sent, or is in `_out`, or conflated."""
+        self._out: deque[ChangeFrame] = deque()
+        """To be sent."""
+        self._live: deque[ChangeFrame] = deque()
+        """While it is behind: what has come since it attached."""
+        self._queued = 0
+        self._together = False
+        """Whether the last frame belongs together with the next."""
+        interval = request.conflation_micros
+        self._conflation = Conflation(interval, request.batch_size) if interval else None
+        self._sent_at = elapsed()
+        self._error: StoreError | None = None
+        self._stopping = False
+        self._is_closed = False
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory of what waits to be sent."""
+        return self._queued + (0 if self._conflation is None else self._conflation.size)
+
+    @property
+    def error(self) -> StoreError | None:
+        """Why it has ended, or is about to."""
+        return self._error
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is served from the journal."""
+        return self._behind
+
+    # -- a member of the dispatcher ---------------------------------------------------------------------------------
+
+    @property
+    def several(self) -> bool:
+        return self._topic is None
+
+    @property
+    def wants_previous(self) -> bool:
+        return self.request.previous
+
+    def follows(self, topic: Topic) -> bool:
+        if self._topic is not None:
+            return topic is self._topic
+        return self._matches(topic.name)
+
+    def view(self, topic: Topic) -> tuple[Matcher, Wants] | None:
+        # Two threads may ask at once; both find the same.
+        try:
+            return self._views[topic.id]
+        except KeyError:
+            found = self._views[topic.id] = self._view(topic)
+            return found
+
+    def _view(self, topic: Topic) -> tuple[Matcher, Wants] | None:
+        try:
+            view = self.request.view(topic)
+        except StoreError:
+            if self._topic is not None:
+                raise
+            return None  # a topic of another kind whose name matches
+        return Matcher(view.filter), self.request.wants(view)
+
+    def joined(self, position: int) -> None:
+        self._durable = True
+        self.wake()
+
+    def push(self, frames: Sequence[ChangeFrame]) -> bool:
+        size = sum([frame.size for frame in frames])
+        queued = self.queued_bytes
+        if queued and queued + size > self._queue_bytes_max:
+            self.detached(frames[0].after)
+            return False
+        if self._behind:
+            self._live += frames
+            self._queued += size
+        else:
+            self._arrive(frames)
+        self.wake()
+        return True
+
+    def _arrive(self, frames: Sequence[ChangeFrame]) -> None:
+        """Frames whose turn it is."""
+        if self._conflation is not None:
+            self._conflation.add(frames)
+        else:
+            self._out += frames
+            self._queued += sum([frame.size for frame in frames])
+
+    def detached(self, position: int) -> None:
+        self._attached = False
+        if self._behind:
+            # It has not come to these; the journal has them, too.
+            self._queued -= sum([frame.size for frame in self._live])
+            self._live.clear()
+        else:
+            self._behind = True
+            self._covered = position
+        self.wake()
+
+    def end(self, error: StoreError) -> None:
+        self._attached = False
+        self._error = self._error or error
+        self.wake()
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def start(self, position: int | None, accepted: dict[int, int]) -> None:
+        """Begins after a position of the journal, or (None) with what is committed from now on. `accepted`: floors
+        below which nothing is missed, by topic id. Raises StoreError."""
+        barrier = self._dispatcher.register(self)
+        if position is not None:
+            self._opened = self._durable = self._behind = True
+            self._position = self._covered = position
+            self._accepted = accepted
+        elif barrier:
+            self._store.barrier(self._passed)
+        else:
+            self._open()
+
+    def _passed(self, answer: object) -> None:
+        """What was staged before the topic was followed is through."""
+        if isinstance(answer, StoreError):
+            self.end(answer)
+        elif not self._is_closed:
+            self._open()
+            self.wake()
+
+    def _open(self) -> None:
+        self._opened = True
+        if self.request.sow:
+            self._snapshot = snapshot = self._cut()
+            # Nothing else runs on this thread in between, so nothing after the cut has been dispatched yet.
+            self._attach(snapshot.sequence)
+        else:
+            self._attach(self._store.follow_topics(lambda topics: None))
+        self._position = self._covered = self._live_from
+
+    def _cut(self) -> Snapshot:
+        if self._topic is not None:
+            return self.request.snapshot(self._topic)
+        cut = self._store.cut_many(lambda topics: [topic for topic in topics if self.follows(topic)])
+        return SeveralTopics(cut, self.view)
+
+    def _attach(self, at: int) -> None:
+        self._live_from = at
+        self._attached = True
+        self._dispatcher.attach(self, at)
+
+    def stop(self) -> None:
+        """The server stops: the stream ends with a bookmark."""
+        self._stopping = True
+        self.wake()
+
+    def close(self) -> None:
+        """Lets go of everything. No `Read` of it may be running."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._dispatcher.unregister(self)
+        if self._snapshot is not None:
+            self._snapshot.close()
+        self._out.clear()
+        self._live.clear()
+        self._closed(self)
+
+    # -- stepping ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        """What is next. Raises StoreError at the end of the subscription."""
+        if self._stopping:
+            return self._last()
+        if not self._greeted:
+            return self._greet()
+        if self._snapshot is not None:
+            return self._step_snapshot(self._snapshot)
+        while True:
+            frame = self._next_frame()
+            if frame is not None:
+                return self._send(frame)
+            if self._error is not None:
+                raise self._error
+            if not self._behind or (self._conflation is not None and self.queued_bytes >= self._queue_bytes_max):
+                return self._idle()
+            step = self._catch_up()
+            if step is not None:
+                return step
+
+    def took(self, result: SnapshotBatch | Replayed | Gap | None) -> None:
+        """Hears the result of a `Read`."""
+        match result:
+            case SnapshotBatch():
+                self._batch = result
+            case Replayed():
+                self._arrive(result.frames)
+                self._covered = result.position
+            case Gap():
+                self._error = self._error or self._resync(result)
+            case None:
+                pass
+
+    def _send(self, frame: Frame) -> Send:
+        self._sent_at = self._elapsed()
+        return Send(frame)
+
+    def _progress(self) -> Send:
+        return self._send(Progress(self._position, self._clock.now_micros()))
+
+    def _last(self) -> Step:
+        if self._error is None:
+            self._error = StoreError(Reason.STOPPING, "the server is stopping")
+            if self._greeted and self._snapshot is None and not self._together:
+                return self._progress()
+        raise self._error
+
+    def _greet(self) -> Step:
+        """The first frame tells that the subscription stands, once what it begins with is durable (rule S7)."""
+        if self._error is not None:
+            raise self._error
+        if not self._durable:
+            failure = self._store.writer.failure
+            if failure is not None:
+                raise StoreError(failure.reason, failure.message)
+            return Wait(self._elapsed() + FAILURE_CHECK_MICROS)
+        self._greeted = True
+        if self._snapshot is not None:
+            return self._send(SnapshotBegin(self._snapshot.sequence, self._snapshot.now_micros))
+        return self._progress()
+
+    def _step_snapshot(self, snapshot: Snapshot) -> Step:
+        if self._error is not None:
+            raise self._error
+        if self._batch is not None:
+            batch, self._batch = self._batch, None
+            return self._send(batch)
+        if not snapshot.done:
+            return Read(snapshot.read)
+        snapshot.close()
+        self._snapshot = None
+        return self._send(SnapshotEnd(snapshot.sequence))
+
+    def _next_frame(self) -> ChangeFrame | None:
+        """The next frame of changes, as it is to be handed over now."""
+        now = self._clock.now_micros()
+        while True:
+            if not self._out:
+                self._cover()
+                if not self._conflate(now):
+                    return None
+            whole = self._out.popleft()
+            self._queued -= whole.size
+            frame = whole.at(now)
+            if frame.rows or frame.more or self._together:
+                self._together = frame.more
+                if not frame.more:
+                    self._position = frame.bookmark
+                return frame
+            self._position = frame.bookmark  # all of it has fallen due: nothing to tell
+
+    def _cover(self) -> None:
+        """Nothing waits in `_out`: how far that means everything has been told."""
+        if self._attached and not self._behind:
+            self._covered = max(self._covered, self._dispatcher.position)
+        if not self._conflation:
+            self._position = max(self._position, self._covered)
+
+    def _conflate(self, now_micros: int) -> bool:
+        """Emits what has been conflated, when it is time; whether there is something in `_out` then."""
+        conflation, elapsed = self._conflation, self._elapsed()
+        if not conflation or (elapsed < conflation.due_at(elapsed) and self._error is None):
+            return False
+        frames = conflation.take(
+            after=self._position, bookmark=self._covered, now_micros=now_micros, elapsed_micros=elapsed
+        )
+        self._out += frames
+        self._queued += sum([frame.size for frame in frames])
+        if not frames:
+            self._position = self._covered
+        return bool(frames)
+
+    def _catch_up(self) -> Step | None:
+        """What it takes to be live again; None: that is done."""
+        synced = self._dispatcher.synced
+        if not self._attached and self._covered >= synced:
+            # First it attaches, then it reads on up to there: so nothing lies in between.
+            self._attach(self._store.follow_topics(lambda topics: None))
+        if not self._attached:
+            return self._read(synced)
+        if self._covered < min(self._live_from, synced):
+            return self._read(min(self._live_from, synced))
+        if self._covered < self._live_from:
+            return self._idle()  # until that is durable
+        self._behind = False
+        live = list(self._live)
+        self._queued -= sum([frame.size for frame in live])
+        self._live.clear()
+        self._arrive(live)
+        return None
+
+    def _read(self, upto: int) -> Read:
+        position = self._covered
+        return Read(lambda: self._replay.read(position, upto, self._accepted))
+
+    def _idle(self) -> Step:
+        now = self._elapsed()
+        until = self._sent_at + self.request.progress_micros
+        if now >= until and not self._together:
+            return self._progress()
+        if self._conflation:
+            until = min(until, self._conflation.due_at(now))
+        return Wait(max(until, now))
+
+    def _resync(self, gap: Gap) -> StoreError:
+        if gap.earliest is None:
+            return StoreError(
+                Reason.RESYNC_REQUIRED,
+                f"topic: the subscriber is behind, and {gap.topic} has no journal; take a new snapshot",
+                field="topic",
+            )
+        return StoreError(
+            Reason.RESYNC_REQUIRED,
+            f"the journal of {gap.topic} no longer reaches back to sequence {self._covered}; take a new snapshot",
+            details={"earliest_sequence": str(gap.earliest + 1)},
+        )

@@ -1,0 +1,409 @@
+"""How a query is run: the way it takes, what it reads for it, and what it refuses (rules Q1 to Q5; Q-a to Q-d)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import ABSENT, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.engine.payloads import Projection
+from sow_server.query import scan
+from sow_server.query.filtering import record_filter
+from sow_server.query.ordering import SortMemory, order
+from sow_server.query.planner import Access
+from sow_server.query.scan import Explanation, Footer, Query, RecordBatch, Scan
+from tests.support.stores import SECOND, Rig
+
+SETTINGS = TopicSettings(expiration=Expiration.ENABLED, key=("/id",), index=("/symbol", "/px"))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("quotes", SETTINGS)
+    yield rig
+    rig.close()
+
+
+def put(rig: Rig, *documents: dict[str, object], topic: str = "quotes", ttl: int | None = None) -> None:
+    lifetime = ABSENT if ttl is None else Lifetime(LifetimeKind.TTL, ttl)
+    payloads = [json.dumps(document).encode() for document in documents]
+    for first in range(0, len(payloads), 1000):
+        rig.run(Publish(topic, payloads[first : first + 1000], lifetime=lifetime))
+
+
+def fill(rig: Rig, count: int, *, symbols: int = 100) -> None:
+    """Records 00000 and up, each symbol in every so-manieth, prices that rise."""
+    put(rig, *[{"id": f"{n:05d}", "symbol": f"S{n % symbols}", "px": n} for n in range(count)])
+
+
+class Answer(NamedTuple):
+    keys: list[str]
+    footer: Footer
+    taken: Explanation
+
+
+def query(rig: Rig, text: str = "", *, by: str = "", topic: str = "quotes", **options: object) -> Query:
+    found = rig.topic(topic)
+    given = record_filter(found, text, 0) if text else None
+    return Query(found, filter=given, order=order(found, by) if by else None, **options)  # type: ignore[arg-type]  # by name
+
+
+def run(rig: Rig, asked: Query) -> Answer:
+    found = Scan(rig.store, asked)
+    try:
+        keys: list[str] = []
+        while (batch := found.next_batch()) is not None:
+            keys += [key.decode() for key in batch.keys]
+        return Answer(keys, found.footer(), found.explanation())
+    finally:
+        found.close()
+
+
+def ask(rig: Rig, text: str = "", *, by: str = "", topic: str = "quotes", **options: object) -> Answer:
+    return run(rig, query(rig, text, by=by, topic=topic, **options))
+
+
+def steps(found: Scan) -> Iterator[RecordBatch]:
+    while (batch := found.step()) is not None:
+        yield batch
+
+
+def refused(rig: Rig, text: str = "", *, by: str = "", topic: str = "quotes", **options: object) -> StoreError:
+    with pytest.raises(StoreError) as caught:
+        ask(rig, text, by=by, topic=topic, **options)
+    return caught.value
+
+
+# --- the way it takes ------------------------------------------------------------------------------------------------
+
+
+def test_equality_on_the_key_is_a_look_up_and_never_a_scan(rig: Rig) -> None:
+    fill(rig, 50)
+    found = ask(rig, "/id IN ('00007', '00003', 'none') AND /px > 3")
+    assert (found.keys, found.footer[:3]) == (["00007"], (1, 1, 3))
+    assert found.taken == (Access.POINTS, "", 3, 0)
+
+
+def test_a_beginning_of_the_key_reads_that_range_alone(rig: Rig) -> None:
+    fill(rig, 500)
+    found = ask(rig, "@key BEGINS WITH ('0000', '0012')")
+    assert found.keys == [f"{n:05d}" for n in [*range(10), *range(120, 130)]]
+    assert found.footer.scanned == 20
+    assert found.taken == (Access.KEY_RANGES, "", 2, 0)
+
+
+def test_an_index_finds_what_is_equal_without_reading_the_rest(rig: Rig) -> None:
+    fill(rig, 1000)
+    found = ask(rig, "/symbol = 'S7'")
+    assert found.keys == [f"{n:05d}" for n in range(7, 1000, 100)]
+    assert found.footer.scanned == 10
+    assert found.taken == (Access.INDEX, "/symbol", 1, 10)
+
+
+def test_an_index_finds_ranges_in_key_order(rig: Rig) -> None:
+    put(rig, *[{"id": f"{n:03d}", "px": 1000 - n} for n in range(300)])
+    found = ask(rig, "/px >= 990")
+    assert found.keys == [f"{n:03d}" for n in range(11)]
+    assert found.taken == (Access.INDEX, "/px", 1, 11)
+    assert ask(rig, "/px IN (990, 995) AND /id != '005'").keys == ["010"]
+
+
+def test_the_index_with_the_fewest_hits_is_taken(rig: Rig) -> None:
+    fill(rig, 3000, symbols=2)
+    found = ask(rig, "/symbol = 'S1' AND /px BETWEEN 100 AND 110")
+    assert found.keys == [f"{n:05d}" for n in range(101, 110, 2)]
+    assert (found.taken.access, found.taken.index_path) == (Access.INDEX, "/px")
+    assert found.taken.index_entries <= 100 + 11, "the other one was left where it had shown to be longer"
+
+
+def test_an_index_gives_way_to_a_short_range_of_keys(rig: Rig) -> None:
+    fill(rig, 3000, symbols=2)
+    found = ask(rig, "/symbol = 'S1' AND @key BEGINS WITH '0001'")
+    assert found.keys == [f"{n:05d}" for n in range(11, 20, 2)]
+    assert (found.taken.access, found.footer.scanned) == (Access.KEY_RANGES, 10)
+    found = ask(rig, "/px = 2500 AND @key >= '00001'")
+    assert (found.taken.access, found.footer.scanned) == (Access.INDEX, 1)
+
+
+def test_an_index_that_would_find_too_much_is_not_used(rig: Rig) -> None:
+    """A look-up costs several times what reading on does."""
+    fill(rig, 6000, symbols=2)
+    found = ask(rig, "/symbol = 'S1'")
+    assert (len(found.keys), found.footer.scanned) == (3000, 6000)
+    assert found.taken == (Access.SCAN, "", 0, 1500)
+
+
+def test_the_first_few_come_from_an_index_as_it_is_read(rig: Rig) -> None:
+    fill(rig, 6000, symbols=2)
+    found = ask(rig, "/symbol = 'S1'", top_n=5, skip_n=2)
+    assert found.keys == ["00005", "00007", "00009", "00011", "00013"]
+    assert (found.taken.access, found.footer.scanned) == (Access.INDEX, 1000)
+    several = ask(rig, "/symbol IN ('S1', 'S0')", page_size=4)
+    assert several.keys == ["00000", "00001", "00002", "00003"]
+    assert (several.taken.access, several.taken.probes) == (Access.INDEX, 2)
+
+
+def test_an_index_that_is_being_built_is_not_used(rig: Rig) -> None:
+    fill(rig, 2500)
+    rig.submit_alter("quotes", lambda result: None, {"index": ("/symbol", "/px", "/id")})
+    rig.turn()
+    assert not all(index.complete for index in rig.topic("quotes").indexes.all)
+    assert ask(rig, "/id BEGINS WITH '0001' OR /px = 3").taken.access is Access.SCAN
+    rig.store.writer.step()
+    assert ask(rig, "/id BETWEEN '00010' AND '00019'").taken == (Access.INDEX, "/id", 2, 20)
+
+
+def test_what_contradicts_itself_reads_nothing(rig: Rig) -> None:
+    fill(rig, 10)
+    for text in ("false", "1 = 2", "/px = null", "/id = 1 AND /id = 2", "/px BETWEEN 3 AND 2"):
+        found = ask(rig, text)
+        assert (found.keys, found.footer, found.taken) == ([], (0, 0, 0, ""), (Access.NOTHING, "", 0, 0)), text
+    assert ask(rig, "true").footer[:3] == (10, 10, 10)
+
+
+@pytest.mark.parametrize("text", ["/symbol = 'A'", "/px > 5", "@key = '1'", "/other IS NULL", "/id = 1"])
+def test_expired_records_are_found_in_no_way(rig: Rig, text: str) -> None:
+    put(rig, {"id": 1, "symbol": "A", "px": 9}, ttl=SECOND)
+    assert ask(rig, text).keys == ["1"]
+    rig.time.tick(SECOND)
+    found = ask(rig, text)
+    assert (found.keys, found.footer.matched, found.footer.scanned) == ([], 0, 1)
+
+
+@pytest.mark.parametrize("text", ["/symbol = 'A'", "@key IN ('1', '2', '3')", "/other IS NULL", "@key < '9'"])
+def test_changes_after_the_cut_are_not_seen(rig: Rig, text: str) -> None:
+    put(rig, {"id": 1, "symbol": "A"}, {"id": 2, "symbol": "A"})
+    found = Scan(rig.store, query(rig, text))
+    put(rig, {"id": 1, "symbol": "B"}, {"id": 3, "symbol": "A"})
+    rig.delete("quotes", "2")
+    batch = found.next_batch()
+    assert batch is not None
+    assert batch.keys == [b"1", b"2"]
+    assert batch.payloads == [b'{"id": 1, "symbol": "A"}', b'{"id": 2, "symbol": "A"}']
+    assert found.next_batch() is None
+    found.close()
+
+
+def test_now_is_that_of_the_cut(rig: Rig) -> None:
+    put(rig, {"id": 1}, ttl=10 * SECOND)
+    put(rig, {"id": 2}, ttl=30 * SECOND)
+    rig.time.tick(5 * SECOND)
+    assert ask(rig, "@expire_time - NOW_MICROS() <= 5000000").keys == ["1"]
+    found = Scan(rig.store, query(rig, "@expire_time - NOW_MICROS() <= 5000000"))
+    rig.time.tick(20 * SECOND)
+    batch = found.next_batch()
+    assert batch is not None
+    assert batch.keys == [b"1"]
+    found.close()
+
+
+def test_a_number_that_no_float_reaches_hides_nothing(rig: Rig) -> None:
+    """Such a document does not decode at once; the fields beside it must be found all the same, by every plan."""
+    for payload in (b'{"id":1,"symbol":"A","px":1e999}', b'{"id":2,"symbol":"A","px":-' + b"9" * 5000 + b"}"):
+        rig.run(Publish("quotes", [payload]))
+    assert ask(rig, "/symbol = 'A'").keys == ["1", "2"]
+    assert ask(rig, "/symbol LIKE 'A'").keys == ["1", "2"]
+    assert ask(rig, "/px > 1e300").keys == ["1"]
+    assert ask(rig, "/px < 0", by="/px").keys == ["2"]
+    assert ask(rig, "/id = 2 AND /px < 0").keys == ["2"]
+
+
+# --- pieces of work --------------------------------------------------------------------------------------------------
+
+
+def test_a_piece_of_work_ends_though_nothing_is_found(rig: Rig) -> None:
+    fill(rig, 25_000)
+    found = Scan(rig.store, query(rig, "/px < 0 OR /none = 1"))
+    scanned = 0
+    for batch in steps(found):
+        assert batch.keys == []
+        read = found.footer().scanned - scanned
+        assert read <= scan.SCAN_CHUNK
+        scanned += read
+    assert scanned == 25_000
+    assert found.step() is None
+    found.close()
+
+
+def test_only_as_much_is_read_as_is_wanted(rig: Rig) -> None:
+    fill(rig, 5000)
+    assert ask(rig, top_n=1).footer[:3] == (1, 1, 1)
+    assert ask(rig, top_n=10, skip_n=20).footer[:3] == (30, 10, 30)
+    assert ask(rig, "/none IS NULL", top_n=1).footer.scanned == scan.SCAN_CHUNK_FIRST
+    assert ask(rig, page_size=7).footer[:3] == (7, 7, 7)
+
+
+def test_a_batch_is_no_larger_than_asked_and_about_a_mebibyte(rig: Rig) -> None:
+    put(rig, *[{"id": n, "pad": "x" * 100_000} for n in range(40)])
+    for asked in (query(rig), query(rig, "/id >= 0"), query(rig, by="@key DESC")):
+        found = Scan(rig.store, asked)
+        sizes = [sum(map(len, batch.payloads or ())) for batch in steps(found)]
+        assert max(sizes) < 2**20 + 200_000
+        assert sum(sizes) > 40 * 100_000
+        found.close()
+    fill(rig, 100)
+    found = Scan(rig.store, query(rig, "/px >= 0 AND /none IS NULL", batch_size=7))
+    assert [len(batch.keys) for batch in steps(found) if batch.keys] == [7] * 14 + [2]
+    found.close()
+
+
+def test_many_short_ranges_are_read_without_what_lies_between(rig: Rig) -> None:
+    fill(rig, 3000)
+    text = " OR ".join([f"@key BETWEEN '{n:05d}' AND '{n + 1:05d}'" for n in range(0, 3000, 30)])
+    found = ask(rig, text)
+    assert found.keys == [f"{n + more:05d}" for n in range(0, 3000, 30) for more in range(2)]
+    assert (found.taken.access, found.taken.probes, found.footer.scanned) == (Access.KEY_RANGES, 100, 200)
+
+
+# --- counts, explanations, orders ------------------------------------------------------------------------------------
+
+
+def test_a_count_reads_what_it_must(rig: Rig) -> None:
+    fill(rig, 300)
+    assert ask(rig, count_only=True).footer == (300, 300, 0, ""), "known from the figures"
+    assert ask(rig, "true", count_only=True).footer == (300, 300, 0, "")
+    assert ask(rig, "/symbol = 'S3'", count_only=True).footer == (3, 3, 3, "")
+    assert ask(rig, "/px >= 100 AND /none IS NULL", count_only=True, skip_n=20, top_n=50).footer.returned == 50
+    assert ask(rig, "/px >= 100", count_only=True, skip_n=190).footer[:2] == (200, 10)
+    assert ask(rig, count_only=True, keys=(b"00001", b"x")).footer == (1, 1, 2, "")
+
+
+def test_an_explanation_is_that_of_a_real_run_without_its_records(rig: Rig) -> None:
+    fill(rig, 300)
+    found = Scan(rig.store, query(rig, "/symbol = 'S3'", explain=True))
+    assert [batch.keys for batch in steps(found) if batch.keys] == []
+    assert found.footer() == (3, 3, 3, "")
+    assert found.explanation() == (Access.INDEX, "/symbol", 1, 3)
+    found.close()
+    assert ask(rig, "/px > 5 OR /none = 1", by="/px DESC", top_n=2, explain=True).footer == (294, 2, 300, "")
+    assert ask(rig, explain=True).taken == (Access.SCAN, "", 0, 0)
+    assert ask(rig, keys=(b"1", b"2"), explain=True).taken == (Access.POINTS, "", 2, 0)
+
+
+def test_an_order_sorts_what_every_way_finds(rig: Rig) -> None:
+    fill(rig, 1000)
+    assert ask(rig, "/symbol = 'S3'", by="/px DESC", top_n=3).keys == ["00903", "00803", "00703"]
+    assert ask(rig, by="/px DESC", top_n=2, skip_n=3).keys == ["00996", "00995"]
+    assert ask(rig, by="/symbol, /px DESC", top_n=2).keys == ["00900", "00800"]
+    assert ask(rig, "@key < '00005'", by="@key DESC", keys_only=True).keys == [f"{n:05d}" for n in range(4, -1, -1)]
+    found = ask(rig, by="/px DESC", top_n=2)
+    assert found.footer == (1000, 2, 1000, ""), "with an order all that match are known"
+
+
+def test_numbers_at_the_end_of_their_range_are_taken(rig: Rig) -> None:
+    fill(rig, 10)
+    assert ask(rig, skip_n=2**64 - 1).footer[:2] == (10, 0)
+    assert ask(rig, by="/px", skip_n=2**64 - 1).footer[:2] == (10, 0)
+    assert len(ask(rig, by="/px DESC", skip_n=2, top_n=2**64 - 1).keys) == 8
+    assert len(ask(rig, top_n=2**64 - 1, skip_n=1).keys) == 9
+
+
+def test_a_result_that_cannot_be_sorted_is_refused_and_its_memory_free_again(rig: Rig) -> None:
+    put(rig, *[{"id": n, "pad": "x" * 10_000} for n in range(50)])
+    memory = SortMemory(bytes_max=200_000)
+    found = Scan(rig.store, query(rig, by="/id"), memory)
+    with pytest.raises(StoreError) as caught:
+        found.next_batch()
+    assert caught.value.reason is Reason.RESULT_TOO_LARGE
+    found.close()
+    found = Scan(rig.store, query(rig, by="/id DESC", top_n=5), memory)
+    batch = found.next_batch()
+    assert batch is not None
+    assert len(batch.keys) == 5
+    found.close()
+    assert memory.change(200_000)
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "/symbol = 'S3'", "/px >= 30", "/none IS NULL", "@key BEGINS WITH '0'"])
+def test_pages_together_are_the_whole(rig: Rig, text: str) -> None:
+    fill(rig, 300, symbols=4)
+    whole = ask(rig, text).keys
+    keys: list[str] = []
+    token, pages = "", 0
+    while token or not pages:
+        page = ask(rig, text, page_size=17, page_token=token)
+        keys += page.keys
+        token = page.footer.next_page_token
+        pages += 1
+    assert keys == whole
+    assert pages <= len(whole) // 17 + 2
+
+
+def test_a_token_belongs_to_its_topic_and_filter(rig: Rig) -> None:
+    rig.create_topic("others", SETTINGS)
+    fill(rig, 20)
+    token = ask(rig, "/px>=1", page_size=3).footer.next_page_token
+    assert ask(rig, "(/px >= 1)", page_size=3, page_token=token).keys == ["00004", "00005", "00006"], "the same filter"
+    for text, topic in (("/px >= 2", "quotes"), ("", "quotes"), ("/px >= 1", "others")):
+        error = refused(rig, text, topic=topic, page_size=3, page_token=token)
+        assert (error.reason, error.field) == (Reason.PAGE_TOKEN_INVALID, "page_token")
+    for nonsense in ("x", "bm9uc2Vuc2U=", token[:-4]):
+        assert refused(rig, "/px >= 1", page_size=3, page_token=nonsense).reason is Reason.PAGE_TOKEN_INVALID
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+SELECT = Projection(include=(("a",),))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"projection": SELECT, "keys_only": True}, ["select", "keys_only"]),
+        ({"projection": SELECT, "count_only": True}, ["select", "count_only"]),
+        ({"keys_only": True, "count_only": True}, ["keys_only", "count_only"]),
+        ({"by": "/a", "count_only": True}, ["order_by", "count_only"]),
+        ({"by": "/a", "page_size": 5}, ["order_by", "page_size"]),
+        ({"by": "/a", "page_token": "x"}, ["order_by", "page_token"]),
+        ({"explain": True, "count_only": True}, ["explain", "count_only"]),
+        ({"page_size": 5, "top_n": 5}, ["page_size", "top_n"]),
+        ({"page_size": 5, "skip_n": 5}, ["page_size", "skip_n"]),
+        ({"page_size": 5, "count_only": True}, ["page_size", "count_only"]),
+        ({"page_size": 5, "keys": (b"1",)}, ["page_size", "keys"]),
+        ({"page_token": "x"}, ["page_size", "page_token"]),
+    ],
+)
+def test_options_that_contradict_each_other_are_both_named(
+    rig: Rig, options: dict[str, object], named: Sequence[str]
+) -> None:
+    error = refused(rig, **options)  # type: ignore[arg-type]  # by name
+    assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, named[0])
+    assert all(name in error.message for name in named), error.message
+
+
+def test_options_out_of_their_range_are_refused(rig: Rig) -> None:
+    assert refused(rig, batch_size=0).field == "batch_size"
+    assert refused(rig, batch_size=10_001).field == "batch_size"
+    assert refused(rig, keys=(b"1",) * 10_001).reason is Reason.REQUEST_TOO_LARGE
+
+
+# --- other message types ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message_type", "payloads", "text"),
+    [
+        (MessageType.FIX, [b"55=A\x0144=9\x01", b"55=B\x0144=10\x01", b"55=C\x01"], "/44 >= 9.5"),
+        (MessageType.NVFIX, [b"sym=A\x01px=9\x01", b"sym=B\x01px=10\x01", b"sym=C\x01"], "/px >= 9.5"),
+        (
+            MessageType.MSGPACK,
+            [b"\x82\xa2px\x09\xa3sym\xa1A", b"\x82\xa2px\x0a\xa3sym\xa1B", b"\x81\xa3sym\xa1C"],
+            "/px >= 9.5",
+        ),
+        (MessageType.BINARY, [b"\xff", b"\xfe", b"\xfd"], "@key = '1'"),
+    ],
+)
+def test_every_message_type_is_asked(rig: Rig, message_type: MessageType, payloads: list[bytes], text: str) -> None:
+    rig.create_topic("other", TopicSettings(message_type=message_type))
+    rig.run(Publish("other", payloads, [str(number) for number in range(3)]))
+    assert ask(rig, text, topic="other").keys == ["1"]
+    assert ask(rig, f"NOT ({text}) OR @version > 0", topic="other").keys == ["0", "1", "2"]
