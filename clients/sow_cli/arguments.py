@@ -16,6 +16,9 @@ from sow.durations import DurationError, parse_micros
 UNLIMITED: Final = -1
 """What `--retain-bytes unlimited` becomes."""
 
+NO_INDEX: Final = "none"
+"""As an `--index`: there is to be none."""
+
 _SIZE = re.compile(r"(\d{1,18})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _SIZE_UNITS: Final = {
     "": 1,
@@ -96,6 +99,13 @@ def key(text: str) -> str:
     except UnicodeEncodeError as error:
         raise click.BadParameter(f"{text!r} is not UTF-8") from error
     return text
+
+
+def index(text: str) -> str:
+    """The path of an index, or `none`. Which paths there can be, the server judges."""
+    if text != NO_INDEX and not text.startswith("/"):
+        raise click.BadParameter(f"{text!r} is neither a path such as /symbol nor {NO_INDEX}")
+    return key(text)
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sow_cli import publishing, records, server, topics
+from sow_cli import publishing, records, server, subscribing, topics
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import Tls
@@ -78,6 +78,7 @@ for _command in (
     records.delete,
     records.touch,
     records.persist,
+    subscribing.subscribe,
     server.status,
     server.compact,
     server.accept_clock,

@@ -26,6 +26,11 @@ def safe(text: str) -> str:
     return text if text.isprintable() else text.translate(_CONTROL)
 
 
+def safe_lines(text: str) -> str:
+    """`text` line by line as it stands, each line safe."""
+    return "\n".join([safe(line) for line in text.split("\n")])
+
+
 def safe_bytes(data: bytes, length_max: int = _TABLE_TEXT_MAX) -> str:
     """The beginning of `data` as text: what is not UTF-8 or not printable is spelled out."""
     text = safe(data[:length_max].decode("utf-8", "backslashreplace"))

@@ -8,7 +8,8 @@
 | 3   | the server is not reachable, or gave no answer in time |
 | 130 | Ctrl-C |
 
-Errors go to stderr: the server's reason, its message, then the details it gave (field, position) one to a line.
+Errors go to stderr: the server's reason, its message, then the details it gave (field, position) one to a line. A
+message of several lines stays so: that of a filter shows the filter, and a caret below the place at fault.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def is_unanswered(error: SowError) -> bool:
 
 def describe(error: SowError) -> str:
     """Reason and message, then each detail on a line of its own."""
-    lines = [f"{error.reason}: {display.safe(error.message)}"]
+    lines = [f"{error.reason}: {display.safe_lines(error.message)}"]
     lines += [f"  {name}: {display.safe(str(value))}" for name, value in sorted(error.details.items())]
     if error.retry_after is not None:
         lines.append(f"  retry after: {error.retry_after:g} s")

@@ -44,7 +44,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 _NOT_A_TERMINAL_WIDTH: Final = 140
 _ROWS_MEASURED: Final = 1_000  # a table's columns get the widths that its first rows need
-_KEY_WIDTH_MAX: Final = 48
+KEY_WIDTH_MAX: Final = 48
 _NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
 
 
@@ -82,7 +82,7 @@ class Fact:
 Facts: TypeAlias = Sequence[Fact]
 
 
-class _Line(msgspec.Struct, gc=False):
+class RecordLine(msgspec.Struct, gc=False):
     """A record in JSON (interfaces.md). Field order is the order on the line."""
 
     topic: str
@@ -96,7 +96,7 @@ class _Line(msgspec.Struct, gc=False):
     payload: msgspec.Raw | bytes | msgspec.UnsetType
 
 
-_COLUMNS: Final = tuple(_Line.__struct_fields__)
+_COLUMNS: Final = tuple(RecordLine.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ class Output:
         if self.format is Format.TABLE:
             self._print(_vertical(facts))
         elif self.format is Format.CSV:
-            self._write(_csv([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]]))
+            self.write(csv_rows([[fact.name for fact in facts], [_csv_value(fact.value) for fact in facts]]))
         elif self.format is Format.JSON:
-            self._write(msgspec.json.format(self._encoder.encode(_json_object(facts)), indent=2) + b"\n")
+            self.write(msgspec.json.format(self._encoder.encode(_json_object(facts)), indent=2) + b"\n")
         else:
-            self._write(self._encoder.encode(_json_object(facts)) + b"\n")
+            self.write(self._encoder.encode(_json_object(facts)) + b"\n")
 
     def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
         """Writes a list of results. `names`: the columns of a CSV; `nothing`: what an empty table says."""
@@ -132,12 +132,12 @@ class Output:
             self._print(_horizontal(results) if results else Text(nothing, style="dim"))
         elif self.format is Format.CSV:
             values = [{fact.name: _csv_value(fact.value) for fact in facts} for facts in results]
-            self._write(_csv([names, *([row.get(name) for name in names] for row in values)]))
+            self.write(csv_rows([names, *([row.get(name) for name in names] for row in values)]))
         elif self.format is Format.JSON:
             encoded = self._encoder.encode([_json_object(facts) for facts in results])
-            self._write(msgspec.json.format(encoded, indent=2) + b"\n")
+            self.write(msgspec.json.format(encoded, indent=2) + b"\n")
         else:
-            self._write(self._encoder.encode_lines([_json_object(facts) for facts in results]))
+            self.write(self._encoder.encode_lines([_json_object(facts) for facts in results]))
 
     @property
     def is_table(self) -> bool:
@@ -172,7 +172,7 @@ class Output:
         written = 0
         encode = self._encoder.encode_lines
         for batch in batches:
-            self._write(encode(_lines(batch, form)))
+            self.write(encode(_lines(batch, form)))
             written += len(batch)
         return written
 
@@ -182,17 +182,17 @@ class Output:
         for batch in batches:
             if len(batch):
                 lines = b",\n".join([encode(line) for line in _lines(batch, form)])
-                self._write((b",\n" if written else b"[\n") + lines)
+                self.write((b",\n" if written else b"[\n") + lines)
                 written += len(batch)
-        self._write(b"\n]\n" if written else b"[]\n")
+        self.write(b"\n]\n" if written else b"[]\n")
         return written
 
     def _record_csv(self, batches: Iterable[Batch], form: RecordForm) -> int:
         written = 0
         columns = _COLUMNS[:-1] if form.keys_only else _COLUMNS
-        self._write(_csv([columns]))
+        self.write(csv_rows([columns]))
         for batch in batches:
-            self._write(_record_csv(batch, form))
+            self.write(_record_csv(batch, form))
             written += len(batch)
         return written
 
@@ -205,20 +205,24 @@ class Output:
                 continue
             rows = [_record_row(record, form, now_micros()) for record in batch]
             if layout is None:
-                layout = _Layout.measured(_record_headings(form), rows[:_ROWS_MEASURED], _width(), form.keys_only)
+                layout = _Layout.measured(
+                    _record_headings(form), rows[:_ROWS_MEASURED], terminal_width(), form.keys_only
+                )
                 self._print(Text(layout.line(_record_headings(form)), style="bold"))
-            self._write(("\n".join([layout.line(row) for row in rows]) + "\n").encode())
+            self.write(("\n".join([layout.line(row) for row in rows]) + "\n").encode())
             written += len(batch)
         if not written:
             self._print(Text("no records", style="dim"))
         return written
 
     def _print(self, content: Table | Text) -> None:
-        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=_width(), soft_wrap=False)
+        console = Console(
+            file=sys.stdout, highlight=False, markup=False, emoji=False, width=terminal_width(), soft_wrap=False
+        )
         console.print(content)
         sys.stdout.flush()
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Binary and flushed: a reader at the other end of a pipe sees each batch at once, and its going away shows."""
         out = sys.stdout.buffer
         out.write(data)
@@ -289,11 +293,11 @@ class _Columns:
             # Line ends are rare: one look at all of the batch, and at each document only when there are any.
             together = b"".join(payloads)
             if b"\n" in together or b"\r" in together:
-                payloads = [_one_line(document) for document in payloads]
+                payloads = [one_line(document) for document in payloads]
         return cls(keys, versions, published, expire, origins, sequences, payloads)
 
 
-def _lines(batch: Batch, form: RecordForm) -> list[_Line]:
+def _lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
     columns = _Columns.of(batch, form)
     unset = msgspec.UNSET
     expire = [unset if micros == _NEVER_MICROS else micros for micros in columns.expire_times_micros]
@@ -304,7 +308,7 @@ def _lines(batch: Batch, form: RecordForm) -> list[_Line]:
         payloads = map(msgspec.Raw, columns.payloads)
     return list(
         map(
-            _Line,
+            RecordLine,
             repeat(form.topic),
             columns.keys,
             columns.versions,
@@ -345,7 +349,7 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if "," in text or "\n" in text or "\r" in text else text
 
 
-def _one_line(document: bytes) -> bytes:
+def one_line(document: bytes) -> bytes:
     """A document that was published over several lines would break NDJSON: its line ends go, its values stay."""
     if b"\n" in document or b"\r" in document:
         return msgspec.json.format(document, indent=-1)
@@ -356,7 +360,8 @@ def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str]]:
     return {fact.name: fact.value for fact in facts if fact.value is not None}
 
 
-def _csv(rows: Iterable[Sequence[Scalar]]) -> bytes:
+def csv_rows(rows: Iterable[Sequence[Scalar]]) -> bytes:
+    """CSV for few rows, or for rows that come one by one; `_record_csv` is for many."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
@@ -378,16 +383,17 @@ class _Layout:
     def measured(cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys_only: bool) -> _Layout:
         """Each column as wide as these rows need, the key at most so wide, and the payload, at the end, the rest."""
         widths = [max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)]
-        widths[0] = min(widths[0], _KEY_WIDTH_MAX if not keys_only else width)
+        widths[0] = min(widths[0], KEY_WIDTH_MAX if not keys_only else width)
         if not keys_only:
             widths[-1] = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
         return cls(tuple(widths))
 
     def line(self, cells: Sequence[str]) -> str:
-        return "  ".join([_fit(text, width) for text, width in zip(cells, self.widths, strict=True)]).rstrip()
+        return "  ".join([fit(text, width) for text, width in zip(cells, self.widths, strict=True)]).rstrip()
 
 
-def _fit(text: str, width: int) -> str:
+def fit(text: str, width: int) -> str:
+    """`text` in exactly so many columns of a terminal."""
     if text.isascii():
         return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
     length = cell_len(text)
@@ -399,7 +405,7 @@ def _record_headings(form: RecordForm) -> tuple[str, ...]:
 
 
 def _record_row(record: Record, form: RecordForm, now_micros: int) -> tuple[str, str, str, str]:
-    last = str(record.sequence) if form.keys_only else _shown_payload(record.payload, form)
+    last = str(record.sequence) if form.keys_only else shown_payload(record.payload, form)
     return (
         display.safe(record.key),
         display.expires(record.expire_time_micros, now_micros),
@@ -408,8 +414,9 @@ def _record_row(record: Record, form: RecordForm, now_micros: int) -> tuple[str,
     )
 
 
-def _shown_payload(payload: bytes, form: RecordForm) -> str:
-    return display.safe_bytes(_one_line(payload) if form.payload_is_json else payload, 400)
+def shown_payload(payload: bytes, form: RecordForm) -> str:
+    """The beginning of a payload, for one line of a table (O4)."""
+    return display.safe_bytes(one_line(payload) if form.payload_is_json else payload, 400)
 
 
 def _record_facts(record: Record, form: RecordForm, now_micros: int) -> list[Fact]:
@@ -456,6 +463,6 @@ def _horizontal(results: Sequence[Facts]) -> Table:
     return table
 
 
-def _width() -> int:
+def terminal_width() -> int:
     """The terminal's columns; wide where there is no terminal, as nothing wraps there."""
     return shutil.get_terminal_size((_NOT_A_TERMINAL_WIDTH, 40)).columns

@@ -55,6 +55,14 @@ class Lifetime:
     keep: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """Whether each document is merged into its record (rule P2), and what is removed from it then."""
+
+    delta: bool
+    unset: list[str] | None
+
+
 @dataclass(slots=True)
 class Tally:
     """What became of the lines."""
@@ -92,6 +100,14 @@ def report(line: int, reason: str, message: str) -> None:
 @click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="Lifetime, such as 30s or 1h30m.")
 @click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
 @click.option("--keep-ttl", is_flag=True, help="A record that is alive keeps its expire time.")
+@click.option("--delta", is_flag=True, help="Merge each document into the record of its key instead of replacing it.")
+@click.option(
+    "--unset",
+    type=arguments.comma_separated,
+    multiple=True,
+    metavar="PATH,…",
+    help="With --delta: fields to remove from each record, such as /note.",
+)
 @click.option("--raw", is_flag=True, help="Each line is a payload as it is, whatever the topic's message type.")
 @click.option("--records", is_flag=True, help="Each line is a record as `sow query --format ndjson` writes it.")
 @click.option(
@@ -121,6 +137,8 @@ def publish(
     ttl: str | None,
     expire_at: datetime | None,
     keep_ttl: bool,
+    delta: bool,
+    unset: tuple[tuple[str, ...], ...],
     raw: bool,
     records: bool,
     batch_records: int,
@@ -146,6 +164,7 @@ def publish(
       sow publish orders orders.ndjson --ttl 30s
       sow publish orders --data '{"id": 1, "price": 9.5}'
       sow publish sessions --key alice --data '{"page": "/home"}' --ttl 20m
+      sow publish orders --delta --unset /note --data '{"id": 1, "price": 9.7}'
       tail -f ticks.ndjson | sow publish ticks --key-field symbol
       sow publish images --key logo logo.png
     """
@@ -158,6 +177,8 @@ def publish(
     if key_field is not None and not all(key_field.removeprefix("/").split("/")):
         raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
 
+    if unset and not delta:
+        raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
     lifetime = Lifetime(ttl, expire_at, keep_ttl)
     with session.client() as client:
         described = _described(client, topic)
@@ -171,7 +192,8 @@ def publish(
         else:
             # A file that is one record is taken as it is: it may hold any bytes, which only a line cannot.
             parse = document if is_json or raw or (key is not None and data is None) else base64_payload
-        job = _Job(client, topic, lifetime, durability, batch_records)
+        merging = Merging(delta, [path for some in unset for path in some] or None)
+        job = _Job(client, topic, lifetime, merging, durability, batch_records)
         if data is not None or key is not None:
             whole = file.read() if data is None else data.encode("utf-8", "surrogateescape")
             output.one(published_facts(topic, _publish_one(job, whole, parse, key)))
@@ -195,6 +217,7 @@ class _Job:
     client: Client
     topic: str
     lifetime: Lifetime
+    merging: Merging
     durability: Durability | None
     batch_records: int
 
@@ -261,13 +284,26 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
         item = parse(whole)
     except BadLine as bad:
         raise click.UsageError(f"{bad.reason}: {bad.message}") from bad
+    key = item.key if key is None else key
+    lifetime = job.lifetime
+    if job.merging.delta:
+        return job.client.delta_publish(
+            job.topic,
+            item.data,
+            unset=job.merging.unset,
+            key=key,
+            ttl=lifetime.ttl,
+            expire_at=lifetime.expire_at,
+            keep_ttl=lifetime.keep,
+            durability=job.durability,
+        )
     return job.client.publish(
         job.topic,
         item.data,
-        key=item.key if key is None else key,
-        ttl=job.lifetime.ttl,
-        expire_at=job.lifetime.expire_at,
-        keep_ttl=job.lifetime.keep,
+        key=key,
+        ttl=lifetime.ttl,
+        expire_at=lifetime.expire_at,
+        keep_ttl=lifetime.keep,
         durability=job.durability,
     )
 
@@ -288,6 +324,8 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
         durability=job.durability,
         batch_records=job.batch_records,
         on_refusal=refused,
+        delta=job.merging.delta,
+        unset=job.merging.unset,
     )
     try:
         with publisher:
@@ -370,6 +408,8 @@ def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
         keep_ttl=job.lifetime.keep,
         durability=job.durability,
         atomic=True,
+        delta=job.merging.delta,
+        unset=job.merging.unset,
     )
 
 

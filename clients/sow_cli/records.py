@@ -17,7 +17,7 @@ from sow_cli.output import Fact, Output, RecordForm, note, output_option, progre
 from sow_cli.publishing import published_facts
 from sow_cli.session import Session
 from sow_cli.topics import confirm
-from sow_client import Client, Deleted, Published, QueryResult, Refusal
+from sow_client import Client, Deleted, Published, QueryPlan, QueryResult, Refusal
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -85,17 +85,27 @@ def get(
 
 @click.command(short_help="Show the records of a topic.")
 @click.argument("topic")
+@click.argument("filter", required=False)
+@click.option(
+    "--order-by",
+    multiple=True,
+    metavar="PATH [DESC],…",
+    help="What to sort by, such as '/price DESC, /symbol' (repeatable); default: the key.",
+)
 @click.option("--keys", type=arguments.comma_separated, multiple=True, metavar="KEY,…", help="Only these keys.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Leave out the first N records.")
 @_projection_options
 @click.option("--keys-only", is_flag=True, help="Leave the payloads out.")
 @click.option("--count", "count_only", is_flag=True, help="Only count.")
+@click.option("--explain", is_flag=True, help="Instead of the records, tell how they are found and what it takes.")
 @output_option
 @click.pass_obj
 def query(
     session: Session,
     topic: str,
+    filter: str | None,  # noqa: A002 - the name of the argument
+    order_by: tuple[str, ...],
     keys: tuple[tuple[str, ...], ...],
     top: int | None,
     skip: int,
@@ -103,9 +113,10 @@ def query(
     exclude: tuple[tuple[str, ...], ...],
     keys_only: bool,
     count_only: bool,
+    explain: bool,
     output: Output,
 ) -> None:
-    """Show the live records of TOPIC, in key order, as they were at one instant.
+    """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
 
     Nothing is kept in memory: `sow query big | head` is quick. In JSON the payload is the document itself for json
     topics and base64 for others; in CSV it is one column with that as text. A table shows the beginning of it.
@@ -113,21 +124,31 @@ def query(
     \b
     Examples:
       sow query orders --top 20
+      sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
       sow query orders --select /id,/price --format csv > orders.csv
-      sow query orders --keys-only
+      sow query orders "/symbol = 'IBM'" --explain
     """
     include, leave_out = _paths(select, exclude)
     if keys_only and (include or leave_out):
         raise click.UsageError("--keys-only excludes --select and --exclude")
-    wanted = [key for some in keys for key in some]
+    if explain and count_only:
+        raise click.UsageError("--explain and --count exclude each other")
+    wanted = [key for some in keys for key in some] or None
+    order = list(order_by) or None
     with session.client() as client:
+        if explain:
+            plan = client.explain(topic, filter, order_by=order, keys=wanted, skip_n=skip, top_n=top)
+            output.one(_plan_facts(topic, plan))
+            return
         if count_only and not (wanted or top or skip):
-            output.one(_count_facts(topic, client.count(topic)))
+            output.one(_count_facts(topic, client.count(topic, filter)))
             return
         form = _form(client, topic, keys_only=keys_only or count_only)
         result = client.query(
             topic,
-            keys=wanted or None,
+            filter,
+            order_by=None if count_only else order,
+            keys=wanted,
             select=include,
             exclude=leave_out,
             keys_only=form.keys_only,
@@ -147,22 +168,30 @@ def query(
 
 @click.command(short_help="Count the records of a topic.")
 @click.argument("topic")
+@click.argument("filter", required=False)
 @output_option
 @click.pass_obj
-def count(session: Session, topic: str, output: Output) -> None:
-    """Count the live records of TOPIC.
+def count(
+    session: Session,
+    topic: str,
+    filter: str | None,  # noqa: A002 - the name of the argument
+    output: Output,
+) -> None:
+    """Count the live records of TOPIC that match FILTER.
 
     \b
-    Example:
+    Examples:
       sow count orders
+      sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic)))
+        output.one(_count_facts(topic, client.count(topic, filter)))
 
 
 @click.command(short_help="Delete records.")
 @click.argument("topic")
 @click.option("--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="Delete this key (repeatable).")
+@click.option("--filter", metavar="FILTER", help="Delete the records that match, each only if it still does then.")
 @click.option(
     "--data",
     type=click.File("rb"),
@@ -178,13 +207,14 @@ def delete(
     session: Session,
     topic: str,
     keys: tuple[str, ...],
+    filter: str | None,  # noqa: A002 - the name of the option
     data: BufferedReader | None,
     everything: bool,
     dry_run: bool,
     force: bool,
     output: Output,
 ) -> None:
-    """Delete records of TOPIC, chosen by exactly one of --key, --data and --all.
+    """Delete records of TOPIC, chosen by exactly one of --key, --filter, --data and --all.
 
     Deleting what is not there is no error: look at the count. Before --all it asks on a terminal; without one it
     needs --force.
@@ -192,11 +222,12 @@ def delete(
     \b
     Examples:
       sow delete orders --key 1 --key 2
+      sow delete orders --filter "/state = 'done'"
       sow delete orders --data order.json
       sow delete orders --all --dry-run
     """
-    if bool(keys) + (data is not None) + everything != 1:
-        raise click.UsageError("give exactly one of --key, --data and --all")
+    if bool(keys) + (filter is not None) + (data is not None) + everything != 1:
+        raise click.UsageError("give exactly one of --key, --filter, --data and --all")
     if everything and not dry_run:
         confirm(f"Delete every record of topic {topic}?", force=force)
     document = None if data is None else data.read()
@@ -208,7 +239,13 @@ def delete(
             bar.update(task, figures=display.records(so_far.matched if dry_run else so_far.deleted))
 
         done = client.sow_delete(
-            topic, keys=list(keys) or None, data=document, all=everything, dry_run=dry_run, on_progress=show
+            topic,
+            keys=list(keys) or None,
+            filter=filter,
+            data=document,
+            all=everything,
+            dry_run=dry_run,
+            on_progress=show,
         )
     facts = [
         Fact("topic", topic, topic),
@@ -300,3 +337,27 @@ def _as_of(result: QueryResult) -> int:
 
 def _count_facts(topic: str, number: int) -> list[Fact]:
     return [Fact("topic", topic, topic), Fact("count", number, display.records(number))]
+
+
+_ACCESS = {
+    "points": "looks records up by their keys",
+    "key_ranges": "reads ranges of keys",
+    "index": "reads an index, then its records",
+    "scan": "reads every record",
+    "nothing": "reads nothing: no record can match",
+}
+
+
+def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:
+    return [
+        Fact("topic", topic, topic),
+        Fact("access", plan.access, _ACCESS.get(plan.access, "reads records in a way that this command does not know")),
+        Fact("index_path", plan.index_path or None, display.safe(plan.index_path) or "-", label="index"),
+        Fact("probes", plan.probes, display.count(plan.probes)),
+        Fact("index_entries", plan.index_entries, display.count(plan.index_entries)),
+        Fact("scanned", plan.scanned, display.records(plan.scanned)),
+        Fact("matched", plan.matched, display.records(plan.matched)),
+        Fact("returned", plan.returned, display.records(plan.returned)),
+        Fact("filter", plan.filter or None, display.safe(plan.filter) or "none"),
+        Fact("order_by", plan.order_by or None, display.safe(plan.order_by) or "the key"),
+    ]

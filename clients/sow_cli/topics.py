@@ -1,18 +1,20 @@
-"""`sow topics`, `sow topic create|alter|describe|delete`."""
+"""`sow topics`, `sow topic create|alter|describe|delete|restamp`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 import click
+from rich.progress import TextColumn
 
 from sow_cli import arguments, display
+from sow_cli.arguments import NO_INDEX
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, note, output_option
+from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
-from sow_client import Topic
+from sow_client import Restamped, Topic
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -31,6 +33,7 @@ class TopicChanges(TypedDict, total=False):
     fix_separator: str
     retain_time: str
     retain_bytes: int
+    index: tuple[str, ...]
 
 
 _MESSAGE_TYPES: Final = ("json", "msgpack", "fix", "nvfix", "binary")
@@ -45,6 +48,8 @@ _NAMES: Final = (
     "fix_separator",
     "retain_time",
     "retain_bytes",
+    "index",
+    "index_building",
     "set_in_config",
     "create_time",
     "live_records",
@@ -102,6 +107,13 @@ def _settings_options(command: Command) -> Command:
             help="How much the journal keeps, such as 256MiB.",
         ),
         click.option(
+            "--index",
+            type=arguments.index,
+            multiple=True,
+            metavar="PATH|none",
+            help="Field with a secondary index, such as /symbol; repeat it for several. All others go.",
+        ),
+        click.option(
             "--separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
         ),
     ]
@@ -119,6 +131,7 @@ def _settings(
     journal: bool | None,
     retain_time: str | None,
     retain_bytes: int | None,
+    index: tuple[str, ...],
     separator: str | None,
 ) -> TopicChanges:
     """Only what was given: the server fills in the rest, or leaves it as it is."""
@@ -139,6 +152,10 @@ def _settings(
         settings["retain_time"] = retain_time
     if retain_bytes is not None:
         settings["retain_bytes"] = retain_bytes
+    if index:
+        if NO_INDEX in index and len(index) > 1:
+            raise click.UsageError(f"--index {NO_INDEX} excludes other --index options")
+        settings["index"] = () if index == (NO_INDEX,) else index
     if separator is not None:
         settings["fix_separator"] = separator
     return settings
@@ -161,6 +178,7 @@ def create(
     journal: bool | None,
     retain_time: str | None,
     retain_bytes: int | None,
+    index: tuple[str, ...],
     separator: str | None,
 ) -> None:
     """Create the topic NAME.
@@ -171,7 +189,9 @@ def create(
     Example:
       sow topic create orders --key /id --expiration 30s --max-ttl 1h
     """
-    settings = _settings(key, message_type, expiration, min_ttl, max_ttl, journal, retain_time, retain_bytes, separator)
+    settings = _settings(
+        key, message_type, expiration, min_ttl, max_ttl, journal, retain_time, retain_bytes, index, separator
+    )
     with session.client() as client:
         output.one(_facts(client.create_topic(name, **settings)))
 
@@ -193,18 +213,23 @@ def alter(
     journal: bool | None,
     retain_time: str | None,
     retain_bytes: int | None,
+    index: tuple[str, ...],
     separator: str | None,
 ) -> None:
     """Change settings of the topic NAME; those not given stay as they are.
 
     Existing records keep their expire times. --key, --message-type and --separator change only while the topic is
-    empty.
+    empty. --index names all indexes that there are to be: new ones are built while the topic is in use, see `sow topic
+    describe`.
 
     \b
     Example:
       sow topic alter orders --expiration 5m --max-ttl none
+      sow topic alter orders --index /symbol --index /account
     """
-    settings = _settings(key, message_type, expiration, min_ttl, max_ttl, journal, retain_time, retain_bytes, separator)
+    settings = _settings(
+        key, message_type, expiration, min_ttl, max_ttl, journal, retain_time, retain_bytes, index, separator
+    )
     if not settings:
         raise click.UsageError("nothing to change: give at least one setting")
     with session.client() as client:
@@ -246,6 +271,55 @@ def delete(session: Session, output: Output, name: str, force: bool) -> None:
     output.one([Fact("topic", name, name), Fact("deleted_records", deleted, display.count(deleted))])
 
 
+@topic.command(short_help="Give existing records another lifetime.")
+@click.argument("name")
+@click.option("--set", "lifetime", type=arguments.duration, metavar="DURATION", help="Records live this long from now.")
+@click.option("--cap", type=arguments.duration, metavar="DURATION", help="Only lifetimes that are longer are lowered.")
+@click.option("--clear", is_flag=True, help="Records never expire, as far as the topic's --max-ttl allows.")
+@click.option("--filter", "wanted", metavar="FILTER", help="Only records that match.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be restamped.")
+@output_option
+@click.pass_obj
+def restamp(
+    session: Session,
+    output: Output,
+    name: str,
+    lifetime: str | None,
+    cap: str | None,
+    clear: bool,
+    wanted: str | None,
+    dry_run: bool,
+) -> None:
+    """Give existing records of the topic NAME another lifetime, by exactly one of --set, --cap and --clear.
+
+    Many records are done in steps, each record only if it still matches then.
+
+    \b
+    Examples:
+      sow topic restamp orders --set 1h --filter "/state = 'open'"
+      sow topic restamp orders --cap 10m --dry-run
+    """
+    if (lifetime is not None) + (cap is not None) + clear != 1:
+        raise click.UsageError("give exactly one of --set, --cap and --clear")
+    mode: Literal["set", "cap", "clear"] = "clear" if clear else "set" if cap is None else "cap"
+    figures = TextColumn("{task.fields[figures]}")
+    with session.client() as client, progress(figures, measured=False) as bar:
+        task = bar.add_task("counting" if dry_run else "restamping", total=None, figures="")
+
+        def show(so_far: Restamped) -> None:
+            bar.update(task, figures=display.records(so_far.matched if dry_run else so_far.restamped))
+
+        done = client.restamp(name, mode, ttl=lifetime or cap, filter=wanted, dry_run=dry_run, on_progress=show)
+    facts = [
+        Fact("topic", name, name),
+        Fact("matched", done.matched, display.records(done.matched)),
+        Fact("restamped", done.restamped, f"{done.restamped:,}" + (" (dry run)" if dry_run else "")),
+    ]
+    if done.sequence:
+        facts.append(Fact("sequence", done.sequence, str(done.sequence)))
+    output.one(facts)
+
+
 def confirm(question: str, *, force: bool) -> None:
     """Asks before something is lost. Without a terminal nobody can answer, so it is wrong usage unless forced."""
     if force:
@@ -266,10 +340,11 @@ def _facts(topic: Topic) -> list[Fact]:
     min_ttl, max_ttl, retain_time = (
         None if value is None else str(value) for value in (settings.min_ttl, settings.max_ttl, settings.retain_time)
     )
+    building = [index.path for index in topic.indexes if not index.complete]
     facts = [
         Fact("name", topic.name, topic.name, label="topic"),
         Fact("message_type", settings.message_type, settings.message_type, label="type"),
-        Fact("key", key, " ".join(display.safe(path) for path in key) or "(by publisher)"),
+        Fact("key", key, _shown_paths(key) or "(by publisher)"),
         Fact("expiration", str(settings.expiration), str(settings.expiration)),
         Fact("min_ttl", min_ttl, min_ttl or "none", in_lists=False),
         Fact("max_ttl", max_ttl, max_ttl or "none", in_lists=False),
@@ -277,6 +352,8 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("fix_separator", settings.fix_separator if is_fix else None, separator if is_fix else "-", in_lists=False),
         Fact("retain_time", retain_time, retain_time or "default", in_lists=False),
         Fact("retain_bytes", settings.retain_bytes, _retained(settings.retain_bytes), in_lists=False),
+        Fact("index", list(settings.index), _shown_indexes(topic), in_lists=False),
+        Fact("index_building", building or None, _shown_paths(building) or "none", in_lists=False),
         Fact("set_in_config", topic.set_in_config, owner, label="set by"),
         Fact("create_time", topic.create_time.isoformat(), f"{topic.create_time:%Y-%m-%d %H:%M:%S}Z", in_lists=False),
     ]
@@ -295,3 +372,13 @@ def _facts(topic: Topic) -> list[Fact]:
 
 def _retained(limit: int | None) -> str:
     return "default" if limit is None else "unlimited" if limit < 0 else display.size(limit)
+
+
+def _shown_paths(paths: Iterable[str]) -> str:
+    return " ".join(display.safe(path) for path in paths)
+
+
+def _shown_indexes(topic: Topic) -> str:
+    """Each index, and whether queries use it already."""
+    shown = [f"{display.safe(one.path)} ({'complete' if one.complete else 'being built'})" for one in topic.indexes]
+    return ", ".join(shown) or "none"

@@ -2,8 +2,10 @@
 
     with Client("127.0.0.1:7450") as client:
         client.publish("orders", {"id": 1, "price": 9.5}, ttl="30s")
-        for record in client.query("orders"):
+        for record in client.query("orders", "/price > 9"):
             print(record.key, record.data, record.expire_time)
+        for change in client.sow_and_subscribe("orders", "/price > 9", oof=True):
+            print(change.op, change.key, change.record)
 
 What is not named in `__all__` is private, whatever module it is in.
 """
@@ -11,21 +13,28 @@ What is not named in `__all__` is private, whatever module it is in.
 from sow_client._channel import Tls
 from sow_client._publisher import Ack, AsyncPublisher, Publisher
 from sow_client._records import (
+    EARLIEST,
     NEVER,
+    Change,
     ClockAccepted,
     Compacted,
     Deleted,
+    IndexStatus,
     Page,
     Published,
     QueryFooter,
     QueryHeader,
+    QueryPlan,
     Record,
     RecordBatch,
+    Restamped,
     Status,
     Topic,
     TopicSettings,
     TopicStatistics,
 )
+from sow_client._subscription import AsyncSubscription, Subscription
+from sow_client._view import View
 from sow_client.aio import AsyncClient, AsyncQueryResult
 from sow_client.client import Client, QueryResult
 from sow_client.errors import (
@@ -43,11 +52,13 @@ from sow_client.errors import (
     PublishFailed,
     Refusal,
     ResourceExhausted,
+    ResyncRequired,
     SowError,
     Unavailable,
 )
 
 __all__ = [
+    "EARLIEST",
     "NEVER",
     "Aborted",
     "Ack",
@@ -55,7 +66,9 @@ __all__ = [
     "AsyncClient",
     "AsyncPublisher",
     "AsyncQueryResult",
+    "AsyncSubscription",
     "Cancelled",
+    "Change",
     "Client",
     "ClockAccepted",
     "Compacted",
@@ -64,6 +77,7 @@ __all__ = [
     "DeadlineExceeded",
     "Deleted",
     "FailedPrecondition",
+    "IndexStatus",
     "InternalError",
     "InvalidArgument",
     "NotFound",
@@ -74,16 +88,21 @@ __all__ = [
     "Publisher",
     "QueryFooter",
     "QueryHeader",
+    "QueryPlan",
     "QueryResult",
     "Record",
     "RecordBatch",
     "Refusal",
     "ResourceExhausted",
+    "Restamped",
+    "ResyncRequired",
     "SowError",
     "Status",
+    "Subscription",
     "Tls",
     "Topic",
     "TopicSettings",
     "TopicStatistics",
     "Unavailable",
+    "View",
 ]

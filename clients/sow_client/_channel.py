@@ -34,6 +34,8 @@ KEEPALIVE_MS: Final = 30_000
 10 s; servers of gRPC that are not told otherwise end the connection at more than one in 300 s."""
 KEEPALIVE_TIMEOUT_MS: Final = 15_000
 """An unanswered probe, or data that the other machine does not take, breaks the connection after this time."""
+CLOSE_SECONDS_MAX: Final = 1.0
+"""How long an interrupted program waits for its connection to close."""
 
 _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
@@ -145,6 +147,17 @@ def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(server, tls.credentials(), options=options(server, tls))
 
 
+def close_interrupted(channel: grpc.Channel) -> None:
+    """Closes a channel after Ctrl-C, and waits for that no longer than `CLOSE_SECONDS_MAX`.
+
+    Closing waits until each call has ended. A KeyboardInterrupt that comes between two lines of gRPC may leave a call
+    that nobody reads the end of: then closing would take for ever, and the program could not be interrupted again.
+    """
+    thread = threading.Thread(target=channel.close, name="sow-close", daemon=True)
+    thread.start()
+    thread.join(CLOSE_SECONDS_MAX)
+
+
 class Connection:
     """Knows whether the blocking client's channel is connected (C1). gRPC reports changes on a thread of its own."""
 
@@ -155,6 +168,7 @@ class Connection:
         self._changed = threading.Condition()
         self._state: grpc.ChannelConnectivity | None = None
         self._watching = False
+        self._resting = False  # it has lost its connection and nobody has told it to connect
 
     def await_ready(self) -> None:
         """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`."""
@@ -162,10 +176,12 @@ class Connection:
             return
         with self._changed:
             watching, self._watching = self._watching, True
+            resting, self._resting = self._resting, False
         if not watching:
             self._channel.subscribe(self._observe, try_to_connect=True)
-        else:
+        elif resting:
             # A channel that lost its connection rests until it is told to connect; subscribing is how one tells it.
+            # Once: told right before it is closed, gRPC's thread that watches the channel dies with a traceback.
             self._channel.subscribe(_ignore, try_to_connect=True)
             self._channel.unsubscribe(_ignore)
         with self._changed:
@@ -174,6 +190,7 @@ class Connection:
 
     def _observe(self, state: grpc.ChannelConnectivity) -> None:
         with self._changed:
+            self._resting = state is grpc.ChannelConnectivity.IDLE and self._state is not None
             self._state = state
             self._changed.notify_all()
 
@@ -190,14 +207,15 @@ class AioConnection:
         self._server = server
         self._timeout = connect_timeout
 
-    async def await_ready(self) -> None:
-        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`."""
+    async def await_ready(self, seconds: float | None = None) -> None:
+        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`, or `seconds`."""
         ready = grpc.ChannelConnectivity.READY
         if self._channel.get_state() is ready:
             return
+        timeout = self._timeout if seconds is None else seconds
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(timeout):
                 while (state := self._channel.get_state(try_to_connect=True)) is not ready:
                     await self._channel.wait_for_state_change(state)
         except TimeoutError as error:
-            raise unreachable(self._server, self._timeout) from error
+            raise unreachable(self._server, timeout) from error

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import grpc
 import msgspec
@@ -18,21 +18,28 @@ from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client._records import (
+    EARLIEST,
     NEVER_MICROS,
+    AccessName,
     ClockAccepted,
     Compacted,
     Deleted,
     Document,
     DurabilityName,
     ExpireAt,
+    IndexStatus,
     MessageTypeName,
     Never,
     Page,
     Published,
     QueryFooter,
     QueryHeader,
+    QueryPlan,
     Record,
     RecordBatch,
+    Restamped,
+    RestampMode,
+    Start,
     Status,
     Topic,
     TopicSettings,
@@ -125,10 +132,7 @@ def _expire_micros(moment: ExpireAt) -> int:
         except ValueError as error:
             raise invalid("expire_at", f"{error}; write for example '2026-01-31T12:00:00Z'") from error
     if isinstance(moment, datetime):
-        # Local time is a guess, and a wrong guess about an expiry loses data.
-        if moment.utcoffset() is None:
-            raise invalid("expire_at", f"{moment.isoformat()} has no time zone")
-        micros = micros_of(moment)
+        micros = _zoned_micros(moment, "expire_at")
     else:
         if type(moment) is not int:  # a float would be seconds to one reader and microseconds to another
             raise invalid("expire_at", f"a {type(moment).__name__} is not a point in time")
@@ -138,6 +142,13 @@ def _expire_micros(moment: ExpireAt) -> int:
     if micros > NEVER_MICROS:
         raise invalid("expire_at", "is more than 10 years ahead", reason="LIFETIME_TOO_LONG")
     return micros
+
+
+def _zoned_micros(moment: datetime, field: str) -> int:
+    # Local time is a guess, and a wrong guess about an expiry loses data.
+    if moment.utcoffset() is None:
+        raise invalid(field, f"{moment.isoformat()} has no time zone")
+    return micros_of(moment)
 
 
 def lifetime_message(ttl: Ttl | None, expire_at: ExpireAt | None) -> types_pb2.Lifetime | None:
@@ -264,6 +275,8 @@ def publish_request(
     condition: types_pb2.Condition | None,
     durability: DurabilityName | None,
     atomic: bool = False,
+    delta: bool = False,
+    unset: Iterable[str] | None = None,
 ) -> sow_pb2.PublishRequest:
     """The request without its position, which is filled in when it is sent."""
     if condition is not None:
@@ -276,7 +289,16 @@ def publish_request(
         ttl_mode=ttl_mode(keep_ttl),
         durability=durability_value(durability),
         atomic=atomic,
+        delta=delta,
+        unset_paths=unset_paths(delta, unset),
     )
+
+
+def unset_paths(delta: bool, unset: Iterable[str] | None) -> list[str] | None:
+    """The fields that a delta removes (rule P2)."""
+    if unset is not None and not delta:
+        raise invalid("unset", "is for deltas: a plain publish replaces the whole record")
+    return texts(unset, "unset")
 
 
 def refusal(message: types_pb2.Refusal, *, index: int) -> Refusal:
@@ -387,9 +409,26 @@ def key_chunks(keys: Iterable[str]) -> Iterator[list[str]]:
         yield every[start : start + RECORDS_PER_REQUEST_MAX]
 
 
+def changing_filter(value: str) -> str:
+    """The filter of a request that changes records. A blank one, which would take them all, is taken for a mistake."""
+    if not value.strip():
+        raise invalid("filter", "is empty; for every record write 'true'", reason="FILTER_INVALID")
+    return value
+
+
+def order_text(order_by: str | Iterable[str] | None) -> str:
+    """What to sort by, as one text such as "/price DESC, /symbol"; empty: the order of keys."""
+    if order_by is None or isinstance(order_by, str):
+        return order_by or ""
+    return ", ".join(order_by)
+
+
 def query_request(
     topic: str,
+    filter: str | None = None,  # noqa: A002 - the public name
     *,
+    order_by: str | Iterable[str] | None = None,
+    explain: bool = False,
     keys: Iterable[str] | None = None,
     select: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
@@ -420,18 +459,46 @@ def query_request(
         page_token=page_token,
         skip_n=skip_n,
         top_n=top_n or 0,
+        filter=filter or "",
+        order_by=order_text(order_by),
+        explain=explain,
+    )
+
+
+_ACCESS: Final[Mapping[int, AccessName]] = {
+    sow_pb2.QueryPlan.ACCESS_POINTS: "points",
+    sow_pb2.QueryPlan.ACCESS_KEY_RANGES: "key_ranges",
+    sow_pb2.QueryPlan.ACCESS_INDEX: "index",
+    sow_pb2.QueryPlan.ACCESS_SCAN: "scan",
+    sow_pb2.QueryPlan.ACCESS_NOTHING: "nothing",
+}
+
+
+def _plan(footer: sow_pb2.QueryFooter) -> QueryPlan:
+    plan = footer.plan
+    return QueryPlan(
+        access=_ACCESS.get(plan.access, "unknown"),
+        index_path=plan.index_path,
+        probes=plan.probes,
+        index_entries=plan.index_entries,
+        scanned=footer.scanned,
+        matched=footer.matched,
+        returned=footer.returned,
+        filter=plan.filter,
+        order_by=plan.order_by,
     )
 
 
 class QueryProgress:
     """How far the answer to a query has come: header, then batches, then footer (rule Q1)."""
 
-    __slots__ = ("footer", "header", "topic", "yielded")
+    __slots__ = ("footer", "header", "plan", "topic", "yielded")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.header: QueryHeader | None = None
         self.footer: QueryFooter | None = None
+        self.plan: QueryPlan | None = None
         self.yielded = False
 
     def restart(self) -> None:
@@ -452,6 +519,7 @@ class QueryProgress:
         elif kind == "footer":
             footer = response.footer
             self.footer = QueryFooter(footer.matched, footer.returned, footer.scanned, footer.next_page_token)
+            self.plan = _plan(footer) if footer.HasField("plan") else None
         return None
 
     def broken(self, error: BaseException) -> SowError:
@@ -471,6 +539,13 @@ class QueryProgress:
         """Live records that matched."""
         return 0 if self.footer is None else self.footer.matched
 
+    def explained(self) -> QueryPlan:
+        """The plan that was asked for."""
+        self.finished()
+        if self.plan is None:
+            raise malformed("no plan to a question for it")
+        return self.plan
+
     def page(self, records: list[Record]) -> Page:
         """The whole answer as a page."""
         self.finished()
@@ -483,17 +558,20 @@ def delete_request(
     topic: str,
     *,
     keys: Iterable[str] | None,
+    filter: str | None,  # noqa: A002 - the public name
     data: Document | None,
     all: bool,  # noqa: A002 - the public name
     dry_run: bool,
     durability: DurabilityName | None,
 ) -> sow_pb2.SowDeleteRequest:
-    """A delete: exactly one of keys, data and all selects the records (rule D1)."""
-    if (keys is not None) + (data is not None) + all != 1:
-        raise invalid("keys", "give exactly one of keys, data and all=True")
+    """A delete: exactly one of keys, filter, data and all selects the records (rule D1)."""
+    if (keys is not None) + (filter is not None) + (data is not None) + all != 1:
+        raise invalid("keys", "give exactly one of keys, filter, data and all=True")
     request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
     if keys is not None:
         request.by_keys.keys.extend(texts(keys, "keys") or ())
+    elif filter is not None:
+        request.by_filter = changing_filter(filter)
     elif data is not None:
         request.by_payload = encode(data)
     else:
@@ -525,7 +603,92 @@ def touch_request(
     )
 
 
+# ---- following (rules S1 to S4) ----
+
+
+def subscribe_request(
+    topic: str | None,
+    filter: str | None,  # noqa: A002 - the public name
+    *,
+    topic_pattern: str | None,
+    sow: bool,
+    oof: bool,
+    delta: bool,
+    changes: bool,
+    start: Start | None,
+    conflation: Ttl | None,
+    progress: Ttl | None,
+    empty_deltas: bool,
+    select: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    batch_size: int,
+) -> sow_pb2.SubscribeRequest:
+    """A subscription to one topic or to those of a pattern. What contradicts what, the server judges."""
+    if (topic is None) == (topic_pattern is None):
+        raise invalid("topic", "give exactly one of topic and topic_pattern")
+    if batch_size < 0:
+        raise invalid("batch_size", f"{batch_size} is negative")
+    request = sow_pb2.SubscribeRequest(
+        topic=topic or "",
+        topic_pattern=topic_pattern or "",
+        filter=filter or "",
+        sow=sow,
+        oof=oof,
+        delta=delta,
+        changes=changes,
+        conflation_micros=0 if conflation is None else ttl_micros(conflation, "conflation"),
+        progress_micros=0 if progress is None else ttl_micros(progress, "progress"),
+        empty_deltas=empty_deltas,
+        select=projection(select, exclude),
+        batch_size=batch_size,
+    )
+    match start:
+        case None:
+            pass
+        case datetime():
+            request.start_time_micros = _zoned_micros(start, "start")
+        case "earliest":  # before the bookmarks, none of which looks like it
+            request.earliest = True
+        case str():
+            request.bookmark = start
+        case _:
+            if start is not EARLIEST:
+                raise invalid("start", f"a {type(start).__name__} is not a bookmark, a datetime or EARLIEST")
+            request.earliest = True
+    return request
+
+
 # ---- administration ----
+
+
+def restamp_request(
+    topic: str,
+    mode: RestampMode,
+    filter: str | None,  # noqa: A002 - the public name
+    *,
+    ttl: Ttl | None,
+    expire_at: ExpireAt | None,
+    dry_run: bool,
+) -> admin_pb2.RestampRequest:
+    """A restamp (rule L13): "set" and "cap" need a lifetime, "clear" takes none."""
+    if mode not in get_args(RestampMode):
+        raise invalid("mode", f"{mode!r} is not one of {', '.join(get_args(RestampMode))}")
+    chosen = lifetime_message(ttl, expire_at)
+    if (chosen is None) != (mode == "clear"):
+        raise invalid("ttl", "is not for 'clear'" if chosen else f"a lifetime is needed for {mode!r}")
+    return admin_pb2.RestampRequest(
+        topic=topic,
+        filter="" if filter is None else changing_filter(filter),
+        mode=admin_pb2.RestampMode.Value(f"RESTAMP_MODE_{mode.upper()}"),
+        lifetime=chosen,
+        dry_run=dry_run,
+    )
+
+
+def restamped(response: admin_pb2.RestampResponse) -> Restamped:
+    """How far a restamp has come."""
+    return Restamped(response.matched, response.restamped, response.last_sequence)
+
 
 _SETTING_PATHS: Mapping[str, tuple[str, ...]] = {
     "key": ("key",),
@@ -538,6 +701,7 @@ _SETTING_PATHS: Mapping[str, tuple[str, ...]] = {
     "fix_separator": ("fix_separator",),
     "retain_time": ("retain_time", "retain_time_unlimited"),
     "retain_bytes": ("retain_bytes",),
+    "index": ("index",),
 }
 
 _EXPIRATIONS: Mapping[str, admin_pb2.Expiration.ValueType] = {
@@ -565,6 +729,8 @@ def settings(arguments: TopicSettingsArguments) -> TopicSettings:
         raise invalid(min(unknown), f"is not a setting of a topic; they are {', '.join(_SETTING_PATHS)}")
     if isinstance(arguments.get("key"), str):
         raise invalid("key", "is a list of paths")
+    if isinstance(arguments.get("index"), str):
+        raise invalid("index", "is a list of paths")
     return TopicSettings(**arguments)
 
 
@@ -601,6 +767,8 @@ def settings_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.T
             _assign(result.retain_time, _duration(values.retain_time, "retain_time"))
     if "retain_bytes" in paths and values.retain_bytes is not None:
         result.retain_bytes = values.retain_bytes
+    if "index" in paths:
+        result.index.extend(values.index)
     return result
 
 
@@ -641,6 +809,7 @@ def topic(response: admin_pb2.Topic) -> Topic:
         set_in_config=response.set_in_config,
         create_time=_moment(response.create_time),
         statistics=_statistics(response.statistics) if response.HasField("statistics") else None,
+        indexes=tuple(IndexStatus(index.path, index.complete) for index in response.indexes),
     )
 
 
@@ -664,6 +833,7 @@ def _settings_of(values: admin_pb2.TopicSettings) -> TopicSettings:
         fix_separator=values.fix_separator or "\x01",
         retain_time="unlimited" if values.retain_time_unlimited else retain_time,
         retain_bytes=values.retain_bytes if values.HasField("retain_bytes") else None,
+        index=tuple(values.index),
     )
 
 
@@ -779,6 +949,59 @@ def _details(metadata: Iterable[tuple[str, str | bytes]]) -> _Parsed:
     except message.DecodeError:
         return None, {}, None
     return reason, details, retry_after
+
+
+_TRANSPORT_CODES: Final = frozenset({"CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
+def stream_error(error: BaseException, what: str) -> SowError:
+    """Why a stream ended. Without a reason of the server's, the connection broke, whatever gRPC's code for that is."""
+    translated = error_of_status(error)
+    if reason_of(error) is None and translated.reason in _TRANSPORT_CODES and not isinstance(error, SowError):
+        return cut(f"{what} ({translated.message})")
+    return translated
+
+
+def error_like(error: SowError, message: str, **details: str) -> SowError:
+    """The same kind of error with another message and more details."""
+    return type(error)(message, reason=error.reason, details=error.details | details, retry_after=error.retry_after)
+
+
+BACKOFF_SECONDS_FIRST: Final = 0.1
+BACKOFF_SECONDS_MAX: Final = 2.0
+CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
+"""The connection broke, or never was."""
+
+
+class Backoff:
+    """When to try again, and when trying is over. Owns the count of failures in a row."""
+
+    __slots__ = ("_attempts", "_failing_since")
+
+    def __init__(self) -> None:
+        self._failing_since: float | None = None
+        self._attempts = 0
+
+    def begin(self, now: float) -> None:
+        """An attempt begins; of those in a row, the first one counts."""
+        if self._failing_since is None:
+            self._failing_since = now
+
+    def reset(self) -> None:
+        """Something has come of the last attempt."""
+        self._failing_since, self._attempts = None, 0
+
+    def delay(self, error: SowError, *, now: float, jitter: float, limit: float) -> float | None:
+        """Seconds to wait before the next attempt, as this one failed; None: it would come more than `limit` seconds
+        after the first of them began, or failed. `now` is a monotonic clock in seconds, `jitter` a random number in
+        [0, 1)."""
+        if self._failing_since is None:
+            self._failing_since = now
+        # Half fixed, half random: many clients that were cut at once must not come back at once.
+        delay = min(BACKOFF_SECONDS_FIRST * 2.0**self._attempts, BACKOFF_SECONDS_MAX) * (0.5 + 0.5 * jitter)
+        delay = max(delay, error.retry_after or 0.0)
+        self._attempts = min(self._attempts + 1, 16)
+        return None if now + delay - self._failing_since > limit else delay
 
 
 def cut(what: str) -> Unavailable:

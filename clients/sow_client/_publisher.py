@@ -40,8 +40,6 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 PAYLOAD_BYTES_MAX: Final = _core.REQUEST_BYTES_MAX
 REFUSALS_KEPT_MAX: Final = 10_000
-BACKOFF_SECONDS_FIRST: Final = 0.1
-BACKOFF_SECONDS_MAX: Final = 2.0
 END_SECONDS: Final = 1.0
 """A closing publisher gives the server this long to end the stream in order."""
 
@@ -49,8 +47,6 @@ RETRIED_REASONS: Final = frozenset({"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLE
 """Reasons that pass by themselves: what is not acknowledged is sent again."""
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
 """Refusals that concern the whole stream and do not pass by themselves."""
-CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
-"""The connection broke, or never was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +107,8 @@ class StreamDefaults:
     lifetime: types_pb2.Lifetime | None = None
     ttl_mode: types_pb2.TtlMode.ValueType = types_pb2.TTL_MODE_UNSPECIFIED
     durability: types_pb2.Durability.ValueType = types_pb2.DURABILITY_UNSPECIFIED
+    delta: bool = False
+    unset_paths: Sequence[str] = ()
 
 
 Pending: TypeAlias = bytes | tuple[bytes, str | None, Lifetime | None]
@@ -186,8 +184,7 @@ class PublishCore:
         self._sealed_bytes = 0
         self._refusals: list[Refusal] = []
         self._refused_reported = 0
-        self._failing_since: float | None = None
-        self._attempts = 0
+        self._backoff = _core.Backoff()
 
     # ---- the buffer ----
 
@@ -218,6 +215,8 @@ class PublishCore:
             lifetime_micros=columns.micros,
             ttl_mode=defaults.ttl_mode,
             durability=defaults.durability,
+            delta=defaults.delta,
+            unset_paths=defaults.unset_paths,
             publisher=types_pb2.PublisherPosition(publisher_id=self._publisher_id, first_sequence=self._next_index + 1),
         )
         self._queued.append(_Sealed(request, self._next_index, fitting, columns.size))
@@ -273,7 +272,7 @@ class PublishCore:
         self.refused += len(refusals)
         self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
         if settled:
-            self._failing_since, self._attempts = None, 0
+            self._backoff.reset()
         return ack, error
 
     def _trim(self, sealed: _Sealed, settled: int) -> None:
@@ -317,23 +316,18 @@ class PublishCore:
         the first failure since the last record was settled: `retry_for`, or `connect_timeout` while the server was
         never reached.
         """
-        if error.reason not in RETRIED_REASONS and error.reason not in CUT_REASONS:
+        if error.reason not in RETRIED_REASONS and error.reason not in _core.CUT_REASONS:
             raise self.failure(error) from error
-        if self._failing_since is None:
-            self._failing_since = now
         never_reached = error.reason == "UNREACHABLE" and self.acknowledged == 0
         limit = min(self.options.connect_timeout, self.options.retry_for) if never_reached else self.options.retry_for
-        # Half fixed, half random: many publishers that were cut at once must not come back at once.
-        delay = min(BACKOFF_SECONDS_FIRST * 2.0**self._attempts, BACKOFF_SECONDS_MAX) * (0.5 + 0.5 * jitter)
-        delay = max(delay, error.retry_after or 0.0)
-        if now + delay - self._failing_since > limit:
+        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
+        if delay is None:
             raise self.failure(error) from error
-        self._attempts = min(self._attempts + 1, 16)
         return delay
 
     def failure(self, error: SowError) -> SowError:
         """The error as the user gets it: with what was acknowledged and what was not."""
-        return error_like(
+        return _core.error_like(
             error,
             f"{error.message}; {self.acknowledged} records were acknowledged, {self.unacknowledged} were not",
             acknowledged=str(self.acknowledged),
@@ -351,11 +345,6 @@ class PublishCore:
         return failed
 
 
-def error_like(error: SowError, message: str, **details: str) -> SowError:
-    """The same kind of error with another message and more details."""
-    return type(error)(message, reason=error.reason, details=error.details | details, retry_after=error.retry_after)
-
-
 def payload_too_large(size: int) -> SowError:
     """The error for a document that fits in no request."""
     return error_of_reason(
@@ -365,15 +354,7 @@ def payload_too_large(size: int) -> SowError:
     )
 
 
-_TRANSPORT_CODES: Final = frozenset({"CANCELLED", "UNKNOWN", "INTERNAL"})
-
-
-def stream_error(error: BaseException) -> SowError:
-    """Why a stream ended. Without a reason of the server's, the connection broke, whatever gRPC's code for that is."""
-    translated = _core.error_of_status(error)
-    if _core.reason_of(error) is None and translated.reason in _TRANSPORT_CODES and not isinstance(error, SowError):
-        return _core.cut(f"the stream of acknowledgements ({translated.message})")
-    return translated
+_ANSWERS: Final = "the stream of acknowledgements"
 
 
 class Publisher:
@@ -633,9 +614,9 @@ class Publisher:
                 error = self._settle(response)
                 if error is not None:
                     return error
-            return _core.cut("the stream of acknowledgements")
+            return _core.cut(_ANSWERS)
         except grpc.RpcError as error:
-            return stream_error(error)
+            return _core.stream_error(error, _ANSWERS)
         finally:
             with self._lock:
                 self._stream += 1
@@ -914,15 +895,15 @@ class AsyncPublisher:
                         self._on_refusal(refusal)
                 if error is not None:
                     return error
-            return _core.cut("the stream of acknowledgements")
+            return _core.cut(_ANSWERS)
         except grpc.RpcError as error:
-            return stream_error(error)
+            return _core.stream_error(error, _ANSWERS)
         except asyncio.CancelledError:
             # aio raises this both when the call was cancelled (a cut) and when this task is: only one is meant to end.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return _core.cut("the stream of acknowledgements")
+            return _core.cut(_ANSWERS)
         finally:
             self._stream += 1
             self._call = None

@@ -41,6 +41,22 @@ NEVER = Never.NEVER
 Ttl: TypeAlias = str | timedelta | int | float | Literal[Never.NEVER]
 """A time to live: "1h30m" (rule L1), a timedelta, seconds, or NEVER."""
 
+
+class Earliest(enum.Enum):
+    """The type of `EARLIEST`."""
+
+    EARLIEST = "earliest"
+
+    def __repr__(self) -> str:
+        return "EARLIEST"
+
+
+EARLIEST = Earliest.EARLIEST
+"""As the `start` of a subscription: the earliest change that is retained (rule S4)."""
+
+Start: TypeAlias = str | datetime | Literal[Earliest.EARLIEST]
+"""Where a subscription starts: after a bookmark, with the first change at or after a time, or EARLIEST (rule S4)."""
+
 ExpireAt: TypeAlias = datetime | int | str
 """A point in time: a datetime with its time zone, microseconds since the epoch, or ISO 8601 with its time zone."""
 
@@ -140,6 +156,52 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         return f"Record(topic={self.topic!r}, key={self.key!r}, version={self.version}, payload={self.payload!r})"
 
 
+ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]
+"""What a message of a subscription tells (rule S2): see `Change`."""
+
+ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match"]
+"""Why (rule S2): a put that changed nothing but the lifetime; out of focus as it was deleted, has expired, or no longer
+matches."""
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """One message of a subscription (rule S2).
+
+    | op | tells | record | previous |
+    |---|---|---|---|
+    | "sow" | a record of the snapshot | the record | None |
+    | "snapshot_end" | the snapshot is complete; changes follow | None | None |
+    | "put" | the record was published, or its lifetime was changed (reason "touched") | the record | None |
+    | "oof" | out of focus: "deleted" or "expired" | None | the removed record |
+    | "oof" | out of focus: "match", it no longer matches | the updated record | None |
+    | "delete", "expire" | to change readers: it was removed | None | the removed record |
+    | "resync" | forget all records: the subscription could not go on, and a new snapshot follows | None | None |
+    """
+
+    op: ChangeOp
+    reason: ChangeReason | None = None
+    """None: nothing to add."""
+    record: Record | None = None
+    """Its `sequence` is that of the change; of a delta, its payload has the changed fields and the key fields."""
+    previous: Record | None = None
+    """The removed record; its `sequence` is that of the removal."""
+    bookmark: str | None = None
+    """Where a subscription may start to go on after this message. None inside a snapshot and inside an atomic request,
+    where there is no such place; the last message of the request has it."""
+    topic: str = ""
+    """The topic; empty for the marks "snapshot_end" and "resync" of a subscription to several topics."""
+    is_delta: bool = False
+    """True: `record` holds changed fields, not a whole record (rule S3)."""
+    unset_paths: tuple[str, ...] = ()
+    """The fields that are gone, as paths such as "/a/b"; only of deltas."""
+
+    @property
+    def key(self) -> str:
+        """The key of the record that it is about; empty for marks."""
+        about = self.record or self.previous
+        return "" if about is None else about.key
+
+
 class RecordBatch:
     """The records of one message, in columns of equal length: the fast way to read a large answer."""
 
@@ -231,6 +293,22 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
+class Restamped:
+    """What a restamp did, or has done so far (rule L13)."""
+
+    matched: int
+    """Live records that matched."""
+    restamped: int
+    """Records whose lifetime was changed; 0 in a dry run."""
+    sequence: int
+    """Journal sequence of the last change; 0 when there was none."""
+
+
+RestampMode: TypeAlias = Literal["set", "cap", "clear"]
+"""What a restamp does to lifetimes (rule L13): replaces them, lowers the longer ones, takes them away."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueryHeader:
     """Opens the answer to a query."""
 
@@ -257,6 +335,35 @@ class QueryFooter:
     """Stored records read to find them."""
     next_page_token: str
     """Where the next page goes on; empty when that was the last, or when there were no pages."""
+
+
+AccessName: TypeAlias = Literal["points", "key_ranges", "index", "scan", "nothing", "unknown"]
+"""What a query reads first (rule Q3): records by their keys, ranges of keys, an index, every record, or nothing at all.
+"unknown" stands for a way that only a newer server knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """How the records of a query are found (rule Q3), and what finding them took."""
+
+    access: AccessName
+    """What is read first; each record found is then checked with the whole filter."""
+    index_path: str
+    """The path of the index; empty when none is used."""
+    probes: int
+    """Keys looked up, ranges, or intervals of the index."""
+    index_entries: int
+    """Entries of the index that were read."""
+    scanned: int
+    """Stored records that were read."""
+    matched: int
+    """Live records that matched."""
+    returned: int
+    """Records that the query would send."""
+    filter: str
+    """The filter as the server understood it; empty: none."""
+    order_by: str
+    """The order as the server understood it; empty: key order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +393,7 @@ class TopicSettingsArguments(TypedDict, total=False):
     fix_separator: str
     retain_time: Ttl | None
     retain_bytes: int | None
+    index: tuple[str, ...] | list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +418,12 @@ class TopicSettings:
     """Journal entries older than this may be discarded; "unlimited" is legal. None: the server's default."""
     retain_bytes: int | None = None
     """Journal bytes beyond this may be discarded; -1: unlimited. None: the server's default."""
+    index: tuple[str, ...] | list[str] = ()
+    """Paths with a secondary index each, such as "/symbol" (rule Q3)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "index", tuple(self.index))
         for name, words in _DURATION_WORDS.items():
             value = getattr(self, name)
             if value is not None and value not in words:
@@ -380,6 +491,15 @@ class TopicStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexStatus:
+    """How far a secondary index is."""
+
+    path: str
+    complete: bool
+    """True: queries use it. False: it is being built."""
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as the server has it."""
 
@@ -390,6 +510,8 @@ class Topic:
     create_time: datetime
     statistics: TopicStatistics | None
     """None when it was not asked for."""
+    indexes: tuple[IndexStatus, ...] = ()
+    """Its secondary indexes, in the order of the settings."""
 
 
 @dataclass(frozen=True, slots=True)

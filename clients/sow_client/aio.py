@@ -31,8 +31,12 @@ from sow_client._records import (
     Published,
     QueryFooter,
     QueryHeader,
+    QueryPlan,
     Record,
     RecordBatch,
+    Restamped,
+    RestampMode,
+    Start,
     Status,
     Topic,
     TopicSettings,
@@ -40,8 +44,9 @@ from sow_client._records import (
     Ttl,
     invalid,
 )
-from sow_client.client import DEFAULT_SERVER, QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS
-from sow_client.errors import Cancelled, Refusal, SowError, Unavailable
+from sow_client._subscription import RETRY_SECONDS, AioSubscribeCall, AsyncSubscription, SubscriptionCore
+from sow_client.client import DEFAULT_SERVER, QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, closed
+from sow_client.errors import Refusal, SowError, Unavailable
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -168,6 +173,41 @@ class AsyncClient:
         )
         return _core.only((await self._publish(request)).results)
 
+    async def delta_publish(
+        self,
+        topic: str,
+        data: Document,
+        *,
+        unset: Iterable[str] | None = None,
+        key: str | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published:
+        """Merges fields into the live record of a key; without one it is a publish (rule P2).
+
+        Scalars and arrays replace, objects merge, a missing or null field is unchanged; `unset` names fields to remove,
+        as paths such as "/a/b". All else is as for `publish`.
+        """
+        request = _core.publish_request(
+            topic,
+            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            condition=_core.condition(
+                only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
+            ),
+            durability=durability,
+            delta=True,
+            unset=unset,
+        )
+        return _core.only((await self._publish(request)).results)
+
     async def publish_many(
         self,
         topic: str,
@@ -181,13 +221,17 @@ class AsyncClient:
         only_if_present: bool = False,
         atomic: bool = False,
         durability: DurabilityName | None = None,
+        delta: bool = False,
+        unset: Iterable[str] | None = None,
     ) -> list[Published | Refusal]:
         """Publishes documents in order and says for each what became of it (rule P4); `keys` go with them in parallel.
 
         With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests; when a
         record is refused for a reason that may pass, those after it are not applied either, and say STREAM_BROKEN.
+        With `delta` each is merged, less the fields `unset`, as by `delta_publish` (P2).
         For a long stream a `publisher` is several times faster.
         """
+        unset = _core.texts(unset, "unset")
         results: list[Published | Refusal] = []
         condition = _core.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
         for batch in _core.publish_batches(documents, keys, atomic=atomic):
@@ -203,6 +247,8 @@ class AsyncClient:
                 condition=condition,
                 durability=durability,
                 atomic=atomic,
+                delta=delta,
+                unset=unset,
             )
             response = await self._publish(request)
             results += _core.outcomes(response.results, expected=len(batch.records), first_index=batch.first_index)
@@ -223,15 +269,23 @@ class AsyncClient:
         publisher_id: str | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
+        delta: bool = False,
+        unset: Iterable[str] | None = None,
     ) -> AsyncPublisher:
         """A buffered, pipelined, ordered stream of publishes; see `AsyncPublisher`.
 
         Records go out in batches of `batch_records`, at most `max_in_flight` of them unacknowledged, and no later than
         `linger` seconds after they were handed over. Broken connections are made again for `retry_for` seconds.
-        A `publisher_id` of your own fences every older publisher of that id (rule P6).
+        A `publisher_id` of your own fences every older publisher of that id (rule P6). With `delta` each record is
+        merged, less the fields `unset`, as by `delta_publish` (P2).
         """
         defaults = StreamDefaults(
-            topic, _core.lifetime_message(ttl, expire_at), _core.ttl_mode(keep_ttl), _core.durability_value(durability)
+            topic,
+            _core.lifetime_message(ttl, expire_at),
+            _core.ttl_mode(keep_ttl),
+            _core.durability_value(durability),
+            delta,
+            _core.unset_paths(delta, unset) or (),
         )
         options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
         core = PublishCore(
@@ -334,7 +388,9 @@ class AsyncClient:
     def query(
         self,
         topic: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
         *,
+        order_by: str | Iterable[str] | None = None,
         keys: Iterable[str] | None = None,
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
@@ -343,13 +399,16 @@ class AsyncClient:
         skip_n: int = 0,
         top_n: int | None = None,
     ) -> AsyncQueryResult:
-        """The live records of a topic, or of `keys`, in key order, from one instant (rules Q1, Q2).
+        """The live records of a topic that match `filter`, from one instant (rules Q1, Q2).
 
-        `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a part
-        of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
+        `order_by`: one or more of "/price", "/price DESC", "@expire_time" …, else they come in key order. `keys`: only
+        these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
+        part of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
         """
         request = _core.query_request(
             topic,
+            filter,
+            order_by=order_by,
             keys=keys,
             select=select,
             exclude=exclude,
@@ -363,6 +422,7 @@ class AsyncClient:
     async def page(
         self,
         topic: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
         *,
         page_size: int,
         page_token: str = "",
@@ -370,7 +430,7 @@ class AsyncClient:
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
     ) -> Page:
-        """One page of a topic, in key order, stable under concurrent change (rule Q4).
+        """One page of the records that match `filter`, in key order, stable under concurrent change (rule Q4).
 
         Begin without a token and go on with `next_page_token`, all else being equal, until it is empty.
         """
@@ -378,6 +438,7 @@ class AsyncClient:
             raise invalid("page_size", f"{page_size} is less than 1")
         request = _core.query_request(
             topic,
+            filter,
             keys_only=keys_only,
             select=select,
             exclude=exclude,
@@ -391,13 +452,125 @@ class AsyncClient:
                 records.extend(batch)
         return progress.page(records)
 
-    async def count(self, topic: str) -> int:
-        """The number of live records of a topic."""
+    async def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the word for it
+        """The number of live records of a topic, of those that match `filter` if there is one."""
         progress = _core.QueryProgress(topic)
-        async with aclosing(self._batches(_core.query_request(topic, count_only=True), progress)) as batches:
+        async with aclosing(self._batches(_core.query_request(topic, filter, count_only=True), progress)) as batches:
             async for _ in batches:
                 raise _core.malformed("records to a question for their number")
         return progress.matched
+
+    async def explain(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        order_by: str | Iterable[str] | None = None,
+        keys: Iterable[str] | None = None,
+        skip_n: int = 0,
+        top_n: int | None = None,
+    ) -> QueryPlan:
+        """How a query finds its records, and what it reads to find them (rule Q3). It is run, but sends nothing."""
+        request = _core.query_request(
+            topic, filter, order_by=order_by, explain=True, keys=keys, skip_n=skip_n, top_n=top_n
+        )
+        progress = _core.QueryProgress(topic)
+        async with aclosing(self._batches(request, progress)) as batches:
+            async for _ in batches:
+                raise _core.malformed("records to a question for the plan")
+        return progress.explained()
+
+    # ---- follow ----
+
+    def subscribe(
+        self,
+        topic: str | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        topic_pattern: str | None = None,
+        oof: bool = False,
+        delta: bool = False,
+        changes: bool = False,
+        start: Start | None = None,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = None,
+        empty_deltas: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+    ) -> AsyncSubscription:
+        """The changes of the records of a topic that match `filter`, as they happen (rules S1, S2).
+
+        `topic_pattern` instead of `topic`: every topic whose whole name matches this regular expression (RE2), also
+        those made later. `oof`: tell also when a record goes out of focus. `delta`: of updates only the changed fields
+        (S3), and nothing of those that change none unless `empty_deltas`. `changes`: puts, deletes and expiries
+        wherever the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST,
+        else now (S4). `conflation`: the newest value of each key, at most once in this time. `progress`: how long it
+        may be quiet until the server says how far it is, which moves `bookmark`; 5 s unless given. `select` or
+        `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
+
+        A broken connection is made again for `retry_for` seconds, then Unavailable is raised; `math.inf`: for ever.
+        Raises ResyncRequired, with the bookmark reached, when the journal does not lead on from there: take a snapshot.
+        """
+        request = _core.subscribe_request(
+            topic,
+            filter,
+            topic_pattern=topic_pattern,
+            sow=False,
+            oof=oof,
+            delta=delta,
+            changes=changes,
+            start=start,
+            conflation=conflation,
+            progress=progress,
+            empty_deltas=empty_deltas,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        return self._follow(request, retry_for)
+
+    def sow_and_subscribe(
+        self,
+        topic: str | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        topic_pattern: str | None = None,
+        oof: bool = False,
+        delta: bool = False,
+        changes: bool = False,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = None,
+        empty_deltas: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+    ) -> AsyncSubscription:
+        """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
+        and nothing comes twice (rule S1). A `View` keeps the state that they tell.
+
+        Arguments are those of `subscribe`. Where that raises ResyncRequired, and where the connection breaks inside the
+        snapshot, this gives a "resync", which says to forget all records, and a new snapshot.
+        """
+        request = _core.subscribe_request(
+            topic,
+            filter,
+            topic_pattern=topic_pattern,
+            sow=True,
+            oof=oof,
+            delta=delta,
+            changes=changes,
+            start=None,
+            conflation=conflation,
+            progress=progress,
+            empty_deltas=empty_deltas,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        return self._follow(request, retry_for)
 
     # ---- delete ----
 
@@ -406,18 +579,21 @@ class AsyncClient:
         topic: str,
         *,
         keys: Iterable[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
         data: Document | None = None,
         all: bool = False,  # noqa: A002 - the word for it
         dry_run: bool = False,
         durability: DurabilityName | None = None,
         on_progress: Callable[[Deleted], object] | None = None,
     ) -> Deleted:
-        """Deletes records by exactly one of `keys`, `data` (whose key is derived as for a publish), `all` (rule D1).
+        """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
 
-        `dry_run` only counts. Many records are deleted in steps; `on_progress` gets the figures after each. When the
-        connection breaks, steps that were done stay done.
+        `dry_run` only counts. Many records are deleted in steps, each record only if it still matches then;
+        `on_progress` gets the figures after each step. When the connection breaks, steps that were done stay done.
         """
-        request = _core.delete_request(topic, keys=keys, data=data, all=all, dry_run=dry_run, durability=durability)
+        request = _core.delete_request(
+            topic, keys=keys, filter=filter, data=data, all=all, dry_run=dry_run, durability=durability
+        )
         await self._await_ready()
         try:
             async for response in self._sow.SowDelete(request):
@@ -462,6 +638,37 @@ class AsyncClient:
         response = await self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name), once=True)
         return response.deleted_records
 
+    async def restamp(
+        self,
+        topic: str,
+        mode: RestampMode,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        dry_run: bool = False,
+        on_progress: Callable[[Restamped], object] | None = None,
+    ) -> Restamped:
+        """Applies a lifetime to existing records, to those that match `filter` if there is one (rule L13).
+
+        "set": `ttl` or `expire_at` replaces the lifetime that a record has; "cap": longer ones, and never, are lowered
+        to it; "clear": they never expire, as far as the topic's max_ttl allows. `dry_run` only counts. Many records are
+        done in steps, each record only if it still matches then; `on_progress` gets the figures after each step. When
+        the connection breaks, steps that were done stay done.
+        """
+        request = _core.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
+        await self._await_ready()
+        try:
+            async for response in self._admin.Restamp(request):
+                restamped = _core.restamped(response)
+                if on_progress is not None:
+                    on_progress(restamped)
+                if response.done:
+                    return restamped
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the restamp")
+
     async def status(self) -> Status:
         """How the server is."""
         return _core.status(await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
@@ -480,11 +687,11 @@ class AsyncClient:
 
     # ---- calls ----
 
-    async def _await_ready(self) -> None:
+    async def _await_ready(self, seconds: float | None = None) -> None:
         if self._closed:
-            raise Cancelled("the client is closed", reason="CLOSED")
+            raise closed()
         if self._connection is not None:
-            await self._connection.await_ready()
+            await self._connection.await_ready(seconds)
 
     async def _call(
         self,
@@ -516,12 +723,25 @@ class AsyncClient:
 
     def _open_stream(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest]) -> AioStreamCall:
         if self._closed:
-            raise Cancelled("the client is closed", reason="CLOSED")
+            raise closed()
         return self._sow.PublishStream(requests)
 
     async def _next_epoch(self, publisher_id: str) -> int:
         request = sow_pb2.GetPublisherRequest(publisher_id=publisher_id)
         return (await self._call(self._sow.GetPublisher, request)).publisher_epoch + 1
+
+    def _follow(self, request: sow_pb2.SubscribeRequest, retry_for: float) -> AsyncSubscription:
+        core = SubscriptionCore(request, retry_for=retry_for, connect_timeout=self._connect_timeout)
+        return AsyncSubscription(core, self._open_subscription)
+
+    async def _open_subscription(
+        self, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+    ) -> AioSubscribeCall:
+        await self._await_ready(connect_seconds)
+        try:
+            return self._sow.Subscribe(request)
+        except grpc.aio.UsageError as error:  # how gRPC says that the channel was closed since
+            raise closed() from error
 
     def _query(self, request: sow_pb2.QueryRequest) -> AsyncQueryResult:
         progress = _core.QueryProgress(request.topic)

@@ -8,6 +8,7 @@
     │   └── ConditionFailed      (.current_version)
     ├── Aborted
     ├── ResourceExhausted
+    ├── ResyncRequired           (.bookmark)
     ├── PermissionDenied
     ├── Unavailable
     ├── DeadlineExceeded
@@ -67,7 +68,7 @@ class InvalidArgument(SowError):
 
 
 class NotFound(SowError):
-    """There is no such topic or no live record of that key."""
+    """There is no such topic, or no longer, or no live record of that key."""
 
 
 class AlreadyExists(SowError):
@@ -93,7 +94,16 @@ class Aborted(SowError):
 
 
 class ResourceExhausted(SowError):
-    """The server is at a limit: a full queue or disk, a write stall, a message too large."""
+    """The server is at a limit: a full queue or disk, a write stall, a message or a result too large."""
+
+
+class ResyncRequired(SowError):
+    """The journal does not lead on from where the subscriber is: take a new snapshot (rules S4, S6)."""
+
+    @property
+    def bookmark(self) -> str | None:
+        """How far the subscriber had come; None when it had not begun."""
+        return self.details.get("bookmark")
 
 
 class PermissionDenied(SowError):
@@ -193,6 +203,17 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "DATA_DAMAGED": DataLoss,
     "STOPPING": Unavailable,
     "INTERNAL": InternalError,
+    "ORDER_INVALID": InvalidArgument,
+    "RESULT_TOO_LARGE": ResourceExhausted,
+    "UNSET_KEY_FIELD": InvalidArgument,
+    "BOOKMARK_MALFORMED": InvalidArgument,
+    "BOOKMARK_OTHER_EPOCH": ResyncRequired,
+    "BOOKMARK_IN_FUTURE": ResyncRequired,
+    "BOOKMARK_TOO_OLD": ResyncRequired,
+    "NO_JOURNAL": FailedPrecondition,
+    "PATTERN_MATCHES_NOTHING": NotFound,
+    "RESYNC_REQUIRED": ResyncRequired,
+    "TOPIC_DELETED": NotFound,
 }
 """Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
 

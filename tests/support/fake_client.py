@@ -6,6 +6,8 @@ Close enough for the command's tests: json topics with one key field or none, no
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,22 +18,32 @@ from sow.durations import parse_micros
 from sow.v1 import types_pb2
 from sow_client import (
     AlreadyExists,
+    Change,
     ClockAccepted,
     Compacted,
     Deleted,
+    IndexStatus,
+    InvalidArgument,
     NotFound,
     Published,
     QueryFooter,
     QueryHeader,
+    QueryPlan,
     Record,
     RecordBatch,
     Refusal,
+    Restamped,
     SowError,
     Status,
     Topic,
     TopicSettings,
     TopicStatistics,
 )
+from sow_server.engine.deltas import unset_tree
+from sow_server.engine.keys import parse_path
+from sow_server.engine.model import TopicSettings as EngineSettings
+from sow_server.engine.payloads import format_of
+from sow_server.filters import FilterError, Meta, compile_filter, parse
 
 NOW_MICROS = 1_900_000_000_000_000
 NOW = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=NOW_MICROS)
@@ -56,6 +68,21 @@ class Table:
     rows: dict[str, Row] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a delta publish does besides (rule P2)."""
+
+    unset: Sequence[str] | None
+
+    def into(self, base: bytes, delta: bytes) -> bytes:
+        """The merged document."""
+        result = format_of(EngineSettings()).merge(
+            base, delta, unset_tree([parse_path(one) for one in self.unset or ()])
+        )
+        assert isinstance(result, bytes), result
+        return result
+
+
 class FakeClient:
     """Owns its tables; a test looks into them, or sets `fails_with` to have every call raise that."""
 
@@ -65,6 +92,8 @@ class FakeClient:
         self.calls: list[tuple[str, dict[str, object]]] = []
         self.sequence = 0
         self.query_batch_size = 2
+        self.coming: list[Change] = []
+        """What subscriptions tell after their snapshots."""
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +158,24 @@ class FakeClient:
             raise outcome.error()
         return outcome
 
+    def delta_publish(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        unset: Sequence[str] | None = None,
+        key: str | None = None,
+        ttl: object = None,
+        expire_at: object = None,
+        keep_ttl: bool = False,
+        durability: str | None = None,
+    ) -> Published:
+        self._called("delta_publish", unset=unset, key=key, ttl=ttl, keep_ttl=keep_ttl)
+        outcome = self._apply(topic, data, key, ttl, expire_at, 0, Merge(unset))
+        if isinstance(outcome, Refusal):
+            raise outcome.error()
+        return outcome
+
     def publish_many(
         self,
         topic: str,
@@ -140,12 +187,15 @@ class FakeClient:
         keep_ttl: bool = False,
         durability: str | None = None,
         atomic: bool = False,
+        delta: bool = False,
+        unset: Sequence[str] | None = None,
     ) -> list[Published | Refusal]:
         payloads = list(documents)
         self._called("publish_many", records=len(payloads), ttl=ttl, expire_at=expire_at, atomic=atomic)
         before = dict(self._table(topic).rows)
+        merge = Merge(unset) if delta else None
         outcomes: list[Published | Refusal] = [
-            self._apply(topic, payload, None if keys is None else keys[index], ttl, expire_at, index)
+            self._apply(topic, payload, None if keys is None else keys[index], ttl, expire_at, index, merge)
             for index, payload in enumerate(payloads)
         ]
         if atomic and any(isinstance(one, Refusal) for one in outcomes):
@@ -167,12 +217,21 @@ class FakeClient:
         durability: str | None = None,
         batch_records: int = 1_000,
         on_refusal: Callable[[Refusal], None],
+        delta: bool = False,
+        unset: Sequence[str] | None = None,
     ) -> FakePublisher:
         self._called("publisher", ttl=ttl, expire_at=expire_at, keep_ttl=keep_ttl, batch_records=batch_records)
-        return FakePublisher(self, topic, ttl, on_refusal)
+        return FakePublisher(self, topic, ttl, on_refusal, Merge(unset) if delta else None)
 
     def _apply(
-        self, topic: str, data: bytes, key: str | None, ttl: object, expire_at: object, index: int
+        self,
+        topic: str,
+        data: bytes,
+        key: str | None,
+        ttl: object,
+        expire_at: object,
+        index: int,
+        merge: Merge | None = None,
     ) -> Published | Refusal:
         table = self._table(topic)
         settings = table.settings
@@ -196,6 +255,8 @@ class FakeClient:
             expire = expire_at
         elif isinstance(ttl, str) and ttl != "never":
             expire = NOW_MICROS + parse_micros(ttl)
+        if merge is not None and key in table.rows:
+            data = merge.into(table.rows[key].payload, data)
         table.rows[key] = Row(data, NOW_MICROS + self.sequence, expire, self.sequence)
         return self._published(topic, key, ttl_ignored=expire is not None and settings.expiration == "disabled")
 
@@ -211,7 +272,9 @@ class FakeClient:
     def query(
         self,
         topic: str,
+        filter: str | None = None,  # noqa: A002 - the client's public name
         *,
+        order_by: Sequence[str] | None = None,
         keys: Iterable[str] | None = None,
         select: object = None,
         exclude: object = None,
@@ -219,9 +282,9 @@ class FakeClient:
         skip_n: int = 0,
         top_n: int | None = None,
     ) -> FakeResult:
-        self._called("query", select=select, exclude=exclude, keys_only=keys_only, skip_n=skip_n, top_n=top_n)
-        rows = self._table(topic).rows
-        matched = sorted(key for key in (rows if keys is None else keys) if key in rows)
+        options = {"select": select, "exclude": exclude, "keys_only": keys_only, "skip_n": skip_n, "top_n": top_n}
+        self._called("query", filter=filter, order_by=order_by, **options)
+        matched = sorted(key for key in self._matching(topic, filter) if keys is None or key in keys)
         chosen = matched[skip_n:][:top_n]
         size = self.query_batch_size
         batches = [
@@ -230,9 +293,63 @@ class FakeClient:
         ]
         return FakeResult(batches, matched=len(matched), returned=len(chosen))
 
-    def count(self, topic: str) -> int:
+    def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the client's public name
         self._called("count", topic=topic)
-        return len(self._table(topic).rows)
+        return len(self._matching(topic, filter))
+
+    def explain(self, topic: str, filter: str | None = None, **options: object) -> QueryPlan:  # noqa: A002 - likewise
+        self._called("explain", filter=filter, **options)
+        matched = len(self._matching(topic, filter))
+        return QueryPlan(
+            access="index",
+            index_path="/price",
+            probes=1,
+            index_entries=matched,
+            scanned=matched,
+            matched=matched,
+            returned=matched,
+            filter=filter or "",
+            order_by="",
+        )
+
+    def _matching(self, topic: str, wanted: str | None) -> list[str]:
+        rows = self._table(topic).rows
+        if not wanted:
+            return list(rows)
+        try:
+            predicate = compile_filter(parse(wanted))
+        except FilterError as error:
+            raise InvalidArgument(error.message, reason="FILTER_INVALID", details={"field": "filter"}) from None
+        return [
+            key
+            for key, row in rows.items()
+            if predicate.matches(
+                json.loads(row.payload), Meta(key, row.version, NOW_MICROS, row.expire_time_micros, topic, NOW_MICROS)
+            )
+        ]
+
+    # ---- following ----
+
+    def subscribe(self, topic: str | None, filter: str | None, **options: object) -> FakeSubscription:  # noqa: A002
+        self._called("subscribe", topic=topic, filter=filter, **options)
+        return FakeSubscription(self.coming)
+
+    def sow_and_subscribe(self, topic: str | None, filter: str | None, **options: object) -> FakeSubscription:  # noqa: A002
+        self._called("sow_and_subscribe", topic=topic, filter=filter, **options)
+        names = [topic] if topic is not None else sorted(self.tables)
+        snapshot = [
+            Change("sow", record=record, topic=name)
+            for name in names
+            for record in self._batch(name, sorted(self._table(name).rows), keys_only=False)
+        ]
+        end = Change("snapshot_end", bookmark=f"epoch.{self.sequence}", topic=topic or "")
+        return FakeSubscription([*snapshot, end, *self.coming])
+
+    def record(self, topic: str, key: str, payload: bytes, *, expire_time_micros: int | None = None) -> Record:
+        """A record as a message of a subscription carries it."""
+        self.sequence += 1
+        row = Row(payload, NOW_MICROS + self.sequence, expire_time_micros, self.sequence)
+        return next(iter(self._batch_of(topic, [key], [row], keys_only=False)))
 
     # ---- deleting and touching ----
 
@@ -241,14 +358,15 @@ class FakeClient:
         topic: str,
         *,
         keys: Sequence[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the client's public name
         data: bytes | None = None,
         all: bool = False,  # noqa: A002 - the client's public name
         dry_run: bool = False,
         on_progress: Callable[[Deleted], None] | None = None,
     ) -> Deleted:
-        self._called("sow_delete", keys=keys, data=data, all=all, dry_run=dry_run)
+        self._called("sow_delete", keys=keys, filter=filter, data=data, all=all, dry_run=dry_run)
         table = self._table(topic)
-        chosen = list(table.rows) if all else list(keys or ())
+        chosen = self._matching(topic, filter) if all or filter is not None else list(keys or ())
         if data is not None:
             chosen = [str(json.loads(data)[table.settings.key[0][1:]])]
         matched = [key for key in chosen if key in table.rows]
@@ -257,6 +375,27 @@ class FakeClient:
                 del table.rows[key]
             self.sequence += len(matched)
         done = Deleted(len(matched), 0 if dry_run else len(matched), 0 if dry_run or not matched else self.sequence)
+        if on_progress is not None:
+            on_progress(done)
+        return done
+
+    def restamp(
+        self,
+        topic: str,
+        mode: str,
+        *,
+        ttl: str | None = None,
+        filter: str | None = None,  # noqa: A002 - the client's public name
+        dry_run: bool = False,
+        on_progress: Callable[[Restamped], None] | None = None,
+    ) -> Restamped:
+        self._called("restamp", topic=topic, mode=mode, ttl=ttl, filter=filter, dry_run=dry_run)
+        rows = self._table(topic).rows
+        if not dry_run:
+            for row in rows.values():
+                row.expire_time_micros = None if ttl is None else NOW_MICROS + parse_micros(ttl)
+            self.sequence += len(rows)
+        done = Restamped(len(rows), 0 if dry_run else len(rows), 0 if dry_run or not rows else self.sequence)
         if on_progress is not None:
             on_progress(done)
         return done
@@ -326,15 +465,21 @@ class FakeClient:
 
     def _topic(self, name: str) -> Topic:
         table = self._table(name)
+        indexes = tuple(IndexStatus(path, complete=not number) for number, path in enumerate(table.settings.index))
         size = sum(len(key) + len(row.payload) for key, row in table.rows.items())
-        return Topic(name, table.settings, False, NOW, TopicStatistics(len(table.rows), size, 0, 2 * size, 7, 3))
+        return Topic(
+            name, table.settings, False, NOW, TopicStatistics(len(table.rows), size, 0, 2 * size, 7, 3), indexes
+        )
 
     def _published(self, topic: str, key: str, *, ttl_ignored: bool = False) -> Published:
         row = self._table(topic).rows[key]
         return Published(key, row.version, row.expire_time_micros, row.sequence, ttl_ignored, duplicate=False)
 
     def _batch(self, topic: str, keys: Sequence[str], *, keys_only: bool) -> RecordBatch:
-        rows = [self._table(topic).rows[key] for key in keys]
+        return self._batch_of(topic, keys, [self._table(topic).rows[key] for key in keys], keys_only=keys_only)
+
+    @staticmethod
+    def _batch_of(topic: str, keys: Sequence[str], rows: Sequence[Row], *, keys_only: bool) -> RecordBatch:
         return RecordBatch(
             topic,
             types_pb2.RecordColumns(
@@ -357,8 +502,16 @@ class FakePublisher:
     breaks_at: int | None = None
     breaks_with: BaseException = KeyboardInterrupt()
 
-    def __init__(self, client: FakeClient, topic: str, ttl: object, on_refusal: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self,
+        client: FakeClient,
+        topic: str,
+        ttl: object,
+        on_refusal: Callable[[Refusal], None],
+        merge: Merge | None,
+    ) -> None:
         self._client = client
+        self._merge = merge
         self._topic = topic
         self._ttl = ttl
         self._on_refusal = on_refusal
@@ -382,7 +535,7 @@ class FakePublisher:
         position = self.acknowledged
         if position == self.breaks_at:
             raise self.breaks_with
-        outcome = self._client._apply(self._topic, data, key, self._ttl, expire_at, position)
+        outcome = self._client._apply(self._topic, data, key, self._ttl, expire_at, position, self._merge)
         if isinstance(outcome, Refusal):
             self.refused += 1
             self._on_refusal(outcome)
@@ -408,3 +561,39 @@ class FakeResult:
 
     def batches(self) -> Iterator[RecordBatch]:
         return iter(self._batches)
+
+
+class FakeSubscription:
+    """Tells its changes, then waits like the real one until it is closed: `FakeSubscription.waits_seconds` at most."""
+
+    waits_seconds = 30.0
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self._changes = iter(changes)
+        self._closed = threading.Event()
+        self.bookmark: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        change = None if self._closed.is_set() else next(self._changes, None)
+        if change is None:
+            # In short steps: a signal that comes just before the system call would be seen only after it.
+            deadline = time.monotonic() + self.waits_seconds
+            while not self._closed.wait(0.05):
+                assert time.monotonic() < deadline, "nobody closed the subscription"
+            raise StopIteration
+        self.bookmark = change.bookmark or self.bookmark
+        return change

@@ -90,14 +90,23 @@ def test_help_needs_no_server() -> None:
         ("query", "orders", "--select", "/a", "--keys-only"),
         ("query", "orders", "--keys", "a,,b"),
         ("query", "orders", "--format", "xml"),
+        ("query", "orders", "--explain", "--count"),
+        ("publish", "orders", "--unset", "/a", "--data", "{}"),
+        ("publish", "orders", "--delta", "--unset", "/a,,/b", "--data", "{}"),
         ("delete", "orders"),
         ("delete", "orders", "--key", "1", "--all"),
+        ("delete", "orders", "--key", "1", "--filter", "true"),
         ("delete", "orders", "--all"),  # nobody to ask
         ("topic", "delete", "orders"),
         ("topic", "alter", "orders"),
         ("topic", "create", "orders", "--expiration", "sometimes"),
         ("topic", "create", "orders", "--retain-bytes", "10 parsecs"),
         ("topic", "create", "orders", "--separator", "ab"),
+        ("topic", "alter", "orders", "--index", "symbol"),
+        ("topic", "alter", "orders", "--index", "none", "--index", "/symbol"),
+        ("topic", "restamp", "orders"),
+        ("topic", "restamp", "orders", "--set", "1s", "--clear"),
+        ("topic", "restamp", "orders", "--cap", "never"),
         ("touch", "orders", "1", "--ttl", "1s", "--expire-at", "2030-01-31T12:00:00Z"),
     ],
 )
@@ -162,6 +171,27 @@ def test_an_error_shows_reason_message_details_and_when_to_try_again(client: Fak
         "  position: 7",
         "  retry after: 1.5 s",
     ]
+
+
+def test_a_bad_filter_is_shown_with_a_caret_below_the_place_at_fault(client: FakeClient) -> None:
+    client.add("orders")
+
+    for command in (("query",), ("count",), ("query", "--explain"), ("delete", "--filter")):
+        result = run(client, command[0], "orders", *command[1:], "/price > AND /symbol = 'A'")
+
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.splitlines() == [
+            "sow: FILTER_INVALID: expected a value at 9",
+            "  /price > AND /symbol = 'A'",
+            "           ^",
+            "  field: filter",
+        ]
+
+
+def test_what_a_message_says_cannot_act_upon_the_terminal(client: FakeClient) -> None:
+    client.fails_with = InternalError("one\x1b[2J\ntwo\r", reason="INTERNAL")
+
+    assert run(client, "status").stderr == "sow: INTERNAL: one\\x1b[2J\ntwo\\r\n"
 
 
 def test_ctrl_c_ends_with_130(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +297,63 @@ def test_describe_shows_one_topic(client: FakeClient) -> None:
     assert "30s" in table
     assert rows(run(client, "topic", "describe", "orders"))[0]["live_records"] == 1
     assert run(client, "topic", "describe", "nothing").exit_code == 1
+
+
+def test_alter_replaces_the_indexes_and_takes_them_away_with_none(client: FakeClient) -> None:
+    client.add("orders")
+
+    assert run(client, "topic", "alter", "orders", "--index", "/a", "--index", "/b").exit_code == 0
+    assert client.arguments_of("alter_topic") == {"name": "orders", "index": ("/a", "/b")}
+    assert run(client, "topic", "create", "fills", "--index", "/a").exit_code == 0
+    assert client.arguments_of("create_topic") == {"name": "fills", "index": ("/a",)}
+    assert run(client, "topic", "alter", "orders", "--index", "none").exit_code == 0
+    assert client.arguments_of("alter_topic") == {"name": "orders", "index": ()}
+
+
+def test_describe_tells_which_indexes_are_complete(client: FakeClient) -> None:
+    client.add("orders", index=("/a", "/b"))
+    client.add("plain")
+
+    table = run(client, "topic", "describe", "orders", "--format", "table").stdout
+    described = rows(run(client, "topic", "describe", "orders"))[0]
+    plain = rows(run(client, "topic", "describe", "plain"))[0]
+
+    assert "/a (complete), /b (being built)" in table
+    assert (described["index"], described["index_building"]) == (["/a", "/b"], ["/b"])
+    assert plain["index"] == []
+    assert "index_building" not in plain
+    assert ",index,index_building," in run(client, "topic", "describe", "plain", "--format", "csv").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "ttl"),
+    [(("--set", "1h"), "set", "1h"), (("--cap", "10m"), "cap", "10m"), (("--clear",), "clear", None)],
+)
+def test_restamp_says_how_many_it_changed(
+    client: FakeClient, options: tuple[str, ...], mode: str, ttl: str | None
+) -> None:
+    client.add("orders", records=[{"id": 1}, {"id": 2}])
+
+    done = run(client, "topic", "restamp", "orders", *options, "--filter", "/id > 0")
+
+    assert rows(done) == [{"topic": "orders", "matched": 2, "restamped": 2, "sequence": 4}]
+    assert client.arguments_of("restamp") == {
+        "topic": "orders",
+        "mode": mode,
+        "ttl": ttl,
+        "filter": "/id > 0",
+        "dry_run": False,
+    }
+
+
+def test_a_restamp_can_only_count(client: FakeClient) -> None:
+    client.add("orders", records=[{"id": 1}], expiration="enabled")
+
+    counted = run(client, "topic", "restamp", "orders", "--set", "1h", "--dry-run", "--format", "table")
+
+    assert "0 (dry run)" in counted.stdout
+    assert client.tables["orders"].rows["1"].expire_time_micros is None
+    assert run(client, "topic", "restamp", "nothing", "--clear").exit_code == 1
 
 
 def test_a_topic_is_deleted_only_when_forced_without_a_terminal(client: FakeClient) -> None:
@@ -394,6 +481,19 @@ def test_one_document_is_published_and_its_stamp_shown(client: FakeClient) -> No
     assert rows(result)[0]["expire_time_micros"] == NOW_MICROS + 30_000_000
 
 
+@pytest.mark.parametrize("options", [(), ("--strict",), ("--data", '{"id":1,"price":2}')])
+def test_deltas_are_merged_into_their_records(client: FakeClient, options: tuple[str, ...]) -> None:
+    """Rule P2."""
+    table = client.add("orders", records=[{"id": 1, "price": 1, "note": "x", "at": {"a": 1, "b": 2}}])
+
+    result = run(
+        client, "publish", "orders", "--delta", "--unset", "/note,/at/b", *options, stdin=b'{"id":1,"price":2}\n'
+    )
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(table.rows["1"].payload) == {"id": 1, "price": 2, "at": {"a": 1}}
+
+
 def test_one_document_that_is_refused_ends_with_1(client: FakeClient) -> None:
     client.add("orders")
 
@@ -507,6 +607,8 @@ def test_query_passes_its_options_on(client: FakeClient) -> None:
 
     assert [one["key"] for one in rows(result)] == ["2", "3"]
     assert client.arguments_of("query") == {
+        "filter": None,
+        "order_by": None,
         "select": ["/id", "/price", "/a"],
         "exclude": None,
         "keys_only": False,
@@ -514,6 +616,43 @@ def test_query_passes_its_options_on(client: FakeClient) -> None:
         "top_n": 2,
     }
     assert [one["key"] for one in rows(run(client, "query", "orders", "--keys", "5,6", "--keys", "99"))] == ["5", "6"]
+
+
+def test_query_takes_a_filter_and_an_order(client: FakeClient) -> None:
+    client.add("orders", records=[{"id": one, "price": one * 10} for one in range(1, 8)])
+
+    result = run(client, "query", "orders", "/price > 50", "--order-by", "/price DESC, /id", "--order-by", "/x")
+
+    assert [one["key"] for one in rows(result)] == ["6", "7"]
+    assert client.arguments_of("query")["order_by"] == ["/price DESC, /id", "/x"]
+
+
+def test_explain_tells_how_records_are_found_and_shows_none(client: FakeClient) -> None:
+    client.add("orders", records=[{"id": one, "price": one * 10} for one in range(1, 8)])
+
+    arguments = ("query", "orders", "/price > 50", "--explain", "--top", "3", "--keys", "6,7", "--order-by", "/id")
+    (plan,) = rows(run(client, *arguments))
+    table = run(client, *arguments, "--format", "table").stdout
+
+    assert plan == {
+        "topic": "orders",
+        "access": "index",
+        "index_path": "/price",
+        "probes": 1,
+        "index_entries": 2,
+        "scanned": 2,
+        "matched": 2,
+        "returned": 2,
+        "filter": "/price > 50",
+    }
+    assert client.arguments_of("explain") == {
+        "filter": "/price > 50",
+        "order_by": ["/id"],
+        "keys": ["6", "7"],
+        "skip_n": 0,
+        "top_n": 3,
+    }
+    assert "reads an index, then its records" in table
 
 
 def test_query_of_an_unknown_topic_ends_with_1(client: FakeClient) -> None:
@@ -529,6 +668,11 @@ def test_count_counts(client: FakeClient) -> None:
     assert rows(run(client, "count", "orders")) == [{"topic": "orders", "count": 5}]
     assert rows(run(client, "query", "orders", "--count")) == [{"topic": "orders", "count": 5}]
     assert rows(run(client, "query", "orders", "--count", "--keys", "1,2,77")) == [{"topic": "orders", "count": 2}]
+    for arguments in (("count", "orders", "/id > 2"), ("query", "orders", "/id > 2", "--count")):
+        assert rows(run(client, *arguments)) == [{"topic": "orders", "count": 2}]
+    assert rows(run(client, "query", "orders", "/id > 2", "--count", "--skip", "1")) == [
+        {"topic": "orders", "count": 1}
+    ]
 
 
 # ---- delete, touch, persist ----
@@ -551,6 +695,17 @@ def test_delete_by_keys_by_document_and_all(client: FakeClient, tmp_path: Path) 
     assert (counted["matched"], counted["deleted"]) == (2, 0)
     assert everything["deleted"] == 2
     assert table.rows == {}
+
+
+def test_delete_by_filter(client: FakeClient) -> None:
+    table = client.add("orders", records=[{"id": one} for one in range(6)])
+
+    counted = rows(run(client, "delete", "orders", "--filter", "/id >= 4", "--dry-run"))[0]
+    deleted = rows(run(client, "delete", "orders", "--filter", "/id >= 4"))[0]
+
+    assert (counted["matched"], counted["deleted"]) == (2, 0)
+    assert (deleted["matched"], deleted["deleted"]) == (2, 2)
+    assert list(table.rows) == ["0", "1", "2", "3"]
 
 
 def test_touch_and_persist_report_each_key(client: FakeClient) -> None:

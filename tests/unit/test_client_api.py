@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 
 import sow_client
-from sow_client import AsyncClient, AsyncPublisher, Client, Publisher
+from sow_client import AsyncClient, AsyncPublisher, AsyncSubscription, Client, Publisher, Subscription
 
 PUBLIC = {
-    "NEVER", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncPublisher", "AsyncQueryResult", "Cancelled",
-    "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss", "DeadlineExceeded", "Deleted",
-    "FailedPrecondition", "InternalError", "InvalidArgument", "NotFound", "Page", "PermissionDenied", "PublishFailed",
-    "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryResult", "Record", "RecordBatch", "Refusal",
-    "ResourceExhausted", "SowError", "Status", "Tls", "Topic", "TopicSettings", "TopicStatistics", "Unavailable",
+    "EARLIEST", "NEVER", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncPublisher", "AsyncQueryResult",
+    "AsyncSubscription", "Cancelled", "Change", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss",
+    "DeadlineExceeded", "Deleted", "FailedPrecondition", "IndexStatus", "InternalError", "InvalidArgument", "NotFound",
+    "Page", "PermissionDenied", "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan",
+    "QueryResult", "Record", "RecordBatch", "Refusal", "ResourceExhausted", "Restamped", "ResyncRequired", "SowError",
+    "Status", "Subscription", "Tls", "Topic", "TopicSettings", "TopicStatistics", "Unavailable", "View",
 }  # fmt: skip
 
 
@@ -24,7 +25,11 @@ def test_the_public_names_are_these_and_exist() -> None:
 
 
 def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
-    for blocking, asynchronous in ((Client, AsyncClient), (Publisher, AsyncPublisher)):
+    for blocking, asynchronous in (
+        (Client, AsyncClient),
+        (Publisher, AsyncPublisher),
+        (Subscription, AsyncSubscription),
+    ):
         names = _public(blocking)
         assert names == _public(asynchronous)
         for name in names:
@@ -34,7 +39,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
 
 
 def test_every_public_method_says_what_it_does() -> None:
-    for kind in (Client, AsyncClient, Publisher, AsyncPublisher):
+    for kind in (Client, AsyncClient, Publisher, AsyncPublisher, Subscription, AsyncSubscription):
         for name in _public(kind):
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
 

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
-from sow_client import NEVER, InternalError, InvalidArgument, Published, Refusal, TopicSettings, _core
+from sow_client import (
+    EARLIEST,
+    NEVER,
+    IndexStatus,
+    InternalError,
+    InvalidArgument,
+    Published,
+    Refusal,
+    TopicSettings,
+    _core,
+)
 from sow_client._channel import Tls, target
 from sow_client._records import TopicSettingsArguments
 
@@ -182,15 +192,102 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
     """Rule D1."""
 
     def request(**arguments: Any) -> sow_pb2.SowDeleteRequest:
-        chosen = {"keys": None, "data": None, "all": False, "dry_run": False, "durability": None} | arguments
+        values = {"keys": None, "filter": None, "data": None, "all": False, "dry_run": False, "durability": None}
+        chosen: dict[str, Any] = values | arguments
         return _core.delete_request("orders", **chosen)
 
     assert request(keys=["1"]).by_keys.keys == ["1"]
     assert request(data={"id": 1}).by_payload == b'{"id":1}'
     assert request(all=True).all
-    for wrong in ({}, {"keys": ["1"], "all": True}, {"keys": ["1"], "data": b"{}"}):
+    assert request(filter="/a = 1").by_filter == "/a = 1"
+    for wrong in (
+        {},
+        {"keys": ["1"], "all": True},
+        {"keys": ["1"], "data": b"{}"},
+        {"filter": "true", "all": True},
+        {"filter": " "},  # every record, by an empty variable
+    ):
         with pytest.raises(InvalidArgument):
             request(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("mode", "arguments", "field"),
+    [
+        ("set", {}, "ttl"),
+        ("cap", {}, "ttl"),
+        ("clear", {"ttl": "1h"}, "ttl"),
+        ("raise", {"ttl": "1h"}, "mode"),
+        ("set", {"ttl": "1h", "expire_at": MICROS}, "expire_at"),
+        ("set", {"ttl": "1h", "filter": ""}, "filter"),
+    ],
+)
+def test_a_restamp_needs_a_lifetime_but_for_taking_them_away(mode: Any, arguments: dict[str, Any], field: str) -> None:
+    """Rule L13."""
+    chosen = {"filter": None, "ttl": None, "expire_at": None, "dry_run": False} | arguments
+    with pytest.raises(InvalidArgument) as caught:
+        _core.restamp_request("orders", mode, **chosen)
+    assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (None, {}),
+        ("e.17", {"bookmark": "e.17"}),
+        (EARLIEST, {"earliest": True}),
+        ("earliest", {"earliest": True}),
+        (MOMENT, {"start_time_micros": MICROS}),
+        (MOMENT.astimezone(timezone(timedelta(hours=5))), {"start_time_micros": MICROS}),
+    ],
+)
+def test_a_subscription_starts_now_or_at_a_bookmark_a_time_or_the_earliest_change(
+    start: Any, expected: dict[str, Any]
+) -> None:
+    """Rule S4."""
+    assert subscribe(start=start) == sow_pb2.SubscribeRequest(topic="orders", **expected)
+
+
+def subscribe(**arguments: Any) -> sow_pb2.SubscribeRequest:
+    values: dict[str, Any] = {
+        "topic": "orders", "filter": None, "topic_pattern": None, "sow": False, "oof": False, "delta": False,
+        "changes": False, "start": None, "conflation": None, "progress": None, "empty_deltas": False, "select": None,
+        "exclude": None, "batch_size": 0,
+    }  # fmt: skip
+    return _core.subscribe_request(**(values | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"topic": None}, "topic"),
+        ({"topic_pattern": "o.*"}, "topic"),
+        ({"start": datetime(2026, 1, 1)}, "start"),  # noqa: DTZ001 - the point of it
+        ({"start": 5}, "start"),
+        ({"conflation": "5"}, "conflation"),
+        ({"progress": -1}, "progress"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"select": ["/a"], "exclude": ["/b"]}, "exclude"),
+    ],
+)
+def test_a_wrong_argument_of_a_subscription_is_refused_by_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        subscribe(**arguments)
+    assert caught.value.details["field"] == field
+
+
+def test_a_subscription_to_the_topics_of_a_pattern() -> None:
+    assert subscribe(topic=None, topic_pattern="o.*") == sow_pb2.SubscribeRequest(topic_pattern="o.*")
+
+
+def test_indexes_are_settings_and_have_a_status() -> None:
+    altered = _core.alter_request("orders", {"index": ["/symbol", "/price"]})
+    assert (list(altered.update_paths), list(altered.settings.index)) == (["index"], ["/symbol", "/price"])
+    assert _core.alter_request("orders", {"index": []}).update_paths == ["index"]
+    status = [admin_pb2.IndexStatus(path="/symbol", complete=True), admin_pb2.IndexStatus(path="/price")]
+    topic = _core.topic(admin_pb2.Topic(name="orders", settings=altered.settings, indexes=status))
+    assert topic.settings.index == ("/symbol", "/price")
+    assert topic.indexes == (IndexStatus("/symbol", complete=True), IndexStatus("/price", complete=False))
 
 
 def test_expiration_is_one_setting_for_people_and_two_fields_on_the_wire() -> None:
@@ -219,6 +316,7 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         fix_separator="|",
         retain_time="0s",
         retain_bytes=0,
+        index=["/carrier"],
     )
     assert (values.expiration, values.max_ttl, values.key) == ("1m30s", "1h0m0s", ("/carrier", "/flight"))
     message = _core.create_request("orders", values, {}).settings
@@ -236,6 +334,7 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
     [
         ({"expiraton": "1s"}, "expiraton"),
         ({"key": "/id"}, "key"),
+        ({"index": "/id"}, "index"),
         ({"min_ttl": "1"}, "min_ttl"),
         ({"message_type": "xml"}, "message_type"),
         ({}, "settings"),

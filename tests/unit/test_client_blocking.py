@@ -36,8 +36,11 @@ from sow_client import (
     Published,
     Publisher,
     PublishFailed,
+    QueryPlan,
     Refusal,
     ResourceExhausted,
+    Restamped,
+    Subscription,
     TopicSettings,
     Unavailable,
 )
@@ -162,6 +165,46 @@ def test_publish_raises_the_status_with_its_details(server: Server) -> None:
         call.result(SECONDS_MAX)
     assert (caught.value.reason, caught.value.details) == ("LIFETIME_NEGATIVE", {"field": "lifetime"})
     assert isinstance(caught.value.__cause__, grpc.RpcError)
+
+
+def test_delta_publish(server: Server) -> None:
+    """Rule P2."""
+    call = server.begin(
+        lambda: server.client.delta_publish(
+            "orders", {"id": 1, "price": 2}, unset=["/note", "/a/b"], only_if_present=True
+        )
+    )
+    request = server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT]))
+    assert call.result(SECONDS_MAX) == PUBLISHED
+    request.ClearField("publisher")
+    assert request == sow_pb2.PublishRequest(
+        topic="orders",
+        records=[
+            sow_pb2.PublishRecord(payload=b'{"id":1,"price":2}', condition=types_pb2.Condition(only_if_present=True))
+        ],
+        delta=True,
+        unset_paths=["/note", "/a/b"],
+    )
+
+
+def test_publish_many_of_deltas_sends_what_is_unset_with_each_request(server: Server) -> None:
+    unset = iter(["/note"])  # read once, sent with both requests
+    call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001, delta=True, unset=unset))
+    for count in (10_000, 1):
+        request = server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT] * count))
+        assert (request.delta, list(request.unset_paths)) == (True, ["/note"])
+    call.result(SECONDS_MAX)
+
+
+def test_fields_are_unset_by_deltas_only(server: Server) -> None:
+    for call in (
+        lambda: server.client.publish_many("orders", ["{}"], unset=["/a"]),
+        lambda: server.client.publisher("orders", unset=["/a"]),
+        lambda: server.client.delta_publish("orders", {}, unset="/a"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            call()
+        assert caught.value.details["field"] == "unset"
 
 
 def test_publishes_of_one_client_follow_each_other_under_one_id(server: Server) -> None:
@@ -300,6 +343,59 @@ def test_query(server: Server) -> None:
     )
 
 
+def test_query_with_a_filter_and_an_order(server: Server) -> None:
+    for order_by in ("/price DESC, /symbol", ["/price DESC", "/symbol"]):
+        result = server.client.query("orders", "/price > 9", order_by=order_by)
+        call = server.begin(lambda: list(result))  # noqa: B023 - it has run before the next one is made
+        request = server.stream("Query", header(), footer(0))
+        call.result(SECONDS_MAX)
+        assert request == sow_pb2.QueryRequest(
+            topic="orders", filter="/price > 9", order_by="/price DESC, /symbol", batch_size=1_000
+        )
+
+
+def test_explain(server: Server) -> None:
+    call = server.begin(lambda: server.client.explain("orders", "/symbol = 'IBM'", order_by="/price", top_n=3))
+    plan = sow_pb2.QueryPlan(
+        access=sow_pb2.QueryPlan.ACCESS_INDEX,
+        index_path="/symbol",
+        probes=1,
+        filter="/symbol = 'IBM'",
+        order_by="/price ASC",
+        index_entries=12,
+    )
+    last = sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(matched=10, returned=3, scanned=11, plan=plan))
+    request = server.stream("Query", header(), last)
+    assert call.result(SECONDS_MAX) == QueryPlan(
+        access="index",
+        index_path="/symbol",
+        probes=1,
+        index_entries=12,
+        scanned=11,
+        matched=10,
+        returned=3,
+        filter="/symbol = 'IBM'",
+        order_by="/price ASC",
+    )
+    assert request == sow_pb2.QueryRequest(
+        topic="orders", filter="/symbol = 'IBM'", order_by="/price", top_n=3, explain=True
+    )
+
+
+def test_an_answer_without_the_plan_that_was_asked_for_is_not_believed(server: Server) -> None:
+    call = server.begin(lambda: server.client.explain("orders"))
+    server.stream("Query", header(), footer(1))
+    with pytest.raises(InternalError):
+        call.result(SECONDS_MAX)
+
+
+def test_a_plan_of_a_newer_server_is_unknown(server: Server) -> None:
+    call = server.begin(lambda: server.client.explain("orders"))
+    plan = sow_pb2.QueryPlan.FromString(bytes([8, 99]))  # access 99
+    server.stream("Query", header(), sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(plan=plan)))
+    assert call.result(SECONDS_MAX).access == "unknown"
+
+
 def test_query_by_batches_and_keys_only(server: Server) -> None:
     result = server.client.query("orders", keys=["1"], keys_only=True)
     call = server.begin(lambda: [part.keys for part in result.batches()])
@@ -377,12 +473,12 @@ def test_closing_a_result_ends_the_call(server: Server) -> None:
 
 
 def test_page(server: Server) -> None:
-    call = server.begin(lambda: server.client.page("orders", page_size=2, page_token="t1"))
+    call = server.begin(lambda: server.client.page("orders", "/a = 1", page_size=2, page_token="t1"))
     request = server.stream("Query", header(), batch("1", "2"), footer(2, "t2"))
     page = call.result(SECONDS_MAX)
     assert [record.key for record in page.records] == ["1", "2"]
     assert (page.next_page_token, page.header.bookmark) == ("t2", "e:9")
-    assert request == sow_pb2.QueryRequest(topic="orders", page_size=2, page_token="t1")
+    assert request == sow_pb2.QueryRequest(topic="orders", filter="/a = 1", page_size=2, page_token="t1")
     with pytest.raises(InvalidArgument):
         server.client.page("orders", page_size=0)
 
@@ -392,6 +488,9 @@ def test_count(server: Server) -> None:
     request = server.stream("Query", header(), footer(42))
     assert call.result(SECONDS_MAX) == 42
     assert request == sow_pb2.QueryRequest(topic="orders", count_only=True)
+    filtered = server.begin(lambda: server.client.count("orders", "/price > 9"))
+    assert server.stream("Query", header(), footer(7)).filter == "/price > 9"
+    assert filtered.result(SECONDS_MAX) == 7
 
 
 # ---- delete ----
@@ -410,6 +509,13 @@ def test_sow_delete(server: Server) -> None:
     assert call.result(SECONDS_MAX) == Deleted(1200, 1200, 9) == steps[-1]
     assert len(steps) == 2
     assert request == sow_pb2.SowDeleteRequest(topic="orders", all=True, durability=types_pb2.DURABILITY_FSYNC)
+
+
+def test_sow_delete_by_filter(server: Server) -> None:
+    call = server.begin(lambda: server.client.sow_delete("orders", filter="/price > 100"))
+    request = server.stream("SowDelete", sow_pb2.SowDeleteResponse(matched=2, deleted=2, last_sequence=9, done=True))
+    assert call.result(SECONDS_MAX) == Deleted(2, 2, 9)
+    assert request == sow_pb2.SowDeleteRequest(topic="orders", by_filter="/price > 100")
 
 
 def test_sow_delete_by_keys_that_is_cut_or_refused(server: Server) -> None:
@@ -502,6 +608,105 @@ def test_delete_topic(server: Server) -> None:
     assert request.name == "orders"
 
 
+def test_restamp(server: Server) -> None:
+    """Rule L13."""
+    steps: list[Restamped] = []
+    call = server.begin(
+        lambda: server.client.restamp("orders", "cap", ttl="1h", filter="/a = 1", on_progress=steps.append)
+    )
+    request = server.stream(
+        "Restamp",
+        admin_pb2.RestampResponse(matched=1000, restamped=900, last_sequence=5),
+        admin_pb2.RestampResponse(matched=1200, restamped=950, last_sequence=9, done=True),
+    )
+    assert call.result(SECONDS_MAX) == Restamped(1200, 950, 9) == steps[-1]
+    assert len(steps) == 2
+    assert request == admin_pb2.RestampRequest(
+        topic="orders",
+        filter="/a = 1",
+        mode=admin_pb2.RESTAMP_MODE_CAP,
+        lifetime=types_pb2.Lifetime(ttl_micros=3_600_000_000),
+    )
+
+
+def test_a_restamp_that_is_cut_or_refused(server: Server) -> None:
+    cut = server.begin(lambda: server.client.restamp("orders", "clear", dry_run=True))
+    request = server.stream("Restamp", admin_pb2.RestampResponse(matched=1))
+    with pytest.raises(Unavailable) as caught:
+        cut.result(SECONDS_MAX)
+    assert caught.value.reason == "STREAM_CUT"
+    assert request == admin_pb2.RestampRequest(topic="orders", mode=admin_pb2.RESTAMP_MODE_CLEAR, dry_run=True)
+    no = server.begin(lambda: server.client.restamp("orders", "set", ttl=NEVER))
+    server.stream("Restamp", end=(grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"))
+    with pytest.raises(NotFound):
+        no.result(SECONDS_MAX)
+
+
+# ---- follow; the rest is in test_client_following ----
+
+
+def follow(server: Server, call: Callable[[], Subscription], first: sow_pb2.SubscribeResponse) -> Any:
+    """Has a subscription made; returns its request."""
+    made = server.begin(call)
+    _, request, rpc = server.channel.take_unary_stream(method_of("Subscribe"))
+    rpc.send_response(first)
+    subscription = made.result(SECONDS_MAX)
+    assert subscription.bookmark in ("e.4", None)
+    subscription.close()
+    rpc.cancelled()  # returns once the client has cancelled
+    return request
+
+
+PROGRESS = sow_pb2.SubscribeResponse(progress=sow_pb2.Progress(bookmark="e.4"))
+SNAPSHOT_BEGIN = sow_pb2.SubscribeResponse(snapshot_begin=sow_pb2.SnapshotBegin(bookmark="e.4"))
+
+
+def test_subscribe(server: Server) -> None:
+    request = follow(
+        server,
+        lambda: server.client.subscribe(
+            "orders", "/price > 9", oof=True, start="e.3", conflation="500ms", progress=1, select=["/id"], batch_size=7
+        ),
+        PROGRESS,
+    )
+    assert request == sow_pb2.SubscribeRequest(
+        topic="orders",
+        filter="/price > 9",
+        oof=True,
+        bookmark="e.3",
+        conflation_micros=500_000,
+        progress_micros=1_000_000,
+        select=sow_pb2.Projection(include=["/id"]),
+        batch_size=7,
+    )
+
+
+def test_subscribe_to_topics_of_a_pattern_from_a_time(server: Server) -> None:
+    moment = datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
+    request = follow(
+        server, lambda: server.client.subscribe(topic_pattern="orders.*", changes=True, start=moment), PROGRESS
+    )
+    assert request == sow_pb2.SubscribeRequest(
+        topic_pattern="orders.*", changes=True, start_time_micros=5_000_000, batch_size=1_000
+    )
+
+
+def test_sow_and_subscribe(server: Server) -> None:
+    request = follow(
+        server,
+        lambda: server.client.sow_and_subscribe("orders", delta=True, empty_deltas=True, exclude=["/note"]),
+        SNAPSHOT_BEGIN,
+    )
+    assert request == sow_pb2.SubscribeRequest(
+        topic="orders",
+        sow=True,
+        delta=True,
+        empty_deltas=True,
+        select=sow_pb2.Projection(exclude=["/note"]),
+        batch_size=1_000,
+    )
+
+
 def test_status(server: Server) -> None:
     call = server.begin(server.client.status)
     response = admin_pb2.GetStatusResponse(
@@ -565,6 +770,18 @@ def test_publisher_sends_batches_and_closes_the_stream(server: Server) -> None:
     publisher.close()
 
 
+def test_publisher_of_deltas(server: Server) -> None:
+    publisher = server.client.publisher("orders", delta=True, unset=["/note"])
+    publisher.publish({"id": 1})
+    rpc = server.publish_stream()
+    request = rpc.take_request()
+    assert (request.delta, list(request.unset_paths)) == (True, ["/note"])
+    rpc.send_response(acknowledged(1))
+    publisher.flush()
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    publisher.close()
+
+
 def test_publisher_sends_what_lingers_without_being_asked(server: Server) -> None:
     publisher = server.client.publisher("orders", linger=0.0)
     publisher.publish(b"{}")
@@ -622,7 +839,7 @@ def test_publisher_hands_refusals_to_who_asks_for_them(server: Server) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishers reconnect without waiting."""
-    monkeypatch.setattr("sow_client._publisher.BACKOFF_SECONDS_FIRST", 0.0)
+    monkeypatch.setattr("sow_client._core.BACKOFF_SECONDS_FIRST", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

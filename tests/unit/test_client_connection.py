@@ -89,6 +89,11 @@ class Store(sow_pb2_grpc.SowServiceServicer):
             yield sow_pb2.QueryResponse(batch=columns)
         yield sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(matched=count, returned=count, scanned=count))
 
+    def Subscribe(
+        self, request: sow_pb2.SubscribeRequest, context: grpc.ServicerContext
+    ) -> Iterator[sow_pb2.SubscribeResponse]:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_following")
+
     def SowDelete(self, request: sow_pb2.SowDeleteRequest, context: object) -> Iterator[sow_pb2.SowDeleteResponse]:
         yield sow_pb2.SowDeleteResponse(matched=1, deleted=1, last_sequence=1)
         yield sow_pb2.SowDeleteResponse(matched=2, deleted=2, last_sequence=2, done=True)
@@ -192,6 +197,30 @@ def test_a_closed_client_says_so(store: Store, address: str) -> None:
             call()
         assert caught.value.reason == "CLOSED"
     publisher.abort()
+
+
+def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_to_close(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: an interrupt cut a call of gRPC in two, and closing the channel waited for the end of that call."""
+    monkeypatch.setattr("sow_client._channel.CLOSE_SECONDS_MAX", 0.01)
+    never, closing = threading.Event(), threading.Event()
+    client = Client(address)
+    close = client._channel.close
+
+    def stuck() -> None:
+        closing.set()
+        never.wait(10)
+        close()
+
+    monkeypatch.setattr(client._channel, "close", stuck)
+    with pytest.raises(KeyboardInterrupt):
+        with client:
+            raise KeyboardInterrupt
+    assert closing.wait(10)
+    with pytest.raises(Cancelled):
+        client.get("orders", "1")
+    never.set()
 
 
 def test_a_call_that_takes_too_long_is_a_deadline_and_not_an_unreachable_server(store: Store, address: str) -> None:

@@ -1,0 +1,273 @@
+"""The messages of a subscription on stdout, one by one, in one of four formats.
+
+M1  Each message is written, and flushed, before the next one is waited for.
+M2  The machine formats carry exact values under names that never change: those of a record as `output` writes it, and
+    what a message adds to it. In CSV, which cannot nest, the columns show the removed record of a message that has
+    no other.
+M3  A table is a line for each message, of the terminal's width; its columns grow and never shrink, so that what stands
+    above them was not laid out for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import click
+import msgspec
+
+from sow_cli import display
+from sow_cli.output import (
+    KEY_WIDTH_MAX,
+    Format,
+    Output,
+    RecordForm,
+    RecordLine,
+    csv_rows,
+    fit,
+    one_line,
+    shown_payload,
+    terminal_width,
+)
+from sow_client import Change, Client, NotFound, Record, TopicSettings
+
+MARKS: Final = frozenset({"snapshot_end", "resync"})
+"""Messages that are about no record."""
+
+_COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
+_PAYLOAD_WIDTH_MIN: Final = 20
+
+
+class TopicForms:
+    """How the records of each topic are written: asked for when a topic first shows, as messages do not carry it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._settings: dict[str, TopicSettings | None] = {}
+        self._forms: dict[str, RecordForm] = {}
+
+    def of(self, topic: str) -> RecordForm:
+        """The form of its records. Raises NotFound when there is no such topic."""
+        form = self._forms.get(topic)
+        if form is None:
+            settings = self._settings[topic] = self._client.describe_topic(topic).settings
+            form = self._forms[topic] = RecordForm(topic, payload_is_json=settings.message_type == "json")
+        return form
+
+    def of_message(self, topic: str) -> RecordForm:
+        """The same for a topic that a message came from: one that is gone again is written as if it were binary."""
+        try:
+            return self.of(topic)
+        except NotFound:
+            form = self._forms[topic] = RecordForm(topic, payload_is_json=False)
+            return form
+
+    def fix_separator(self, topic: str) -> str:
+        """The separator between the fields of its payloads, if they are fix or nvfix."""
+        self.of_message(topic)
+        settings = self._settings.get(topic)
+        return "\x01" if settings is None else settings.fix_separator
+
+
+class _MessageLine(msgspec.Struct, gc=False):
+    """A message in JSON (docs/cli.md). Field order is the order on the line."""
+
+    op: str
+    reason: str | msgspec.UnsetType
+    topic: str | msgspec.UnsetType
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    version: int | msgspec.UnsetType = msgspec.UNSET
+    publish_time_micros: int | msgspec.UnsetType = msgspec.UNSET
+    expire_time_micros: int | msgspec.UnsetType = msgspec.UNSET
+    origin: str | msgspec.UnsetType = msgspec.UNSET
+    sequence: int | msgspec.UnsetType = msgspec.UNSET
+    payload: msgspec.Raw | bytes | msgspec.UnsetType = msgspec.UNSET
+    is_delta: bool | msgspec.UnsetType = msgspec.UNSET
+    unset_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    previous: RecordLine | msgspec.UnsetType = msgspec.UNSET
+    bookmark: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name != "previous")
+
+
+class MessageWriter(Protocol):
+    """Writes messages as they come."""
+
+    def write(self, change: Change) -> None:
+        """Writes one."""
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+
+
+def message_writer(output: Output, forms: TopicForms, *, several_topics: bool, colour: bool) -> MessageWriter:
+    """The writer of the chosen format. `several_topics`, `colour`: for a table."""
+    if output.format is Format.TABLE:
+        return _Lines(output, forms, several_topics=several_topics, colour=colour)
+    if output.format is Format.CSV:
+        return _Csv(output, forms)
+    return _Json(output, forms, as_list=output.format is Format.JSON)
+
+
+class _Json:
+    """NDJSON; or one array, which is whole however the command ends."""
+
+    def __init__(self, output: Output, forms: TopicForms, *, as_list: bool) -> None:
+        self._output = output
+        self._forms = forms
+        self._as_list = as_list
+        self._written = False
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, change: Change) -> None:
+        line = self._encoder.encode(_message_line(change, self._forms))
+        if self._as_list:
+            self._output.write((b",\n" if self._written else b"[\n") + line)
+        else:
+            self._output.write(line + b"\n")
+        self._written = True
+
+    def finish(self) -> None:
+        if self._as_list:
+            self._output.write(b"\n]\n" if self._written else b"[]\n")
+
+
+class _Csv:
+    def __init__(self, output: Output, forms: TopicForms) -> None:
+        self._output = output
+        self._forms = forms
+        output.write(csv_rows([_COLUMNS]))
+
+    def write(self, change: Change) -> None:
+        line = _message_line(change, self._forms)
+        shown = {name: getattr(line, name) for name in _COLUMNS}
+        if isinstance(line.previous, RecordLine):
+            shown |= {name: getattr(line.previous, name) for name in RecordLine.__struct_fields__}
+        self._output.write(csv_rows([[_csv_value(value) for value in shown.values()]]))
+
+    def finish(self) -> None:
+        pass
+
+
+class _Lines:
+    """For people (M3): when it came, what happened, to what."""
+
+    def __init__(
+        self,
+        output: Output,
+        forms: TopicForms,
+        *,
+        several_topics: bool,
+        colour: bool,
+        now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
+    ) -> None:
+        self._output = output
+        self._forms = forms
+        self._several_topics = several_topics
+        self._colour = colour
+        self._now_micros = now_micros
+        self._topic_width = self._key_width = 3
+
+    def write(self, change: Change) -> None:
+        now = display.instant(self._now_micros())[11:]
+        if change.op in MARKS:
+            remark = "" if change.op == "snapshot_end" else "forget the records above; a new snapshot follows"
+            line = f"{now}  {change.op.replace('_', ' ')}  {remark}".rstrip()
+            self._print(fit(line, terminal_width()).rstrip(), dim=True)
+            return
+        cells = [now, f"{change.op:6}", f"{_reason(change):7}"]
+        if self._several_topics:
+            topic = display.safe(change.topic)
+            self._topic_width = max(self._topic_width, min(len(topic), KEY_WIDTH_MAX))
+            cells.append(fit(topic, self._topic_width))
+        key = display.safe(change.key)
+        self._key_width = max(self._key_width, min(len(key), KEY_WIDTH_MAX))
+        cells.append(fit(key, self._key_width))
+        left = terminal_width() - sum(len(cell) + 2 for cell in cells)
+        cells.append(fit(self._payload(change), max(_PAYLOAD_WIDTH_MIN, left)).rstrip())
+        self._print("  ".join(cells), colour=_COLOURS.get(change.op))
+
+    def finish(self) -> None:
+        pass
+
+    def _payload(self, change: Change) -> str:
+        about = change.record or change.previous
+        assert about is not None, "a message that is no mark is about a record"
+        payload = shown_payload(about.payload, self._forms.of_message(change.topic))
+        unset = " ".join(change.unset_paths)
+        return f"unset {display.safe(unset)}  {payload}" if unset else payload
+
+    def _print(self, line: str, *, colour: str | None = None, dim: bool = False) -> None:
+        styled = click.style(line, fg=colour, dim=dim or None) if self._colour else line
+        self._output.write(styled.encode() + b"\n")
+
+
+def _reason(change: Change) -> str:
+    return change.reason or ("delta" if change.is_delta else "")
+
+
+def _message_line(change: Change, forms: TopicForms) -> _MessageLine:
+    line = _MessageLine(change.op, change.reason or msgspec.UNSET, change.topic or msgspec.UNSET)
+    about = change.record or change.previous
+    if about is not None:
+        form = forms.of_message(change.topic)
+        line.key = about.key
+        line.sequence = about.sequence
+        if change.record is not None:
+            _fill(line, change.record, form)
+        if change.previous is not None:
+            line.previous = _record_line(change.previous, form)
+    if change.is_delta:
+        line.is_delta = True
+    if change.unset_paths:
+        line.unset_paths = change.unset_paths
+    if change.bookmark is not None:
+        line.bookmark = change.bookmark
+    return line
+
+
+def _fill(line: _MessageLine, record: Record, form: RecordForm) -> None:
+    expire = record.expire_time_micros
+    line.version = record.version
+    line.publish_time_micros = record.publish_time_micros
+    line.expire_time_micros = msgspec.UNSET if expire is None else expire
+    line.origin = record.origin
+    line.payload = _payload(record, form)
+
+
+def _record_line(record: Record, form: RecordForm) -> RecordLine:
+    expire = record.expire_time_micros
+    return RecordLine(
+        topic=form.topic,
+        key=record.key,
+        version=record.version,
+        publish_time_micros=record.publish_time_micros,
+        expire_time_micros=msgspec.UNSET if expire is None else expire,
+        origin=record.origin,
+        sequence=record.sequence,
+        payload=_payload(record, form),
+    )
+
+
+def _payload(record: Record, form: RecordForm) -> msgspec.Raw | bytes:
+    return msgspec.Raw(one_line(record.payload)) if form.payload_is_json else record.payload
+
+
+def _csv_value(value: object) -> str | int | None:
+    match value:
+        case msgspec.UnsetType():
+            return None
+        case bool():
+            return "true" if value else "false"
+        case str() | int():
+            return value
+        case msgspec.Raw():
+            return bytes(value).decode("utf-8", "backslashreplace")
+        case bytes():
+            return msgspec.json.encode(value)[1:-1].decode()  # base64
+        case tuple():
+            return " ".join(value)
+        case _:
+            raise AssertionError(f"a message has no {type(value).__name__}")

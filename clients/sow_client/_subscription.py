@@ -1,0 +1,645 @@
+"""Following topics: every change once and in order, however often the connection breaks (rules S1 to S7).
+
+`SubscriptionCore` is the whole of it without I/O, threads or clock; `Subscription` and `AsyncSubscription` only carry
+frames to it and make the calls that it asks for.
+
+                      feed                    take
+    frame of a call ────────▶ its changes  ────────▶  handed out: the position moves
+                                  ▲
+       call again, from there ────┘ the call broke: `ended` says when to call again, `request` where to go on
+
+F1  A change is handed out once. A call that is made again goes on after the position reached; where that lies inside an
+    atomic request, which the server sends whole again, what had been handed out of it is dropped.
+F2  The position never passes a change that was not handed out: a frame's own bookmark counts once all of the frame has
+    been taken, and Progress once everything before it has.
+F3  A snapshot that cannot be gone on with is made anew: one "resync" says to forget what was handed out so far, and
+    none where nothing was. A subscription without a snapshot has nothing to begin anew: it raises ResyncRequired.
+F4  At most two frames are held: the one that is handed out and, blocking, the one after it. The rest waits in gRPC's
+    flow control, and in the server.
+F5  A subscription that was closed, or has raised why it ended, has no further changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from sow.v1 import sow_pb2
+from sow_client import _core
+from sow_client._records import Change, ChangeOp, ChangeReason, Record, RecordBatch, invalid
+from sow_client.errors import Cancelled, SowError
+
+RETRY_SECONDS: Final = 300.0
+"""A subscription tries so long to get its connection back: enough for the restart of a server with much data, and not
+so long that nobody is told of a server that is gone."""
+RECONNECT_SECONDS: Final = 0.5
+"""How long an AsyncSubscription waits for a connection in one attempt to go on: closing it may take that long."""
+
+PASSING_REASONS: Final = _core.CUT_REASONS | {"STOPPING", "OVERLOADED"}
+"""The call is made again, from where it was."""
+RESYNC_REASONS: Final = frozenset({"RESYNC_REQUIRED", "BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE"})
+"""There is no way on from where it was; a new snapshot is (F3)."""
+
+_OPS: Final[Mapping[int, ChangeOp]] = {
+    sow_pb2.CHANGE_OP_PUT: "put",
+    sow_pb2.CHANGE_OP_OOF: "oof",
+    sow_pb2.CHANGE_OP_DELETE: "delete",
+    sow_pb2.CHANGE_OP_EXPIRE: "expire",
+}
+_REASONS: Final[Mapping[int, ChangeReason | None]] = {
+    sow_pb2.CHANGE_REASON_UNSPECIFIED: None,
+    sow_pb2.CHANGE_REASON_TOUCHED: "touched",
+    sow_pb2.CHANGE_REASON_DELETED: "deleted",
+    sow_pb2.CHANGE_REASON_EXPIRED: "expired",
+    sow_pb2.CHANGE_REASON_MATCH: "match",
+}
+_REMOVED: Final = frozenset({("oof", "deleted"), ("oof", "expired"), ("delete", None), ("expire", None)})
+"""Messages whose record is the one that was removed."""
+
+_Column = TypeVar("_Column")
+
+
+class SubscriptionCore:
+    """Owns the position, the frame at hand, and the decision to call again. Not thread-safe."""
+
+    def __init__(self, request: sow_pb2.SubscribeRequest, *, retry_for: float, connect_timeout: float) -> None:
+        """`retry_for`: seconds to try to get a broken connection back; `connect_timeout`: to get the first one."""
+        if retry_for < 0:
+            raise invalid("retry_for", f"{retry_for} is negative")
+        self.stood = False
+        """The server has once confirmed it."""
+        self._request = request
+        self._retry_for = retry_for
+        self._connect_timeout = connect_timeout
+        self._backoff = _core.Backoff()
+        self._standing = False  # the present call is confirmed
+        self._snapshot = request.sow  # a snapshot is wanted, or not complete
+        self._shown = False  # something was handed out that a resync would have to take back
+        self._position = request.bookmark  # everything up to here was handed out; empty: nowhere
+        self._prefix = _prefix(request.bookmark)  # the epoch and its dot, of which bookmarks of single changes are made
+        self._sequence = 0  # of the last change at hand
+        self._repeated = 0  # changes up to this sequence are repeated (F1); 0: none
+        self._changes: Sequence[Change] = ()  # the frame at hand
+        self._taken = 0  # how many of them were handed out
+        self._after = ""  # the position once all of them are; empty: as before
+
+    # ---- changes ----
+
+    def take(self) -> Change | None:
+        """The next change of the frame at hand; None: another frame is needed."""
+        taken = self._taken
+        if taken == len(self._changes):
+            return None
+        change = self._changes[taken]
+        self._taken = taken + 1
+        return change
+
+    @property
+    def bookmark(self) -> str | None:
+        """The position after the last change that was handed out; None while there is no place to go on from."""
+        taken = self._taken
+        if taken == len(self._changes):
+            return self._after or self._position or None
+        return (self._changes[taken - 1].bookmark if taken else None) or self._position or None
+
+    # ---- frames ----
+    # What a frame changes is assigned last, and in one go, so that Ctrl-C leaves it fed or not fed: an interrupt comes
+    # with a call or a loop, never between two assignments.
+
+    def feed(self, response: sow_pb2.SubscribeResponse) -> None:
+        """Takes the next frame of the present call, all changes before it having been taken."""
+        self._settle()
+        kind = response.WhichOneof("frame")
+        if kind == "changes" and self._standing and not self._snapshot:
+            self._feed_changes(response.changes)
+        elif kind == "progress" and not self._snapshot:
+            self._feed_progress(response.progress.bookmark)
+        elif kind == "snapshot_begin" and self._snapshot and not self._standing:
+            self._begin_snapshot(response.snapshot_begin.bookmark)
+        elif kind == "snapshot" and self._snapshot and self._standing:
+            self._feed_snapshot(response.snapshot)
+        elif kind == "snapshot_end" and self._snapshot and self._standing:
+            self._end_snapshot(response.snapshot_end.bookmark)
+        elif kind is not None:  # None: a kind of frame that a newer server sends
+            raise _core.malformed(f"{kind} out of its place")
+
+    def _settle(self) -> None:
+        """All of the frame at hand was handed out: its end is the position (F2)."""
+        assert self._taken == len(self._changes), "a frame is asked for when the one before has been handed out"
+        if self._after:
+            self._position, self._after = self._after, ""
+        self._changes, self._taken = (), 0
+
+    def _stand(self) -> None:
+        if not self.stood:
+            self._backoff.reset()
+        self._standing = self.stood = True
+
+    def _feed_progress(self, bookmark: str) -> None:
+        if self._standing:  # it has stood a while; the first one may come from a call that breaks right after it
+            self._backoff.reset()
+        self._stand()
+        prefix = _prefix(bookmark)
+        self._after, self._prefix = bookmark, prefix
+
+    def _begin_snapshot(self, bookmark: str) -> None:
+        self._stand()
+        prefix = _prefix(bookmark)
+        resync = (Change("resync", topic=self._request.topic),) if self._shown else ()
+        self._position, self._prefix = "", prefix
+        self._sequence = self._repeated = 0
+        self._shown = False
+        self._changes = resync
+
+    def _feed_snapshot(self, snapshot: sow_pb2.SnapshotBatch) -> None:
+        topic = snapshot.topic
+        rows = RecordBatch(topic, snapshot.records)
+        changes = [Change("sow", None, record, None, None, topic) for record in rows]
+        self._shown = self._shown or changes != []
+        self._changes = changes
+
+    def _end_snapshot(self, bookmark: str) -> None:
+        self._backoff.reset()
+        end = Change("snapshot_end", bookmark=bookmark, topic=self._request.topic)
+        self._shown = True
+        self._changes = (end,)
+        self._after = bookmark
+        self._snapshot = False
+
+    def _feed_changes(self, batch: sow_pb2.ChangeBatch) -> None:
+        if not batch.more and not batch.bookmark:
+            raise _core.malformed("changes without a bookmark")
+        changes = self._changes_of(batch)
+        sequences = batch.records.sequence
+        if self._repeated:
+            fresh = [index for index, sequence in enumerate(sequences) if sequence > self._repeated]
+            changes = [changes[index] for index in fresh]
+        if changes:
+            self._backoff.reset()
+        more, after, sequence = batch.more, batch.bookmark, sequences[-1] if changes else self._sequence
+        self._sequence = sequence
+        self._shown = self._shown or changes != []
+        self._changes = changes
+        if not more:
+            self._after = after
+            self._repeated = 0
+
+    def _changes_of(self, batch: sow_pb2.ChangeBatch) -> list[Change]:
+        topic = batch.topic
+        records = RecordBatch(topic, batch.records)
+        count = len(records)
+        ops = _column(batch.op, count, 0)
+        reasons = _column(batch.reason, count, 0, optional=True)
+        marks: list[str | None]
+        if batch.atomic or batch.more:
+            marks = [None] * count
+            if count and not batch.more:
+                marks[-1] = batch.bookmark
+        else:
+            prefix = self._prefix
+            marks = [f"{prefix}{sequence}" for sequence in batch.records.sequence]
+        if not any(reasons) and not batch.is_delta and not batch.unset_paths and set(ops) <= {sow_pb2.CHANGE_OP_PUT}:
+            # What nearly all frames are: half the time of the way that is right for every frame.
+            return [Change("put", None, record, None, mark, topic) for record, mark in zip(records, marks, strict=True)]
+        deltas = _column(batch.is_delta, count, False, optional=True)
+        unset = [tuple(one.paths) for one in batch.unset_paths] or [()] * count
+        if len(unset) != count:
+            raise _unequal()
+        try:
+            return [
+                _change(_OPS[op], _REASONS[reason], record, mark, topic, is_delta, gone)
+                for op, reason, record, mark, is_delta, gone in zip(
+                    ops, reasons, records, marks, deltas, unset, strict=True
+                )
+            ]
+        except KeyError as error:
+            raise _core.malformed(f"a change of the unknown kind {error}") from error
+
+    # ---- calls ----
+
+    def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
+        """What to ask for in the next call: everything after the position. `now` as for `ended`."""
+        self._settle()
+        if not self.stood:
+            self._backoff.begin(now)  # the wait for a first connection counts
+        self._standing = False
+        request = sow_pb2.SubscribeRequest()
+        request.CopyFrom(self._request)
+        if not self._snapshot and self._position:
+            request.sow = False
+            request.bookmark = self._position
+            self._repeated = self._sequence
+        return request
+
+    def ended(self, error: SowError, *, now: float, jitter: float) -> float:
+        """Seconds to wait before the next call, as the present one ended with `error`; raises when there is to be none.
+
+        `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1).
+        """
+        if error.reason in RESYNC_REASONS and self._request.sow:
+            self._snapshot = True
+        elif error.reason not in PASSING_REASONS:
+            raise self._failure(error)
+        limit = self._retry_for if self.stood else min(self._connect_timeout, self._retry_for)
+        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
+        if delay is None:
+            raise self._failure(error)
+        return delay
+
+    def _failure(self, error: SowError) -> SowError:
+        """The error as the user gets it: with the position reached."""
+        bookmark = self.bookmark
+        if bookmark is None:
+            return error
+        failure = _core.error_like(error, error.message, bookmark=bookmark)
+        failure.__cause__ = error.__cause__
+        return failure
+
+
+def _prefix(bookmark: str) -> str:
+    """The epoch of a bookmark with the dot after it."""
+    return bookmark.rstrip("0123456789")
+
+
+def _change(
+    op: ChangeOp,
+    reason: ChangeReason | None,
+    record: Record,
+    bookmark: str | None,
+    topic: str,
+    is_delta: bool,
+    unset_paths: tuple[str, ...],
+) -> Change:
+    if (op, reason) in _REMOVED:
+        return Change(op, reason, None, record, bookmark, topic)
+    return Change(op, reason, record, None, bookmark, topic, is_delta, unset_paths)
+
+
+def _column(values: Sequence[_Column], count: int, absent: _Column, *, optional: bool = False) -> Sequence[_Column]:
+    """A column of a frame, checked; one that may be absent is filled with what its absence means."""
+    if optional and not values:
+        return [absent] * count
+    if len(values) != count:
+        raise _unequal()
+    return values
+
+
+def _unequal() -> SowError:
+    return _core.malformed("columns of unequal length")
+
+
+_FRAMES: Final = "the subscription"
+
+
+def _broken(error: grpc.RpcError) -> SowError:
+    translated = _core.stream_error(error, _FRAMES)
+    # Without its traceback: gRPC's errors are their own calls, and so refer to the frames that refer to them. Such a
+    # cycle would hold the subscription, too, beyond those who let go of it.
+    translated.__cause__ = error.with_traceback(None)
+    return translated
+
+
+def _closed() -> SowError:
+    return Cancelled("the subscription is closed", reason="CLOSED")
+
+
+class SubscribeCall(Protocol):
+    """A call that is under way."""
+
+    def __next__(self) -> sow_pb2.SubscribeResponse: ...
+
+    def cancel(self) -> object: ...
+
+
+class OpenSubscription(Protocol):
+    """What a blocking subscription needs of a client: the stub's Subscribe, made once there is a connection."""
+
+    def __call__(self, request: sow_pb2.SubscribeRequest, /) -> SubscribeCall: ...
+
+
+class _Reader:
+    """One call, made and read by a thread of its own, one frame ahead of who takes them.
+
+    Why a thread: gRPC's blocking calls are not safe against Ctrl-C. A KeyboardInterrupt between two of their lines can
+    leave a lock of the whole channel taken, and who waits for changes is in those lines nearly all the time. Here it
+    waits in C, in a queue, where an interrupt is felt at once and breaks nothing.
+    """
+
+    def __init__(self, open_call: OpenSubscription, request: sow_pb2.SubscribeRequest, delay: float) -> None:
+        """The call is made after `delay` seconds."""
+        self._open_call = open_call
+        self._request = request
+        self._delay = delay
+        self._outcomes: SimpleQueue[sow_pb2.SubscribeResponse | SowError] = SimpleQueue()
+        self._demand: SimpleQueue[bool] = SimpleQueue()  # True: another frame is wanted; False: no more
+        self._lock = threading.Lock()  # of the two that follow
+        self._cancelled = False
+        self._call: SubscribeCall | None = None
+        threading.Thread(target=self._run, name="sow-subscription", daemon=True).start()
+
+    def take(self) -> sow_pb2.SubscribeResponse | SowError:
+        """Waits for the next frame, or for why there is none."""
+        outcome = self._outcomes.get()
+        self._demand.put(True)
+        return outcome
+
+    def cancel(self) -> None:
+        """Ends the call; who waits for a frame is told so."""
+        with self._lock:
+            self._cancelled = True
+            call = self._call
+        self._outcomes.put(_closed())
+        self._demand.put(False)
+        if call is not None:
+            call.cancel()
+
+    def _run(self) -> None:
+        outcome: SowError
+        try:
+            if self._rest(self._delay):
+                return
+            call = self._open_call(self._request)
+            with self._lock:
+                self._call = call
+                cancelled = self._cancelled
+            if cancelled:
+                call.cancel()  # `cancel` came while it was being made, and found none
+            while True:
+                self._outcomes.put(next(call))
+                if not self._demand.get():
+                    return
+        except StopIteration:
+            outcome = _core.cut(_FRAMES)
+        except grpc.RpcError as broken:
+            outcome = _broken(broken)
+        except SowError as refused:
+            outcome = refused
+        except Exception as unexpected:  # noqa: BLE001 - who waits for a frame must hear of it
+            outcome = _core.error_of_status(unexpected)
+            outcome.__cause__ = unexpected
+        self._outcomes.put(outcome)
+
+    def _rest(self, seconds: float) -> bool:
+        """Waits; True when it was cancelled meanwhile."""
+        try:
+            return seconds > 0 and not self._demand.get(timeout=seconds)
+        except Empty:
+            return False
+
+
+class Subscription:
+    """The changes of a topic as they come (rules S1 to S7): an iterator without an end, used by one thread.
+
+    Made by `Client.subscribe` and `Client.sow_and_subscribe`. It makes its call again when the connection breaks or the
+    server restarts, and goes on where it was: each change comes once, none is missing. Leaving a `with` block, `close`
+    (from any thread), or letting go of it ends the call, and with it the server's work; the iteration then ends.
+    """
+
+    # Nothing that it owns refers back to it, so that letting go of it ends the call.
+
+    def __init__(self, core: SubscriptionCore, open_call: OpenSubscription) -> None:
+        self._core = core
+        self._open_call = open_call
+        self._lock = threading.Lock()  # of the two that follow
+        self._closed = False
+        self._reader: _Reader | None = None
+
+    def open(self) -> None:
+        """Returns once the subscription stands: of what changes from now on, nothing is missed. `subscribe` and
+        `sow_and_subscribe` have called it."""
+        while not self._core.stood:
+            if not self._advance():
+                raise _closed()
+
+    @property
+    def bookmark(self) -> str | None:
+        """Where another subscription may start to go on after the last change handed out, or after the quiet time since
+        then; None while there is no such place: before the first frame and inside a snapshot."""
+        return self._core.bookmark
+
+    def close(self) -> None:
+        """Ends the call; a thread that waits for the next change is told that there is none."""
+        with self._lock:
+            self._closed = True
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        take = self._core.take
+        while not self._closed:
+            change = take()
+            if change is not None:
+                return change
+            if not self._advance():
+                break
+        raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _advance(self) -> bool:
+        """Takes in the next frame, or begins the next call; False when it was closed."""
+        reader = self._reader or self._begin(0.0)
+        if reader is None:
+            return False
+        try:
+            outcome = reader.take()
+            if not isinstance(outcome, SowError):
+                self._core.feed(outcome)
+                return True
+        except SowError as malformed:
+            outcome = malformed
+        except BaseException:
+            # Ctrl-C, most likely. Was a frame taken, and fed? Who goes on in spite of it must not miss one.
+            self._drop(reader)
+            raise
+        self._drop(reader)
+        if self._closed:
+            return False
+        try:
+            delay = self._core.ended(outcome, now=time.monotonic(), jitter=random.random())
+        except SowError:
+            self.close()
+            raise
+        return self._begin(delay) is not None
+
+    def _begin(self, delay: float) -> _Reader | None:
+        """Begins the next call; None when it was closed."""
+        request = self._core.request(now=time.monotonic() + delay)
+        with self._lock:
+            if not self._closed:
+                self._reader = _Reader(self._open_call, request, delay)
+            return self._reader
+
+    def _drop(self, reader: _Reader) -> None:
+        with self._lock:
+            if self._reader is reader:
+                self._reader = None
+        reader.cancel()
+
+
+class AioSubscribeCall(Protocol):
+    """A call that is under way."""
+
+    async def read(self) -> object: ...
+
+    def cancel(self) -> object: ...
+
+
+class OpenAioSubscription(Protocol):
+    """What an asynchronous subscription needs of a client; see `OpenSubscription`.
+
+    `connect_seconds` bounds the wait for a connection; None: the client's own bound.
+    """
+
+    def __call__(
+        self, request: sow_pb2.SubscribeRequest, /, *, connect_seconds: float | None = None
+    ) -> Awaitable[AioSubscribeCall]: ...
+
+
+class AsyncSubscription:
+    """`Subscription` for asyncio: the same with `async for`, used by one task.
+
+    It stands once an `async with` block is entered, `open` has returned, or the first change was asked for.
+    """
+
+    def __init__(self, core: SubscriptionCore, open_call: OpenAioSubscription) -> None:
+        self._core = core
+        self._open_call = open_call
+        self._closed = asyncio.Event()
+        self._call: AioSubscribeCall | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the call
+
+    async def open(self) -> None:
+        """Returns once the subscription stands: of what changes from now on, nothing is missed."""
+        while not self._core.stood:
+            if not await self._advance():
+                raise _closed()
+
+    @property
+    def bookmark(self) -> str | None:
+        """Where another subscription may start to go on after the last change handed out, or after the quiet time since
+        then; None while there is no such place: before the first frame and inside a snapshot."""
+        return self._core.bookmark
+
+    async def close(self) -> None:
+        """Ends the call; a task that waits for the next change is told that there is none."""
+        self._closed.set()
+        self._drop_call()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        take = self._core.take
+        while not self._closed.is_set():
+            change = take()
+            if change is not None:
+                return change
+            if not await self._advance():
+                break
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            self._drop_call()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        # The collector may run in any thread, and after the loop has ended, and the call with it.
+        if self._call is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._call.cancel)
+
+    async def _advance(self) -> bool:
+        """Takes in the next frame, or prepares for the next call; False when it was closed."""
+        error = await self._read()
+        if error is None:
+            return True
+        try:
+            self._drop_call()
+            if self._closed.is_set():
+                return False
+            delay = self._core.ended(error, now=time.monotonic(), jitter=random.random())
+        except SowError:
+            self._closed.set()
+            raise
+        finally:
+            del error  # as in `Subscription`
+        return await self._rest(delay)
+
+    async def _read(self) -> SowError | None:
+        """Takes in the next frame of the present call, or of a new one; returns why it ended instead."""
+        try:
+            frame = await (await self._present_call()).read()
+            if not isinstance(frame, sow_pb2.SubscribeResponse):
+                return _core.cut(_FRAMES)
+            self._core.feed(frame)
+            return None
+        except grpc.RpcError as broken:
+            return _broken(broken)
+        except SowError as refused:
+            return refused
+        except asyncio.CancelledError:
+            # aio raises this both when the call was cancelled (a cut) and when this task is: only one is meant to end.
+            self._drop_call()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return _core.cut(_FRAMES)
+        except BaseException:
+            self._drop_call()
+            raise
+
+    async def _present_call(self) -> AioSubscribeCall:
+        call = self._call
+        if call is None:
+            core = self._core
+            connect_seconds = RECONNECT_SECONDS if core.stood else None
+            call = await self._open_call(core.request(now=time.monotonic()), connect_seconds=connect_seconds)
+            self._call, self._loop = call, asyncio.get_running_loop()
+            if self._closed.is_set():
+                call.cancel()  # `close` came while it was being made, and found none to cancel
+        return call
+
+    async def _rest(self, seconds: float) -> bool:
+        """Waits; False when it was closed meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()

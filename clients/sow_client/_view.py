@@ -1,0 +1,189 @@
+"""What a subscriber knows: the records in focus, kept up to date by the messages of a subscription.
+
+V1  After every message the view holds what a query would have found at that message's bookmark: given that the
+    subscription began with a snapshot and tells when records go out of focus (`oof=True`).
+V2  A delta is merged as the server would (rules P2, S3): unset fields go first, then objects are merged field by field
+    and everything else is replaced; null is a value.
+V3  A record that is kept does not keep the frame that it came in: memory is in proportion to the records in focus.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from sow.v1 import types_pb2
+from sow_client._records import NEVER_MICROS, Change, Record, RecordBatch, invalid
+
+_Fields: TypeAlias = dict[str, msgspec.Raw]
+
+
+class View(Mapping[str, Record]):
+    """Records by key, as the messages of one subscription to one topic tell; see `apply`.
+
+        view = View()
+        with client.sow_and_subscribe("orders", "/price > 9", oof=True) as changes:
+            for change in changes:
+                view.apply(change)
+
+    Deltas are merged for every message type; fix and nvfix topics with another separator than SOH need it told.
+    """
+
+    def __init__(self, *, fix_separator: str = "\x01") -> None:
+        self.complete = False
+        """True: the snapshot is in; False before that, and again after a "resync"."""
+        self._records: dict[str, Record] = {}
+        self._separator = fix_separator.encode()
+
+    def apply(self, change: Change) -> None:
+        """Takes in the next message."""
+        record = change.record
+        if change.op == "sow":
+            assert record is not None, "a row of a snapshot has its record"
+            # A snapshot's frames are full of records that stay, so that nothing is gained by copying them (V3).
+            self._records[record.key] = record
+        elif change.op == "put":
+            assert record is not None, "a put has its record"
+            base = self._records.get(record.key) if change.is_delta else None
+            payload = record.payload
+            if base is not None:
+                payload = merged(base.payload, payload, change.unset_paths, separator=self._separator)
+            self._records[record.key] = _alone(record, payload)
+        elif change.op == "snapshot_end":
+            self.complete = True
+        elif change.op == "resync":
+            self.complete = False
+            self._records.clear()
+        else:
+            self._records.pop(change.key, None)
+
+    def __getitem__(self, key: str) -> Record:
+        return self._records[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        return f"View({len(self._records)} records{'' if self.complete else ', not complete'})"
+
+
+def _alone(record: Record, payload: bytes) -> Record:
+    """The record with this payload, in a batch of its own (V3)."""
+    expire = record.expire_time_micros
+    columns = types_pb2.RecordColumns(
+        key=[record.key],
+        payload=[payload],
+        version=[record.version],
+        publish_time_micros=[record.publish_time_micros],
+        expire_time_micros=[NEVER_MICROS if expire is None else expire],
+        sequence=[record.sequence],
+        origins=[record.origin],
+    )
+    return next(iter(RecordBatch(record.topic, columns)))
+
+
+def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, separator: bytes = b"\x01") -> bytes:
+    """`base` without the fields that are unset, with `delta` merged into it (V2)."""
+    documents = _documents(delta)
+    if documents is None:
+        return _merged_fields(base, delta, {_steps(path)[0] for path in unset_paths}, separator)
+    fields = documents.fields(base)
+    for path in unset_paths:
+        documents.unset(fields, _steps(path))
+    documents.merge(fields, documents.fields(delta))
+    return documents.encode(fields)
+
+
+class _Documents:
+    """Documents of one encoding, level by level, with values as the bytes that they are: no number changes its form."""
+
+    def __init__(
+        self, fields: Callable[[bytes], _Fields], encode: Callable[[object], bytes], opening: frozenset[int]
+    ) -> None:
+        self.fields = fields
+        self.encode = encode
+        self._opening = opening
+
+    def begins(self, payload: bytes) -> bool:
+        """Whether the payload can be a document of this encoding."""
+        return payload[:1] != b"" and payload[0] in self._opening
+
+    def unset(self, fields: _Fields, path: Sequence[str]) -> None:
+        """Removes a field; one that is not there is no fault."""
+        name, below = path[0], path[1:]
+        if not below:
+            fields.pop(name, None)
+        elif (inner := self._object(fields.get(name))) is not None:
+            self.unset(inner, below)
+            fields[name] = msgspec.Raw(self.encode(inner))
+
+    def merge(self, fields: _Fields, delta: _Fields) -> None:
+        """Merges `delta` into `fields`."""
+        for name, value in delta.items():
+            inner, before = self._object(value), self._object(fields.get(name))
+            if inner is None or before is None:
+                fields[name] = value
+            else:
+                self.merge(before, inner)
+                fields[name] = msgspec.Raw(self.encode(before))
+
+    def _object(self, value: msgspec.Raw | None) -> _Fields | None:
+        if value is None or not self.begins(content := bytes(value)):
+            return None
+        try:
+            return self.fields(content)
+        except msgspec.MsgspecError:  # a MessagePack map with other keys than texts: a value as a whole
+            return None
+
+
+_JSON: Final = _Documents(msgspec.json.Decoder(_Fields).decode, msgspec.json.encode, frozenset(b"{ \t\r\n"))
+_MSGPACK: Final = _Documents(
+    msgspec.msgpack.Decoder(_Fields).decode, msgspec.msgpack.encode, frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+)
+
+
+def _documents(payload: bytes) -> _Documents | None:
+    """The encoding of a payload, which tells itself by its first byte; None for fix and nvfix."""
+    return next((documents for documents in (_JSON, _MSGPACK) if documents.begins(payload)), None)
+
+
+def _merged_fields(base: bytes, delta: bytes, unset: set[str], separator: bytes) -> bytes:
+    """fix and nvfix: each field of `delta` in the place of the base's first of that name, or after them all."""
+    given = {part.split(b"=", 1)[0]: part for part in reversed(delta.split(separator)) if part}
+    gone = {name.encode() for name in unset}
+    kept: list[bytes] = []
+    for part in base.split(separator):
+        name = part.split(b"=", 1)[0]
+        if part and name not in gone:
+            kept.append(given.pop(name, part))
+    kept += reversed(given.values())
+    return b"".join([part + separator for part in kept])
+
+
+_BRACKETED: Final = re.compile(r"\[((?:[^\]\\]|\\.)*)\](?=/|\Z)", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\([\]\\/])")
+
+
+def _steps(path: str) -> list[str]:
+    """The names of a path such as `/a/b`; a name with other characters is `/[odd name]`, with `]` and `\\` escaped."""
+    names: list[str] = []
+    at = 0
+    while at < len(path):
+        if path[at] != "/":
+            raise invalid("unset_paths", f"{path!r} is not a path")
+        if (bracketed := _BRACKETED.match(path, at + 1)) is not None:
+            names.append(_ESCAPED.sub(r"\1", bracketed[1]))
+            at = bracketed.end()
+        else:
+            end = path.find("/", at + 1)
+            names.append(path[at + 1 : end if end >= 0 else len(path)])
+            at = end if end >= 0 else len(path)
+    if not names:
+        raise invalid("unset_paths", f"{path!r} is not a path")
+    return names

@@ -1,0 +1,459 @@
+"""`sow subscribe` against a fake client: what it asks, what it prints in each format, the live table, how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.cells import cell_len
+
+from sow_cli.command import sow
+from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable
+from sow_cli.messages import TopicForms
+from sow_client import Change, Client
+from tests.support.fake_client import NOW_MICROS, FakeClient
+from tests.unit.test_cli_terminal import SECONDS_MAX, Terminal, plain, start
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    client = FakeClient()
+    client.add("orders", records=[{"id": 1}, {"id": 2}])
+    client.coming = changes(client)
+    return client
+
+
+def changes(client: FakeClient) -> list[Change]:
+    """One message of each kind."""
+    new = client.record("orders", "3", b'{"id": 3,\n"x": 1.50}', expire_time_micros=NOW_MICROS + 1_000_000)
+    delta = client.record("orders", "1", b'{"id":1,"y":2}')
+    touched = client.record("orders", "1", b'{"id":1}')
+    gone = client.record("orders", "2", b'{"id":2}')
+    unmatched = client.record("orders", "1", b'{"id":1,"y":9}')
+    return [
+        Change("put", record=new, bookmark="epoch.3", topic="orders"),
+        Change("put", record=delta, topic="orders", is_delta=True, unset_paths=("/a/b", "/c")),
+        Change("put", "touched", touched, None, "epoch.5", "orders"),
+        Change("oof", "deleted", None, gone, "epoch.6", "orders"),
+        Change("oof", "match", unmatched, None, "epoch.7", "orders"),
+    ]
+
+
+def run(client: FakeClient, *arguments: str) -> Result:
+    return CliRunner().invoke(sow, ["subscribe", *arguments], obj=lambda _session: client)
+
+
+def rows(result: Result) -> list[dict[str, object]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# ---- what it asks ----
+
+
+def test_options_reach_the_subscription(client: FakeClient) -> None:
+    run(client, "orders", "/id > 1", "--oof", "--from", "epoch.1", "--conflation", "500ms", "--count", "1")
+
+    assert client.arguments_of("subscribe") == {
+        "topic": "orders",
+        "filter": "/id > 1",
+        "topic_pattern": None,
+        "oof": True,
+        "delta": False,
+        "changes": False,
+        "start": "epoch.1",
+        "conflation": "500ms",
+    }
+    run(client, "or.*", "--pattern", "--changes", "--from", "2030-01-31T13:00:00+01:00", "--count", "1")
+    asked = client.arguments_of("subscribe")
+    assert (asked["topic"], asked["topic_pattern"], asked["changes"]) == (None, "or.*", True)
+    assert asked["start"] == datetime(2030, 1, 31, 12, tzinfo=UTC)
+    run(client, "orders", "--sow", "--delta", "--count", "1")
+    asked = client.arguments_of("sow_and_subscribe")
+    assert (asked["topic"], asked["delta"], asked["oof"]) == ("orders", True, False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("orders", "--sow", "--from", "earliest"),
+        ("orders", "--changes", "--oof"),
+        ("orders", "--changes", "--delta"),
+        ("orders", "--changes", "--conflation", "1s"),
+        ("orders", "--delta", "--conflation", "1s"),
+        ("orders", "--count", "0"),
+        ("orders", "--for", "10"),
+        ("orders", "--conflation", "often"),
+        ("orders", "--from", "2030-01-31T12:00:00"),
+    ],
+)
+def test_wrong_usage_ends_with_2_before_the_server_is_asked(client: FakeClient, options: tuple[str, ...]) -> None:
+    result = run(client, *options)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert [name for name, _ in client.calls if name != "publish"] == []
+
+
+def test_a_topic_that_is_not_there_ends_with_1(client: FakeClient) -> None:
+    result = run(client, "nothing")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("sow: TOPIC_NOT_FOUND: ")
+
+
+# ---- what it prints ----
+
+
+def test_each_message_is_a_line_of_json(client: FakeClient) -> None:
+    result = run(client, "orders", "--sow", "--oof", "--count", "7")
+
+    assert result.exit_code == 0, result.output
+    told = rows(result)
+    assert [(one["op"], one.get("reason"), one.get("key"), one.get("bookmark")) for one in told] == [
+        ("sow", None, "1", None),
+        ("sow", None, "2", None),
+        ("snapshot_end", None, None, "epoch.7"),
+        ("put", None, "3", "epoch.3"),
+        ("put", None, "1", None),
+        ("put", "touched", "1", "epoch.5"),
+        ("oof", "deleted", "2", "epoch.6"),
+        ("oof", "match", "1", "epoch.7"),
+    ]
+    assert told[2] == {"op": "snapshot_end", "topic": "orders", "bookmark": "epoch.7"}
+    assert told[3] == {
+        "op": "put",
+        "topic": "orders",
+        "key": "3",
+        "version": NOW_MICROS + 3,
+        "publish_time_micros": NOW_MICROS - 5_000_000,
+        "expire_time_micros": NOW_MICROS + 1_000_000,
+        "origin": "fake-1",
+        "sequence": 3,
+        "payload": {"id": 3, "x": 1.5},
+        "bookmark": "epoch.3",
+    }
+    assert '"x":1.50' in result.stdout.splitlines()[3]
+    assert (told[4]["is_delta"], told[4]["unset_paths"]) == (True, ["/a/b", "/c"])
+    assert all("is_delta" not in one and "unset_paths" not in one for one in told if one is not told[4])
+    assert told[6] == {
+        "op": "oof",
+        "reason": "deleted",
+        "topic": "orders",
+        "key": "2",
+        "sequence": 6,
+        "previous": {
+            "topic": "orders",
+            "key": "2",
+            "version": NOW_MICROS + 6,
+            "publish_time_micros": NOW_MICROS - 5_000_000,
+            "origin": "fake-1",
+            "sequence": 6,
+            "payload": {"id": 2},
+        },
+        "bookmark": "epoch.6",
+    }
+    assert told[7]["payload"] == {"id": 1, "y": 9}
+
+
+def test_a_resync_has_a_line_of_its_own(client: FakeClient) -> None:
+    client.coming.insert(0, Change("resync", topic="orders"))
+
+    assert rows(run(client, "orders", "--count", "1"))[0] == {"op": "resync", "topic": "orders"}
+
+
+def test_payloads_that_are_no_json_are_base64(client: FakeClient) -> None:
+    client.add("images", message_type="binary", key=())
+    client.coming = [
+        Change("put", record=client.record("images", "a", b"\x00\xff"), bookmark="e.1", topic="images"),
+        Change("put", record=client.record("orders", "b", b'{"id":1}'), bookmark="e.2", topic="orders"),
+        Change("delete", previous=client.record("gone", "c", b'{"id":1}'), bookmark="e.3", topic="gone"),
+    ]
+
+    told = rows(run(client, ".*", "--pattern", "--count", "3"))
+
+    assert [one.get("payload") for one in told] == ["AP8=", {"id": 1}, None]
+    previous = told[2]["previous"]
+    assert isinstance(previous, dict)
+    assert previous["payload"] == "eyJpZCI6MX0="  # nobody knows any more what its topic was
+
+
+def test_json_is_one_array_also_when_interrupted(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = json.loads(run(client, "orders", "--count", "3", "--format", "json").stdout)
+    nothing = run(client, "orders", "--for", "0s", "--format", "json").stdout
+
+    def interrupted() -> Iterator[Change]:
+        yield client.coming[0]
+        raise KeyboardInterrupt
+
+    class Interrupted:
+        bookmark = None
+
+        def __enter__(self) -> Iterator[Change]:
+            return interrupted()
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __iter__(self) -> Iterator[Change]:
+            return interrupted()
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(client, "subscribe", lambda *_, **__: Interrupted())
+    cut = run(client, "orders", "--format", "json")
+
+    assert [one["key"] for one in whole] == ["3", "1", "1"]
+    assert nothing == "[]\n"
+    assert cut.exit_code == 130
+    assert [one["key"] for one in json.loads(cut.stdout)] == ["3"]
+
+
+def test_csv_shows_a_removed_record_in_its_columns(client: FakeClient) -> None:
+    told = list(csv.DictReader(io.StringIO(run(client, "orders", "--count", "4", "--format", "csv").stdout)))
+
+    assert [(one["op"], one["reason"], one["key"], one["payload"]) for one in told] == [
+        ("put", "", "3", '{"id":3,"x":1.50}'),
+        ("put", "", "1", '{"id":1,"y":2}'),
+        ("put", "touched", "1", '{"id":1}'),
+        ("oof", "deleted", "2", '{"id":2}'),
+    ]
+    assert (told[1]["is_delta"], told[1]["unset_paths"], told[1]["bookmark"]) == ("true", "/a/b /c", "")
+
+
+def test_a_table_has_a_readable_line_for_each_message(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    long = client.record("orders", "4", b'{"id":"' + "ü\u202e".encode() * 100 + b'"}')
+    client.coming.append(Change("put", record=long, topic="orders"))
+
+    result = run(client, "orders", "--sow", "--count", "8", "--format", "table")
+
+    lines = result.stdout.splitlines()
+    assert [re.sub(r" +", " ", line[13:]) for line in lines[:8]] == [
+        ' sow 1 {"id":1}',
+        ' sow 2 {"id":2}',
+        " snapshot end",
+        ' put 3 {"id":3,"x":1.50}',
+        ' put delta 1 unset /a/b /c {"id":1,"y":2}',
+        ' put touched 1 {"id":1}',
+        ' oof deleted 2 {"id":2}',
+        ' oof match 1 {"id":1,"y":9}',
+    ]
+    assert len(lines[8]) == 70
+    assert lines[8].endswith("…")
+    assert "\u202e" not in lines[8]
+    assert result.stderr == "8 messages; bookmark epoch.7\n"
+
+
+# ---- how it ends ----
+
+
+def test_marks_do_not_count(client: FakeClient) -> None:
+    assert [one["op"] for one in rows(run(client, "orders", "--sow", "--count", "3"))] == [
+        "sow",
+        "sow",
+        "snapshot_end",
+        "put",
+    ]
+
+
+def test_it_ends_after_its_time_though_nothing_comes(client: FakeClient) -> None:
+    client.coming = []
+
+    result = run(client, "orders", "--for", "50ms")
+
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def test_a_reader_that_goes_away_ends_it_though_nothing_more_comes() -> None:
+    process = start(
+        "subscribe", "orders", "--sow", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert [json.loads(process.stdout.readline())["op"] for _ in range(4)] == ["sow", "sow", "sow", "snapshot_end"]
+
+    process.stdout.close()
+
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(SECONDS_MAX) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "table")])
+def test_ctrl_c_ends_it_quietly_with_130(options: tuple[str, ...]) -> None:
+    process = start(
+        "subscribe", "orders", "--sow", *options,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        for _ in range(4):
+            assert process.stdout.readline()
+
+        process.send_signal(signal.SIGINT)
+
+        assert process.stderr.read() == b""
+        assert process.stdout.read() == b""
+    assert process.wait(SECONDS_MAX) == 130
+
+
+# ---- the live table ----
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def test_on_a_terminal_a_snapshot_is_a_live_table_that_stays(terminals: list[Terminal]) -> None:
+    terminals.append(Terminal("subscribe", "many", "--sow"))
+    terminals[0].read_until("… and 2,980 more")
+
+    terminals[0].process.send_signal(signal.SIGINT)
+
+    text = terminals[0].read_until(None)
+    assert terminals[0].process.wait(SECONDS_MAX) == 130
+    assert "Traceback" not in text
+    last = plain(text[text.rindex("3,000 records · ") :]).splitlines()
+    assert last[0].startswith("3,000 records · 0 changes · 0.0 changes/s · bookmark epoch.")
+    assert re.split(" +", last[1]) == ["key", "expires", "published", "payload"]
+    assert [line.split()[0] for line in last[2:22]] == sorted(str(number) for number in range(3000))[:20]
+    assert max(len(line) for line in last) == 80
+    assert last[22] == "… and 2,980 more"
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_on_a_terminal_without_a_snapshot_messages_are_lines(terminals: list[Terminal]) -> None:
+    terminals.append(Terminal("subscribe", "orders", "--sow", "--format", "table", "--count", "2"))
+
+    lines = plain(terminals[0].read_until(None)).splitlines()
+
+    assert [re.split(" +", line)[1:3] for line in lines[:2]] == [["sow", "0"], ["sow", "1"]]
+    assert [len(line) for line in lines[:2]] == [80, 80]
+    assert lines[2].startswith("2 messages")
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def live_table(client: FakeClient, clock: Clock, *, several_topics: bool = False) -> LiveTable:
+    asked: Client = client  # type: ignore[assignment]  # the fake stands in for it
+    return LiveTable(TopicForms(asked), several_topics=several_topics, clock=clock, now_micros=lambda: NOW_MICROS)
+
+
+def shown_keys(table: LiveTable, height: int) -> list[str]:
+    lines = table.render(80, height).plain.splitlines()
+    return [line.split()[0] for line in lines[2:] if not line.startswith("…")]
+
+
+def test_the_table_shows_the_view_of_the_messages(client: FakeClient) -> None:
+    clock = Clock()
+    table = live_table(client, clock)
+    for row in client.sow_and_subscribe("orders", None):
+        table.apply(row)
+        if row.op == "snapshot_end":
+            break
+    table.apply(client.coming[0])
+    table.apply(client.coming[3])
+
+    lines = table.render(60, 24).plain.splitlines()
+
+    assert lines == [
+        "2 records · 2 changes · 2.0 changes/s · bookmark epoch.6",
+        "key  expires  published      payload",
+        '1    never    17:46:35.000Z  {"id":1}',
+        '3    in 1.0s  17:46:35.000Z  {"id":3,"x":1.50}',
+    ]
+
+
+def test_what_changed_is_highlighted_for_a_while(client: FakeClient) -> None:
+    clock = Clock()
+    table = live_table(client, clock)
+    table.apply(Change("snapshot_end", topic="orders"))
+    table.apply(client.coming[0])
+    clock.seconds += HIGHLIGHT_SECONDS - 0.1
+    fresh = [str(span.style) for span in table.render(60, 24).spans]
+    clock.seconds += 0.2
+    stale = [str(span.style) for span in table.render(60, 24).spans]
+
+    assert "bold green" in fresh
+    assert "bold green" not in stale
+
+
+def test_the_rate_is_that_of_the_last_seconds(client: FakeClient) -> None:
+    clock = Clock()
+    table = live_table(client, clock)
+    table.apply(Change("snapshot_end", topic="orders"))
+    for _ in range(20):
+        table.apply(client.coming[0])
+        clock.seconds += 0.5
+
+    assert "20 changes · 2.0 changes/s" in table.render(80, 24).plain
+    clock.seconds += 60
+    assert "20 changes · 0.0 changes/s" in table.render(80, 24).plain
+
+
+def test_a_resync_empties_the_table_until_the_new_snapshot_is_in(client: FakeClient) -> None:
+    table = live_table(client, Clock())
+    table.apply(Change("snapshot_end", topic="orders"))
+    table.apply(client.coming[0])
+    table.apply(Change("resync", topic="orders"))
+
+    assert table.render(60, 24).plain == "reading the snapshot: 0 records"
+
+
+def test_a_small_terminal_is_not_overrun(client: FakeClient) -> None:
+    client.add("wide", records=[{"id": "ü" * 200 + str(number), "text": "漢" * 100} for number in range(9)])
+    table = live_table(client, Clock(), several_topics=True)
+    for change in client.sow_and_subscribe(None, None):
+        table.apply(change)
+        if change.op == "snapshot_end":
+            break
+
+    for width, height in ((80, 8), (20, 4), (5, 2), (1, 1)):
+        text = table.render(width, height)
+        lines = text.plain.splitlines()
+        assert len(lines) <= max(1, height - 1)
+        assert all(cell_len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_keys_are_shown_whatever_comes_and_goes(
+    client: FakeClient, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sow_cli.live._WINDOW_MAX", 8)
+    chance = random.Random(seed)
+    table = live_table(client, Clock())
+    table.apply(Change("snapshot_end", topic="orders"))
+    there: set[str] = set()
+    for step in range(400):
+        key = f"{chance.randrange(40):02}"
+        record = client.record("orders", key, b"{}")
+        if chance.random() < (0.3 if step // 100 % 2 else 0.7):
+            table.apply(Change("put", record=record, topic="orders"))
+            there.add(key)
+        else:
+            table.apply(Change("oof", "deleted", None, record, None, "orders"))
+            there.discard(key)
+        if chance.random() < 0.3:
+            assert shown_keys(table, 9) == sorted(there)[:5]
+            assert table.render(80, 9).plain.startswith("1 record ·" if len(there) == 1 else f"{len(there)} records ·")
