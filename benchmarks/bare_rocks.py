@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +66,13 @@ class BareRocks:
 
     def scan_rate(self) -> float:
         """Records per second that a cursor alone reads."""
+        return self._read_rate(lambda values: None)
+
+    def decode_rate(self, decode: Callable[[bytes], object]) -> float:
+        """Records per second that a cursor reads and `decode` takes apart."""
+        return self._read_rate(lambda values: [decode(value[HEADER_BYTES:]) for value in values])
+
+    def _read_rate(self, use: Callable[[list[bytes]], object]) -> float:
         cursor = self._rocks.cursor(RECORDS, fill_cache=False)
         begin = time.perf_counter()
         count = 0
@@ -75,6 +82,7 @@ class BareRocks:
                 keys: list[bytes] = []
                 values: list[bytes] = []
                 following = cursor.fill(following, u32(2), BATCH_RECORDS, keys, values)
+                use(values)
                 count += len(keys)
         finally:
             cursor.close()

@@ -1,7 +1,8 @@
 """The bare gRPC stream: a server that answers like ours and stores nothing, to see what the transport alone allows.
 
 `python -m benchmarks.bare_server PORT` serves until SIGTERM. A publish costs it the decoding of the request and the
-answer; a query sends the same batch again and again, encoded each time.
+answer; what it brings is pushed to every open subscription; a query sends the same batch again and again, encoded each
+time.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ class _Answers:
         numbers = range(BATCH_RECORDS)
         self._keys = keys(numbers)
         self._payloads = documents(numbers)
+        self._subscriptions: list[asyncio.Queue[bytes]] = []
 
     async def publish(self, request: sow_pb2.PublishRequest, _context: object) -> sow_pb2.PublishResponse:
+        for subscription in self._subscriptions:
+            for record in request.records:
+                subscription.put_nowait(record.payload)
         return sow_pb2.PublishResponse(
             results=[sow_pb2.PublishResult(version=1, sequence=1) for _ in request.records],
             durability=types_pb2.DURABILITY_FSYNC,
@@ -58,6 +63,31 @@ class _Answers:
             # list(): an engine takes the payloads out of the message, so that belongs to the transport's share.
             applied = len(list(request.payload))
             yield sow_pb2.PublishStreamResponse(applied=applied, durability=types_pb2.DURABILITY_FSYNC)
+
+    async def subscribe(
+        self, request: sow_pb2.SubscribeRequest, _context: object
+    ) -> AsyncIterator[sow_pb2.SubscribeResponse]:
+        payloads = asyncio.Queue[bytes]()
+        self._subscriptions.append(payloads)
+        try:
+            yield sow_pb2.SubscribeResponse(progress=sow_pb2.Progress(bookmark="bare.1", now_micros=1))
+            while True:
+                columns = types_pb2.RecordColumns(
+                    key=self._keys[:1],
+                    payload=[await payloads.get()],
+                    version=[1],
+                    publish_time_micros=[1_700_000_000_000_000],
+                    expire_time_micros=[1_700_000_000_000_000],
+                    sequence=[1],
+                    origins=["bare"],
+                )
+                yield sow_pb2.SubscribeResponse(
+                    changes=sow_pb2.ChangeBatch(
+                        topic=request.topic, op=[sow_pb2.CHANGE_OP_PUT], records=columns, bookmark="bare.1"
+                    )
+                )
+        finally:
+            self._subscriptions.remove(payloads)
 
     async def query(self, request: sow_pb2.QueryRequest, _context: object) -> AsyncIterator[sow_pb2.QueryResponse]:
         yield sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="0", as_of_micros=1))
@@ -79,7 +109,7 @@ class _Answers:
         yield sow_pb2.QueryResponse(footer=sow_pb2.QueryFooter(matched=sent, returned=sent, scanned=sent))
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The three calls that benchmarks make; all others are unimplemented."""
+        """The calls that benchmarks make; all others are unimplemented."""
         return grpc.method_handlers_generic_handler(
             sow_pb2.DESCRIPTOR.services_by_name["SowService"].full_name,
             {
@@ -92,6 +122,11 @@ class _Answers:
                     self.publish_stream,
                     sow_pb2.PublishStreamRequest.FromString,
                     sow_pb2.PublishStreamResponse.SerializeToString,
+                ),
+                "Subscribe": grpc.unary_stream_rpc_method_handler(
+                    self.subscribe,
+                    sow_pb2.SubscribeRequest.FromString,
+                    sow_pb2.SubscribeResponse.SerializeToString,
                 ),
                 "Query": grpc.unary_stream_rpc_method_handler(
                     self.query,

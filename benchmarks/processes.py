@@ -20,11 +20,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.documents import KEY_PATHS
+
+T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 60.0
@@ -187,14 +189,14 @@ class CpuMeter:
         self._server_seconds = self._client_seconds = 0.0
         self._records = 0
 
-    def measured(self, records: int, run: Callable[[], float]) -> float:
+    def measured(self, records: int, run: Callable[[], T]) -> T:
         """Runs it; it is about that many records."""
         server, client = self._server.cpu_seconds(), time.process_time()
-        figure = run()
+        result = run()
         self._server_seconds += self._server.cpu_seconds() - server
         self._client_seconds += time.process_time() - client
         self._records += records
-        return figure
+        return result
 
     def __str__(self) -> str:
         server, client = (

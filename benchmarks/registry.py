@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import expiring, publishing, querying, residing, single
+from benchmarks import dispatching, expiring, filtering, following, publishing, querying, residing, single
 from benchmarks.rows import Row
 from benchmarks.setting import Setting
 
@@ -30,6 +30,13 @@ BENCHMARKS: Final = (
     Benchmark("mass-expiry", "one million records due at once", expiring.mass_expiry, 900),
     Benchmark("restart", "ready after a restart", residing.restart, 900),
     Benchmark("memory", "resident memory", residing.memory, 900),
+    Benchmark("filtered-scan", "filtered scan, three predicates", filtering.filtered_scan, 900),
+    Benchmark("index-equality", "equality on an index", filtering.index_equality, 900),
+    Benchmark("delivery", "publish to delivery", following.delivery, 600),
+    Benchmark("ten-filters", "ten followers with different filters", following.ten_filters, 600),
+    Benchmark("idle-followers", "many followers of nothing", following.idle_followers, 900),
+    Benchmark("dispatch", "many followers, each of its own value", dispatching.by_value, 900),
+    Benchmark("stopped-follower", "a follower that does not read", following.stopped_follower, 900),
 )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 PER_SECOND: Final = "/s"
 MILLISECONDS: Final = "ms"
+MICROSECONDS: Final = "µs"
 SECONDS: Final = "s"
 MEBIBYTES: Final = "MiB"
 TIMES: Final = "×"

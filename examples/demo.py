@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from examples.flights import DEPARTURE_FIELDS, KEY_FIELDS, RECORDS_ALL, FlightsMissing, read_flights
+from examples.flights import KEY_FIELDS, RECORDS_ALL, FlightsMissing, read_flights
 from examples.narration import ClaimFailed, Narration
 from examples.server_process import (
     CONFIG_NAME,
@@ -27,10 +27,13 @@ from examples.server_process import (
     free_port,
     remove_data,
 )
-from examples.story import DEPARTURES, FLIGHTS, Lifetimes, Story, lifetimes
+from examples.story import FLIGHTS, Lifetimes, Story, lifetimes
 from sow_client import SowError
 
 PROJECT: Final = Path(__file__).resolve().parents[1]
+
+LONG: Final = "/distance >= 2000"
+"""Flights that never expire, unless somebody touches them; so there are some left."""
 
 CONFIG: Final = """\
 # Written by the demo (make demo), which also made the data; `make serve` runs a server with it.
@@ -48,26 +51,18 @@ listen = "{metrics}"
 key = [{flight_key}]
 expiration = "{default}s"
 
-# Each flight by itself. Records live as long as their publisher says.
-[topics.{departures}]
-key = [{departure_key}]
-expiration = "enabled"
+# The other topics are created by the demo over the API; they are in the data.
 """
 
 
 def _config(*, port: int, metrics_port: int, lives: Lifetimes) -> str:
-    def paths(fields: Sequence[str]) -> str:
-        return ", ".join(f'"/{field}"' for field in fields)
-
     return CONFIG.format(
         listen=f"{HOST}:{port}",
         metrics=f"{HOST}:{metrics_port}",
         data=DATA_NAME,
         default=lives.default,
         flights=FLIGHTS,
-        departures=DEPARTURES,
-        flight_key=paths(KEY_FIELDS),
-        departure_key=paths(DEPARTURE_FIELDS),
+        flight_key=", ".join(f'"/{field}"' for field in KEY_FIELDS),
     )
 
 
@@ -102,8 +97,10 @@ def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int)
     for command in (
         "make serve",
         f"{sow} count {FLIGHTS}                    # in another terminal",
-        f"{sow} query {FLIGHTS} --top 5",
+        f"{sow} query {FLIGHTS} '{LONG}' --order-by '/dep_delay DESC' --top 5",
         f"{sow} get {FLIGHTS} '{kept}'",
+        f"{sow} subscribe {FLIGHTS} '{LONG}' --sow    # a live table, until Ctrl-C",
+        f"{sow} touch {FLIGHTS} '{kept}' --ttl 5s    # in a third terminal: after 5 s it leaves the table",
     ):
         narration.say(f"    {command}")
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from rich import box
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -25,6 +26,8 @@ PIPE_SECONDS: Final = 2.0
 """In a pipe, progress is a line of its own; no more often than this."""
 
 Advance = Callable[[int], None]
+Show = Callable[[str, Sequence[Sequence[str]]], None]
+"""Draws a table anew: its title and its rows."""
 
 
 class ClaimFailed(Exception):
@@ -69,12 +72,16 @@ class Narration:
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
         """A table; the columns named in `right` hold numbers."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for heading in headings:
-            table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(escape, row))
-        self._console.print(Padding(table, (0, 0, 0, 3), expand=False))
+        self._console.print(_table("", headings, rows, right))
+
+    @contextmanager
+    def board(self, headings: Sequence[str], *, right: Sequence[str] = ()) -> Iterator[Show]:
+        """A table that is drawn again and again in its place, below what else is told. In a pipe it is not (A2)."""
+        if not self._console.is_terminal:
+            yield lambda title, rows: None
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            yield lambda title, rows: live.update(_table(title, headings, rows, right), refresh=True)
 
     @contextmanager
     def progress(self, text: str, total: int, *, unit: str = "", rate: bool = True) -> Iterator[Advance]:
@@ -117,6 +124,17 @@ class Narration:
     def flush(self) -> None:
         """Hands everything told so far to whoever reads."""
         self._console.file.flush()
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> Padding:
+    table = Table(
+        title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold"
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return Padding(table, (0, 0, 0, 3), expand=False)
 
 
 def _figures(done: int, total: int, unit: str, seconds: float | None) -> str:

@@ -1,6 +1,6 @@
 """The story that the demo tells: each step says what it proves, and asserts it.
 
-publish → look up, touch → watch them expire → restart while records fall due → delete → kill -9
+publish → look up, touch → watch them expire → restart while records fall due → delete → kill -9 → ask → follow
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.flights import KEY_FIELDS, RECORDS_ALL, Flight, Flights, departure_key
+from examples.asking import ask
+from examples.board import BoardStep
+from examples.flights import DEPARTURE_FIELDS, KEY_FIELDS, RECORDS_ALL, Flight, Flights, departure_key
 from examples.narration import ClaimFailed, Narration
 from examples.server_process import HOST, ServerProcess
 from sow_client import Ack, Client, QueryResult, Record, SowError
@@ -120,6 +122,8 @@ class Story:
         self.restart_with_records_falling_due()
         kept = self.delete()
         self.kill_while_publishing(flights)
+        ask(self._narration, self._client, DEPARTURES, snapshot(self._client, DEPARTURES).records)
+        BoardStep(self._narration, self._client, flights).run()
         return kept
 
     def close(self) -> None:
@@ -340,7 +344,7 @@ class Story:
         self._claim_unchanged(before, "the others are there")
 
     def delete(self) -> str:
-        """Deletes by key, by document and by a list of keys; returns a key that is left."""
+        """Deletes by key, by document and by a list of keys; returns the key of the longest flight that is left."""
         tell = self._narration
         tell.step(
             "Delete",
@@ -353,7 +357,7 @@ class Story:
         of_carrier = sorted(key for key in before.records if _carrier(key) == carrier)
         others = sorted(
             (key for key in before.records if _carrier(key) != carrier),
-            key=lambda key: (before.records[key].expire_time_micros is None, key),
+            key=lambda key: (before.records[key].expire_time_micros is None, _miles(before.records[key]), key),
         )
         tell.claim("there are records to delete, and one to keep", len(others) >= 3, found=len(others))
         first, second, *_, kept = others
@@ -392,9 +396,10 @@ class Story:
         sent = list(islice(flights, KILLED_RECORDS_MAX))
         tell.step(
             "kill -9 in the middle of publishing",
-            f"Topic {DEPARTURES} takes every flight by itself. No acknowledged record may be lost; one that was sent",
-            "but not acknowledged may be there or not. Deletes stay done.",
+            f"Topic {DEPARTURES}, created now, takes every flight by itself. No acknowledged record may be lost; one",
+            "that was sent but not acknowledged may be there or not. Deletes stay done.",
         )
+        self._client.create_topic(DEPARTURES, key=[f"/{field}" for field in DEPARTURE_FIELDS], expiration="enabled")
         before = snapshot(self._client, FLIGHTS)
         acknowledged = 0
         enough = len(sent) // 4
@@ -470,6 +475,13 @@ def _may_have_expired(flight: Flight, handed_micros: int, lives: Lifetimes, now_
     ttl = haul_of(flight, lives).ttl
     seconds = {None: lives.default, f"{lives.short}s": lives.short}.get(ttl)
     return seconds is not None and handed_micros + seconds * MICROS <= now_micros
+
+
+def _miles(record: Record) -> float:
+    document = record.data
+    assert isinstance(document, dict), "flights are JSON objects"
+    miles: float = document["distance"]
+    return miles
 
 
 def _look(record: Record | None) -> tuple[str, str]:

@@ -86,11 +86,13 @@ def test_every_claim_of_the_demo_holds_and_what_it_leaves_can_be_served(tmp_path
     assert not listens(tmp_path), "the server has ended with the demo"
 
     commands = re.findall(r"^ +\.venv/bin/sow (.*)$", told, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 5
     with ServerProcess(tmp_path) as server:  # what `make serve` runs
         server.start()
         for command in commands:
             arguments = shlex.split(command, comments=True)
+            if "subscribe" in arguments:
+                arguments += ["--for", "1s"]  # else it goes on until Ctrl-C
             done = subprocess.run(
                 [sys.executable, "-m", "sow_cli", *arguments],
                 check=False,
@@ -102,11 +104,15 @@ def test_every_claim_of_the_demo_holds_and_what_it_leaves_can_be_served(tmp_path
             assert done.stdout, command
 
 
+@pytest.mark.parametrize("step", ["Watch records expire", "14:00"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_the_server_ends_with_an_interrupted_demo(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """Once in some forty times the signal came in the middle of a call, and closing the channel then hung for ever."""
+def test_the_server_ends_with_an_interrupted_demo(tmp_path: Path, step: str, number: signal.Signals, code: int) -> None:
+    """Once in some forty times the signal came in the middle of a call, and closing the channel then hung for ever.
+
+    At 14:00 there is also the thread that reads the live board's subscription.
+    """
     with demo(tmp_path) as process:
-        read_until(process, "Watch records expire")
+        read_until(process, step)
         assert listens(tmp_path)
 
         process.send_signal(number)
@@ -149,3 +155,12 @@ def test_a_claim_that_does_not_hold_ends_the_demo_with_1(capsys: pytest.CaptureF
 
     assert code == 1
     assert "DOES NOT HOLD: two and two are five (found: 4)" in capsys.readouterr().out
+
+
+def test_a_board_is_not_drawn_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    narration = Narration()
+
+    with narration.board(("key", "minutes late")) as show:
+        show("14:00", [("AA|1|JFK", "31")])
+
+    assert capsys.readouterr().out == ""

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from benchmarks.documents import DOCUMENT_BYTES, document
 from benchmarks.etcd_peer import EtcdServer
+from benchmarks.followers import Offered, sequence_of
+from benchmarks.following import TEN_FILTERS, assert_complete
 from benchmarks.processes import Metrics, NotInstalled
 from benchmarks.redis_peer import RedisServer
 from benchmarks.registry import BENCHMARKS, UnknownBenchmark, chosen
@@ -29,6 +31,7 @@ from benchmarks.rows import (
     take_turns,
 )
 from benchmarks.setting import Machine
+from sow_server.filters import Meta, compile_filter, parse
 
 INFINITE = float("inf")
 
@@ -43,6 +46,13 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "mass-expiry",
         "restart",
         "memory",
+        "filtered-scan",
+        "index-equality",
+        "delivery",
+        "ten-filters",
+        "idle-followers",
+        "dispatch",
+        "stopped-follower",
     ]
 
 
@@ -130,6 +140,37 @@ def test_documents_are_json_of_160_bytes_with_their_number_as_id() -> None:
             assert len(payload) == DOCUMENT_BYTES
             assert json.loads(payload)["id"] == number
     assert document(7, 0) != document(7, 1)
+
+
+def test_a_lag_counts_from_the_schedule_of_the_load() -> None:
+    offered = Offered(begun=100.0, seconds=0.03, records=500, last_sequence=1_499, per_tick=200, tick_seconds=0.01)
+    assert offered.first_sequence == 1_000
+    assert offered.due(1_000) == offered.due(1_199) == 100.0
+    assert offered.due(1_200) == pytest.approx(100.01)
+    assert offered.due(1_499) == pytest.approx(100.02)
+    assert sequence_of("0123456789ab.1499") == 1_499
+
+
+def test_each_filter_of_the_ten_followers_means_what_python_expects_of_it() -> None:
+    records = [json.loads(document(number)) for number in range(20_000)]
+    for one in TEN_FILTERS:
+        predicate = compile_filter(parse(one.text), key_paths=[("id",)], allow_now=False)
+        matched = [predicate.matches(record, Meta("", 0, 0, None, "records", 0)) for record in records]
+        assert matched == [one.matches(record) for record in records], one.text
+        assert 0 < sum(matched) < len(records), one.text
+
+
+@pytest.mark.parametrize("came", [[], [0], [0, 2, 2], [2, 0], [0, 1, 2]])
+def test_a_change_that_is_lost_doubled_out_of_order_or_wrong_ends_the_benchmark(came: list[int]) -> None:
+    payloads = [document(number) for number in (200, 201, 300)]
+    offered = Offered(begun=0.0, seconds=1.0, records=3, last_sequence=12, per_tick=3, tick_seconds=1.0)
+    hundreds = next(one for one in TEN_FILTERS if "% 100" in one.text)
+    numbers = {0: "200", 1: "201", 2: "300"}
+
+    assert_complete([10, 12], ["200", "300"], offered, payloads, hundreds)
+
+    with pytest.raises(AssertionError, match="changes came"):
+        assert_complete([10 + at for at in came], [numbers[at] for at in came], offered, payloads, hundreds)
 
 
 def test_a_missing_peer_is_named_with_the_command_that_installs_it(

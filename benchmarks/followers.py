@@ -1,0 +1,317 @@
+"""Subscribers and a steady publisher: tasks on one event loop that call plain grpc.aio stubs.
+
+FO1  Load is offered by a clock, not by answers: a server that falls behind is behind the schedule, and lags count from
+     the schedule.
+FO2  A follower keeps sequences, keys and moments of arrival; nothing is decoded while time is taken.
+FO3  Every wait has a bound; what ended a subscription is raised by whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import grpc.aio
+
+from benchmarks.documents import TTL_SECONDS
+from benchmarks.processes import TOPIC
+from benchmarks.rows import percentile
+from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+
+T = TypeVar("T")
+
+MICROS: Final = 1_000_000
+AT_ONCE_RECORDS: Final = 1_000
+"""Records of a request where the load is as fast as the server takes it."""
+MANY: Final = 500
+"""Followers, where there are many."""
+NOTHING: Final = "/symbol = 'none'"
+"""A filter that no document of ours matches."""
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 20 * 2**20),
+    ("grpc.max_send_message_length", 20 * 2**20),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+)
+STREAMS_PER_CHANNEL: Final = 100
+"""As many as most HTTP/2 servers and balancers allow on one connection."""
+PROGRESS_MICROS: Final = 200_000
+"""How soon a follower that is sent nothing hears how far it has come: the end of a load is told by it."""
+STAND_SECONDS: Final = 60.0
+REACH_SECONDS: Final = 60.0
+SAMPLE_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A load that was published: which sequences it got, and when each of its ticks was due."""
+
+    begun: float
+    """`time.perf_counter` of the first tick."""
+    seconds: float
+    """From the first tick to the last acknowledgement."""
+    records: int
+    last_sequence: int
+    per_tick: int
+    tick_seconds: float
+
+    @property
+    def first_sequence(self) -> int:
+        """Of the first record: nobody else changes anything meanwhile, so they are consecutive."""
+        return self.last_sequence - self.records + 1
+
+    @property
+    def rate(self) -> float:
+        """Records acknowledged per second."""
+        return self.records / self.seconds
+
+    def due(self, sequence: int) -> float:
+        """When the record of that sequence was to be published, by `time.perf_counter`."""
+        return self.begun + (sequence - self.first_sequence) // self.per_tick * self.tick_seconds
+
+
+class Follower:
+    """One subscription, and what it has been sent, in order."""
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[sow_pb2.SubscribeRequest, sow_pb2.SubscribeResponse]) -> None:
+        self._call = call
+        self._reading: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()
+        self._position = 0
+        self.sequences: list[int] = []
+        self.keys: list[str] = []
+        self._arrivals: list[tuple[float, int]] = []
+        """A moment, and how many changes had come by then."""
+
+    async def stand(self) -> None:
+        """Waits until the subscription stands."""
+        async with asyncio.timeout(STAND_SECONDS):
+            first = await self._call.read()
+        assert isinstance(first, sow_pb2.SubscribeResponse), "a subscription does not end by itself"
+        assert first.WhichOneof("frame") == "progress", f"the first frame is {first.WhichOneof('frame')}"
+
+    def read_all(self) -> None:
+        """From now on reads all that comes. Within `Followers.run`."""
+        self._reading = asyncio.create_task(self._read())
+
+    async def next_change(self) -> float:
+        """Reads until a change has come; for those that are not reading. Returns the moment of its arrival."""
+        while True:
+            frame = await self._call.read()
+            moment = time.perf_counter()
+            assert isinstance(frame, sow_pb2.SubscribeResponse), "a subscription does not end by itself"
+            if frame.WhichOneof("frame") == "changes":
+                return moment
+
+    async def _read(self) -> None:
+        try:
+            while isinstance(frame := await self._call.read(), sow_pb2.SubscribeResponse):
+                if frame.WhichOneof("frame") == "changes":
+                    records = frame.changes.records
+                    self.sequences += records.sequence
+                    self.keys += records.key
+                    self._arrivals.append((time.perf_counter(), len(self.keys)))
+                    self._position = self.sequences[-1]
+                else:
+                    self._position = sequence_of(frame.progress.bookmark)
+                self._heard.set()
+        finally:
+            self._heard.set()
+
+    async def reach(self, sequence: int) -> None:
+        """Waits until everything up to that sequence has been sent."""
+        await self._until(lambda: self._position >= sequence)
+
+    async def receive(self, count: int) -> None:
+        """Waits until so many changes have come."""
+        await self._until(lambda: len(self.keys) >= count)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        assert self._reading is not None, "it is not reading"
+        async with asyncio.timeout(REACH_SECONDS):
+            while not holds():
+                if self._reading.done():
+                    await self._reading  # raises what ended it
+                    raise AssertionError("the subscription has ended without an error")
+                self._heard.clear()
+                await self._heard.wait()
+
+    async def catch_up(self, sequence: int) -> None:
+        """Begins to read, and goes on until everything up to that sequence has been sent."""
+        self.read_all()
+        await self.reach(sequence)
+
+    def lags_milliseconds(self, offered: Offered) -> list[float]:
+        """How long after its time each change of that load came."""
+        lags: list[float] = []
+        at = 0
+        for moment, count in self._arrivals:
+            lags += [
+                (moment - offered.due(sequence)) * 1000
+                for sequence in self.sequences[at:count]
+                if sequence >= offered.first_sequence
+            ]
+            at = count
+        return lags
+
+    def forget(self) -> None:
+        """Drops what has come so far."""
+        self.sequences, self.keys, self._arrivals = [], [], []
+
+    async def close(self) -> None:
+        """Ends the subscription."""
+        self._call.cancel()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
+
+class Followers:
+    """Owns an event loop, the connections on it, and the subscriptions over them. Its users are not asynchronous."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._runner = asyncio.Runner()
+        self._channels: list[grpc.aio.Channel] = []
+        self._followers: list[Follower] = []
+        self._publisher: sow_pb2_grpc.SowServiceAsyncStub | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.run(self._close())
+        finally:
+            self._runner.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the loop until `work` is done."""
+        return self._runner.run(work)
+
+    def subscribe(
+        self, filters: Sequence[str], *, progress_micros: int = PROGRESS_MICROS, reading: bool = True
+    ) -> list[Follower]:
+        """One subscription for each filter, all of them standing. Not `reading`: they leave what comes where it is."""
+        return self.run(self._subscribe(filters, progress_micros, reading=reading))
+
+    def unsubscribe(self, followers: Sequence[Follower]) -> None:
+        """Ends these subscriptions."""
+        self.run(self._unsubscribe(followers))
+
+    def publisher(self) -> sow_pb2_grpc.SowServiceAsyncStub:
+        """Calls over a connection of their own. Within `run`."""
+        if self._publisher is None:
+            self._publisher = self._stub()
+        return self._publisher
+
+    def publish(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        per_tick: int,
+        tick_seconds: float,
+        durability: types_pb2.Durability.ValueType = types_pb2.DURABILITY_UNSPECIFIED,
+        until: Sequence[Follower] = (),
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Offered:
+        """Publishes `per_tick` documents every tick over one stream, with ticks of 0 s as fast as they are taken; then
+        waits until the followers `until` have been sent everything. `meanwhile` is called every `SAMPLE_SECONDS`."""
+
+        async def work() -> Offered:
+            offered = await _offer(self.publisher(), payloads, per_tick, tick_seconds, durability)
+            for follower in until:
+                await follower.reach(offered.last_sequence)
+            return offered
+
+        async def watched() -> Offered:
+            working = asyncio.create_task(work())
+            while not working.done():
+                if meanwhile is not None:
+                    meanwhile()
+                await asyncio.wait([working], timeout=SAMPLE_SECONDS)
+            return await working
+
+        return self.run(watched())
+
+    def _stub(self) -> sow_pb2_grpc.SowServiceAsyncStub:
+        channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        self._channels.append(channel)
+        return sow_pb2_grpc.SowServiceStub(channel)
+
+    async def _subscribe(self, filters: Sequence[str], progress_micros: int, *, reading: bool) -> list[Follower]:
+        followers: list[Follower] = []
+        for first in range(0, len(filters), STREAMS_PER_CHANNEL):
+            stub = self._stub()
+            for text in filters[first : first + STREAMS_PER_CHANNEL]:
+                request = sow_pb2.SubscribeRequest(topic=TOPIC, filter=text, progress_micros=progress_micros)
+                followers.append(Follower(stub.Subscribe(request)))
+        self._followers += followers
+        await asyncio.gather(*(follower.stand() for follower in followers))
+        if reading:
+            for follower in followers:
+                follower.read_all()
+        return followers
+
+    async def _unsubscribe(self, followers: Sequence[Follower]) -> None:
+        await asyncio.gather(*(follower.close() for follower in followers))
+        self._followers = [follower for follower in self._followers if follower not in followers]
+
+    async def _close(self) -> None:
+        await self._unsubscribe(self._followers)
+        for channel in self._channels:
+            await channel.close()
+
+
+async def _offer(
+    stub: sow_pb2_grpc.SowServiceAsyncStub,
+    payloads: Sequence[bytes],
+    per_tick: int,
+    tick_seconds: float,
+    durability: types_pb2.Durability.ValueType,
+) -> Offered:
+    call = stub.PublishStream()
+    applied = last_sequence = 0
+    ended = 0.0
+
+    async def read_answers() -> None:
+        nonlocal applied, last_sequence, ended
+        while isinstance(answer := await call.read(), sow_pb2.PublishStreamResponse):
+            assert not answer.refusals, f"a publish was refused: {answer.refusals[0].message}"
+            applied += answer.applied
+            last_sequence = answer.last_sequence
+            ended = time.perf_counter()
+
+    reading = asyncio.create_task(read_answers())
+    begun = time.perf_counter()
+    try:
+        for tick, first in enumerate(range(0, len(payloads), per_tick)):
+            await asyncio.sleep(max(0.0, begun + tick * tick_seconds - time.perf_counter()))
+            await call.write(
+                sow_pb2.PublishStreamRequest(
+                    topic=TOPIC,
+                    payload=payloads[first : first + per_tick],
+                    lifetime=types_pb2.Lifetime(ttl_micros=TTL_SECONDS * MICROS),
+                    durability=durability,
+                )
+            )
+        await call.done_writing()
+        await reading
+    finally:
+        reading.cancel()
+    assert applied == len(payloads), f"{applied} of {len(payloads)} were applied"
+    return Offered(begun, ended - begun, applied, last_sequence, per_tick, tick_seconds)
+
+
+def sequence_of(bookmark: str) -> int:
+    """The position in a bookmark of ours."""
+    return int(bookmark.rpartition(".")[2])
+
+
+def lag_percentiles(lags: Sequence[float]) -> str:
+    """For a note."""
+    return f"p50 {percentile(lags, 0.5):.1f}, p99 {percentile(lags, 0.99):.1f}, greatest {max(lags):.1f} ms"
