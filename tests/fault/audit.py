@@ -1,10 +1,11 @@
-"""Whether the parts of a store on disk agree: records, expiry index, journal, commits, figures, counters.
+"""Whether the parts of a store on disk agree: records, expiry index, secondary indexes, journal, commits, figures.
 
     A1  The last journaled change of a key says what is stored under it: the same version, stamp, sequence and payload,
         or nothing. With the journal kept whole this is the same as replaying it.
     A2  Every record that can expire has an entry in the expiry index at or before its stamp, at or above the floor.
     A3  A topic's figures are those of its rows.
-    A4  Sequences and versions rise, are given out once, and are reserved; the commits are their total order.
+    A4  A complete index has the entries of all stored records, one that is being built those behind its position.
+    A5  Sequences and versions rise, are given out once, and are reserved; the commits are their total order.
 
 An `Audit` reads on in the journal where it stopped last time, so that auditing a store again and again costs in
 proportion to what is new.
@@ -21,6 +22,7 @@ from sow_server.engine.rocks import COMMITS, EXPIRY, META, RECORDS
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.engine.writer import BOUNDS_KEY
+from tests.support.indexes import check_indexes
 
 
 class Change(NamedTuple):
@@ -49,6 +51,7 @@ class Audit:
             self._read_journal(store, topic)
             self._check_topic(store, topic)
         self._check_index(store)
+        check_indexes(store)
         self._check_commits(store)
         bounds = store._rocks.get(META, BOUNDS_KEY) or bytes(16)
         assert max(self._sequence_of, default=0) <= unpack_i64(bounds[:8]), "a version is reserved before it is used"

@@ -78,6 +78,12 @@ def call(channel: grpc.Channel, method: MethodDescriptor, requests: list[bytes])
     try:
         if method.client_streaming:
             list(channel.stream_stream(path, write, read)(iter(requests), timeout=30))
+        elif method.name == "Subscribe":
+            stream = channel.unary_stream(path, write, read)(requests[0], timeout=30)
+            for frame in stream:
+                if frame.WhichOneof("frame") in ("progress", "snapshot_end"):
+                    stream.cancel()  # it stands, and would go on without an end
+                    break
         elif method.server_streaming:
             list(channel.unary_stream(path, write, read)(requests[0], timeout=30))
         else:

@@ -38,6 +38,8 @@ expiration = "enabled"
 retain_time = "1s"
 retain_bytes = "256KiB"
 """
+INDEXES: Final[tuple[list[str], ...]] = ([], ["/n"], ["/pad", "/n"], ["/pad"])
+"""What the topics have indexes on, changing from start to start: builds are killed, too."""
 KEYS: Final = 100
 PAUSE_EVERY: Final = 40
 """Records after which a stream rests a little: the point is to be killed, not to fill the disk."""
@@ -270,6 +272,14 @@ class Assault:
         self.mixed = MixedLoad("mixed", "mixed", draw=self._draw())
         self.loads: list[Load] = [*self.streams, self.mixed]
         self.highest = (0, 0)
+        self._configure()
+
+    def _configure(self) -> None:
+        """Draws the indexes of each topic."""
+        text = CONFIG
+        for topic in ("kept", "mixed", "brief"):
+            text = text.replace(f"[topics.{topic}]", f"[topics.{topic}]\nindex = {self.draw.choice(INDEXES)}")
+        self.server.configure(text)
 
     def _draw(self) -> random.Random:
         return random.Random(self.draw.randrange(2**32))
@@ -280,6 +290,8 @@ class Assault:
         for number in range(1, count + 1):
             print(f"round {number}")
             self._load_until_killed()
+            if number % 2 == 0:
+                self._configure()
             if number % 5 == 0:
                 self._check_store()
             if number % 7 == 0:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -74,6 +75,56 @@ def test_a_records_way_through_the_commands(server: ServerProcess) -> None:
     assert sow(address, "topics").code == 0
     (status,) = sow(address, "status", "--format", "ndjson").rows
     assert status["state"] == "serving"
+
+
+def test_filters_orders_and_deltas(server: ServerProcess) -> None:
+    address = server.address
+    lines = "".join(json.dumps({"id": f"f{number}", "price": number, "note": "x"}) + "\n" for number in range(10))
+    assert sow(address, "publish", "orders", given=lines).code == 0
+    of_these = "/id BEGINS WITH 'f' AND /price >= 6"
+    found = sow(address, "query", "orders", of_these, "--order-by", "/price DESC", "--top", "2", "--select", "/price")
+    assert [row["payload"] for row in found.rows] == [{"price": 9}, {"price": 8}]
+    assert sow(address, "count", "orders", of_these).rows == [{"topic": "orders", "count": 4}]
+    (plan,) = sow(address, "query", "orders", "/id = 'f1'", "--explain").rows
+    assert (plan["access"], plan["scanned"], plan["returned"]) == ("points", 1, 1)
+    delta = '{"id":"f6","price":66}\n'
+    assert sow(address, "publish", "orders", "--delta", "--unset", "/note", given=delta).code == 0
+    (merged,) = sow(address, "get", "orders", "f6").rows
+    assert merged["payload"] == {"id": "f6", "price": 66}
+    (deleted,) = sow(address, "delete", "orders", "--filter", of_these).rows
+    assert (deleted["matched"], deleted["deleted"]) == (4, 4)
+    for command in (("query",), ("count",), ("subscribe",), ("delete", "--filter")):
+        wrong = sow(address, command[0], "orders", *command[1:], "/price > AND true")
+        assert wrong.code == SAID_NO
+        assert wrong.err.splitlines()[1:3] == ["  /price > AND true", "           ^"]
+
+
+def test_a_subscriber_follows_over_a_restart_of_the_server(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, "[topics.orders]\nkey = ['/id']\n") as server:
+        with server.client() as client:
+            client.publish("orders", {"id": 1})
+            paths = os.pathsep.join(str(ROOT / folder) for folder in ("proto", "clients"))
+            arguments = ["subscribe", "orders", "--sow", "--oof", "--count", "3", "--for", "60s"]
+            following = subprocess.Popen(
+                [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PYTHONPATH": paths},
+            )
+            try:
+                assert following.stdout is not None
+                assert [json.loads(following.stdout.readline())["op"] for _ in range(2)] == ["sow", "snapshot_end"]
+                server.kill9()
+                server.start()
+                client.publish("orders", {"id": 2})
+                client.sow_delete("orders", keys=["1"])
+                put, gone = (json.loads(line) for line in following.stdout)
+                assert (put["op"], put["payload"]) == ("put", {"id": 2})
+                assert (gone["op"], gone["reason"], gone["previous"]["payload"]) == ("oof", "deleted", {"id": 1})
+                assert following.wait(30) == 0
+            finally:
+                following.kill()
+                following.communicate()
 
 
 def test_exit_code_1_the_server_said_no(server: ServerProcess) -> None:

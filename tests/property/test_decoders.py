@@ -1,0 +1,87 @@
+"""A decoder of some fields gives for these what decoding the whole document gives, however they are written."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sow_server.engine.model import MessageType, TopicSettings
+from sow_server.engine.payloads import format_of
+
+ODD_NAMES = ["a", "b", "", "é", "😀", 'a"b', "a\\b", "a\nb", "\0", "\ufffd", "a" * 300]
+names = st.sampled_from(ODD_NAMES)
+asked = st.lists(names | st.just("missing"), min_size=1, max_size=4, unique=True).map(tuple)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=6
+)
+documents = st.dictionaries(names, values, max_size=6)
+
+
+def check(message_type: MessageType, payload: bytes, wanted: tuple[str, ...]) -> None:
+    payloads = format_of(TopicSettings(message_type=message_type))
+    whole, some = payloads.decode(payload), payloads.decoder(wanted)(payload)
+    # By repr: 1, 1.0 and True are equal, and NaN is not.
+    assert repr({name: some.get(name) for name in wanted}) == repr({name: whole.get(name) for name in wanted})
+    assert wanted == () or set(wanted) & whole.keys() <= some.keys()
+
+
+@given(documents, asked, st.booleans())
+def test_of_json(document: dict[str, object], wanted: tuple[str, ...], ascii_only: bool) -> None:
+    """Names with escapes too, as json.dumps writes them. NaN and infinities are no JSON."""
+    try:
+        text = json.dumps(document, ensure_ascii=ascii_only, allow_nan=False)
+    except ValueError:
+        text = json.dumps(msgspec.json.decode(msgspec.json.encode(document)), ensure_ascii=ascii_only)
+    check(MessageType.JSON, text.encode(), wanted)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1,"a":{"b":2},"b":3}',
+        '{ "b" : [ 1 , {} ] , "a":"\\u00e9" }',
+        '{"\\u0061":1}',
+        '{"a":1e999,"b":1}',
+        '{"b":1,"c":[-1e999]}',
+        '{"a":' + "9" * 30 + ',"b":-' + "9" * 5000 + "}",
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("wanted", [("a",), ("b",), ("a", "b"), ("c",)])
+def test_of_json_that_is_written_oddly(text: str, wanted: tuple[str, ...]) -> None:
+    check(MessageType.JSON, text.encode(), wanted)
+
+
+def test_a_number_that_no_float_reaches_is_infinite() -> None:
+    payload = b'{"a":1e999,"b":[-1e999],"c":-' + b"9" * 5000 + b',"d":1}'
+    decoded = {"a": float("inf"), "b": [float("-inf")], "c": float("-inf"), "d": 1}
+    assert format_of(TopicSettings()).decode(payload) == decoded
+
+
+@given(documents, asked)
+def test_of_msgpack(document: dict[str, object], wanted: tuple[str, ...]) -> None:
+    check(MessageType.MSGPACK, msgspec.msgpack.encode(document), wanted)
+
+
+fields = st.lists(
+    st.tuples(
+        st.sampled_from([b"a", b"b", b"55", b"\xff", "é".encode(), "\ufffd".encode()]),
+        st.binary(max_size=4).filter(lambda value: b"\x01" not in value),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(fields, asked, st.booleans())
+def test_of_fields(found: list[tuple[bytes, bytes]], wanted: tuple[str, ...], doubled: bool) -> None:
+    """Repeated names, values with an equals sign, names that are no UTF-8, empty fields."""
+    separator = b"\x01\x01" if doubled else b"\x01"
+    check(MessageType.NVFIX, separator.join([name + b"=" + value for name, value in found]), wanted)
+    tags = [(name, value) for name, value in found if name.isdigit()] or [(b"8", b"x")]
+    check(MessageType.FIX, separator.join([name + b"=" + value for name, value in tags]), (*wanted, "55"))

@@ -1,0 +1,267 @@
+"""Subscriptions on a `Rig`, driven in the test's own thread: nothing is dispatched or sent between two statements.
+
+subscribers = Subscribers(rig)
+follower = subscribers.subscribe(topic="orders", filter="/px > 2", sow=True, oof=True)
+rig.put("orders", "a", b'{"px":3}')
+subscribers.settle()
+assert follower.rows() == [("put", "a", b'{"px":3}')]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sow_server.engine.errors import StoreError
+from sow_server.engine.store import Store
+from sow_server.services.sight import Sight
+from sow_server.subscriptions.frames import (
+    ChangeFrame,
+    Frame,
+    Op,
+    Progress,
+    Row,
+    SnapshotBatch,
+    SnapshotEnd,
+    Why,
+)
+from sow_server.subscriptions.hub import Hub, HubOptions
+from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
+from sow_server.subscriptions.subscription import Read, Send, Subscription
+from tests.support.stores import Rig
+
+EARLIEST: Final = Start(StartKind.EARLIEST)
+NAMES: Final = {
+    (Op.PUT, Why.NONE): "put",
+    (Op.PUT, Why.TOUCHED): "touched",
+    (Op.OOF, Why.DELETED): "oof deleted",
+    (Op.OOF, Why.EXPIRED): "oof expired",
+    (Op.OOF, Why.MATCH): "oof match",
+    (Op.DELETE, Why.NONE): "delete",
+    (Op.EXPIRE, Why.NONE): "expire",
+}
+
+
+class Loop:
+    """An event loop that turns when it is told to."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], None]] = deque()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def turn(self) -> bool:
+        """Runs the next callback; False: there was none."""
+        if not self._soon:
+            return False
+        self._soon.popleft()()
+        return True
+
+    def run(self) -> None:
+        """Runs all there is, and what follows from it."""
+        while self.turn():
+            pass
+
+
+def at(bookmark: int, rig: Rig) -> Start:
+    """A start at a position."""
+    return Start(StartKind.BOOKMARK, bookmark=rig.store.bookmark(bookmark))
+
+
+def request(
+    store: Store,
+    *,
+    topic: str = "",
+    pattern: str = "",
+    filter: str = "",  # noqa: A002  # as everywhere
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    sow: bool = False,
+    oof: bool = False,
+    delta: bool = False,
+    changes: bool = False,
+    empty_deltas: bool = False,
+    start: Start = FROM_NOW,
+    conflation: int = 0,
+    progress: int = PROGRESS_MICROS,
+    batch_size: int = 1000,
+) -> Request:
+    """What a subscriber asks for. Raises StoreError."""
+
+    sight = Sight(store, filter, include, exclude, batch_size)
+    asked = Request(
+        sight.view,
+        sight.snapshot,
+        topic=topic,
+        pattern=pattern,
+        sow=sow,
+        oof=oof,
+        delta=delta,
+        changes=changes,
+        empty_deltas=empty_deltas,
+        start=start,
+        conflation_micros=conflation,
+        progress_micros=progress,
+        batch_size=batch_size,
+    )
+    check(asked, selects=bool(include or exclude))
+    return asked
+
+
+class Subscribers:
+    """Owns the hub of a rig's open store; make another one when the rig has been opened again."""
+
+    def __init__(self, rig: Rig, **options: int) -> None:
+        self.rig = rig
+        self.loop = Loop()
+        self.hub = Hub(
+            rig.store,
+            rig.clock,
+            self.loop.call_soon,
+            options=HubOptions(**options),
+            elapsed=lambda: rig.time.elapsed_micros,
+        )
+        # As in a server: what the writer has to tell waits for its turn on the loop.
+        committed = self.hub.dispatcher.committed
+        rig.store.writer.follow(lambda commits, synced: self.loop.call_soon(lambda: committed(commits, synced)))
+
+    def subscribe(
+        self,
+        topic: str = "",
+        *,
+        pattern: str = "",
+        filter: str = "",  # noqa: A002  # as everywhere
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        sow: bool = False,
+        oof: bool = False,
+        delta: bool = False,
+        changes: bool = False,
+        empty_deltas: bool = False,
+        start: Start = FROM_NOW,
+        conflation: int = 0,
+        progress: int = PROGRESS_MICROS,
+        batch_size: int = 1000,
+        settled: bool = True,
+    ) -> Follower:
+        """A new subscriber; unless told otherwise it has got what there is for it now. Raises StoreError."""
+        follower = Follower(
+            self,
+            request(
+                self.rig.store,
+                topic=topic,
+                pattern=pattern,
+                filter=filter,
+                include=include,
+                exclude=exclude,
+                sow=sow,
+                oof=oof,
+                delta=delta,
+                changes=changes,
+                empty_deltas=empty_deltas,
+                start=start,
+                conflation=conflation,
+                progress=progress,
+                batch_size=batch_size,
+            ),
+        )
+        if settled:
+            self.settle()
+            follower.pump()
+        return follower
+
+    def sync(self) -> None:
+        """Makes durable what has been written, as the writer does within 50 ms."""
+        writer = self.rig.store.writer
+        writer.step()
+        writer._sync()
+        writer._flush_answers()
+
+    def settle(self) -> None:
+        """Everything is durable and dispatched."""
+        for _ in range(2):  # what the loop does may give the writer something to do
+            self.sync()
+            self.loop.run()
+
+
+class Follower:
+    """A subscriber that keeps everything it gets."""
+
+    def __init__(self, subscribers: Subscribers, asked: Request) -> None:
+        self._subscribers = subscribers
+        self.subscription: Subscription = subscribers.hub.subscribe(asked)
+        self.frames: list[Frame] = []
+        self.error: StoreError | None = None
+        self.bookmark: int | None = None
+        """The last one that came, as a sequence."""
+        self._seen = 0
+
+    def pump(self, *, frames_max: int = 10_000) -> list[Frame]:
+        """Takes what there is for it without waiting; returns that."""
+        begin = len(self.frames)
+        while self.error is None and len(self.frames) - begin < frames_max:
+            try:
+                step = self.subscription.step()
+            except StoreError as error:
+                self.error = error
+                self.subscription.close()
+                break
+            match step:
+                case Send(frame):
+                    self._hear(frame)
+                case Read(run):
+                    self.subscription.took(run())
+                case _:
+                    break
+        return self.frames[begin:]
+
+    def _hear(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        match frame:
+            case ChangeFrame(more=False, bookmark=bookmark):
+                self.bookmark = bookmark
+            case SnapshotEnd(sequence) | Progress(sequence):
+                self.bookmark = sequence
+            case _:
+                pass
+
+    def close(self) -> None:
+        """The subscriber goes away."""
+        self.subscription.close()
+
+    # -- what it has got --------------------------------------------------------------------------------------------
+
+    def news(self) -> list[tuple[str, str, bytes]]:
+        """The changes since this was asked last, each as (what happened, key, payload)."""
+        self._subscribers.settle()
+        self.pump()
+        frames, self._seen = self.frames[self._seen :], len(self.frames)
+        return [_named(row) for frame in frames if isinstance(frame, ChangeFrame) for row in frame.rows]
+
+    def changes(self) -> list[Row]:
+        """All rows of changes so far."""
+        return [row for frame in self.frames if isinstance(frame, ChangeFrame) for row in frame.rows]
+
+    def change_frames(self) -> list[ChangeFrame]:
+        """All frames of changes so far."""
+        return [frame for frame in self.frames if isinstance(frame, ChangeFrame)]
+
+    def snapshot(self) -> dict[str, bytes]:
+        """The payloads of the snapshot, by key."""
+        return {
+            key.decode(): payload
+            for frame in self.frames
+            if isinstance(frame, SnapshotBatch)
+            for key, payload in zip(frame.keys, frame.payloads, strict=True)
+        }
+
+    def kinds(self) -> list[str]:
+        """The kinds of its frames, in order."""
+        return [type(frame).__name__ for frame in self.frames]
+
+
+def _named(row: Row) -> tuple[str, str, bytes]:
+    name = NAMES[row.op, row.why] + (" delta" if row.is_delta else "")
+    return name, row.key.decode(), row.payload

@@ -1,0 +1,156 @@
+"""A subscription on an event loop: it waits without turning, reads on reader threads, is closed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import Expiration, Publish, TopicSettings
+from sow_server.engine.store import Store
+from sow_server.services.sight import PlannedSnapshot
+from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
+from sow_server.subscriptions.stream import stream
+from sow_server.subscriptions.subscription import Subscription
+from tests.support.stores import Rig
+from tests.support.subscribers import request
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders", TopicSettings(expiration=Expiration.ENABLED))
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def readers() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+class Running:
+    """The store with its thread, and a hub on the running loop."""
+
+    def __init__(self, rig: Rig, readers: ThreadPoolExecutor) -> None:
+        self.store: Store = rig.store
+        self.readers = readers
+        loop = asyncio.get_running_loop()
+        self.hub = Hub(rig.store, rig.clock, loop.call_soon)
+        rig.store.start(loop.call_soon_threadsafe)
+
+    def subscribe(self, *, sow: bool = False, start: Start = FROM_NOW) -> AsyncGenerator[Frame, None]:
+        asked = request(self.store, topic="orders", sow=sow, oof=True, start=start)
+        return stream(self.hub.subscribe(asked), self.readers)
+
+    async def put(self, key: str) -> None:
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self.store.submit(Publish("orders", [b"{}"], [key]), done.set_result)
+        await done
+
+
+def test_changes_arrive_as_they_happen(rig: Rig, readers: ThreadPoolExecutor) -> None:
+    async def run() -> None:
+        running = Running(rig, readers)
+        async with aclosing(running.subscribe(sow=True)) as frames:
+            assert isinstance(await anext(frames), SnapshotBegin)
+            assert isinstance(await anext(frames), SnapshotEnd)
+            waiting = asyncio.ensure_future(anext(frames))
+            for number in range(3):
+                assert not waiting.done()
+                await running.put(str(number))
+                frame = await waiting
+                assert isinstance(frame, ChangeFrame)
+                assert [row.key for row in frame.rows] == [b"%d" % number]
+                waiting = asyncio.ensure_future(anext(frames))
+            waiting.cancel()
+        assert running.hub.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_journal_is_read_on_a_reader_thread(rig: Rig, readers: ThreadPoolExecutor) -> None:
+    rig.put("orders", "a", b"{}")
+
+    async def run() -> None:
+        running = Running(rig, readers)
+        start = Start(StartKind.BOOKMARK, bookmark=running.store.bookmark(0))
+        async with aclosing(running.subscribe(start=start)) as frames:
+            assert isinstance(await anext(frames), Progress)
+            frame = await anext(frames)
+            assert isinstance(frame, ChangeFrame)
+            await running.put("b")
+            frame = await anext(frames)
+            assert isinstance(frame, ChangeFrame)
+            assert [row.key for row in frame.rows] == [b"b"]
+
+    asyncio.run(run())
+
+
+def test_a_cursor_is_not_closed_under_a_readers_hands(
+    rig: Rig, readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB crashes when an iterator goes while another thread is in it."""
+    rig.put("orders", "a", b"{}")
+    reading, go_on = threading.Event(), threading.Event()
+    closed = asyncio.Event()
+    order: list[str] = []
+    read, close = PlannedSnapshot.read, Subscription.close
+
+    def slow_read(self: PlannedSnapshot) -> SnapshotBatch | None:
+        reading.set()
+        assert go_on.wait(10)
+        found = read(self)
+        order.append("read")
+        return found
+
+    def observed_close(self: Subscription) -> None:
+        order.append("closed")
+        close(self)
+        closed.set()
+
+    monkeypatch.setattr(PlannedSnapshot, "read", slow_read)
+    monkeypatch.setattr(Subscription, "close", observed_close)
+
+    async def run() -> None:
+        running = Running(rig, readers)
+        frames = running.subscribe(sow=True)
+        assert isinstance(await anext(frames), SnapshotBegin)
+        waiting = asyncio.ensure_future(anext(frames))
+        await asyncio.get_running_loop().run_in_executor(None, reading.wait)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert order == []
+        go_on.set()
+        await closed.wait()
+        assert order == ["read", "closed"]
+
+    asyncio.run(run())
+
+
+def test_a_stop_wakes_those_who_wait(rig: Rig, readers: ThreadPoolExecutor) -> None:
+    async def run() -> None:
+        running = Running(rig, readers)
+        frames = running.subscribe()
+        assert isinstance(await anext(frames), Progress)
+        waiting = asyncio.ensure_future(anext(frames))
+        await asyncio.sleep(0)
+        running.hub.stop()
+        assert isinstance(await waiting, Progress)
+        with pytest.raises(StoreError) as ended:
+            await anext(frames)
+        assert ended.value.reason is Reason.STOPPING
+        assert running.hub.count == 0
+
+    asyncio.run(run())
