@@ -132,6 +132,8 @@ class Committed(NamedTuple):
     last_sequence: int
     commit_time_micros: int
     chunks: Sequence[ChunkBuilder]
+    control: bool = False
+    """Whether it may have changed topics: what there are, or their settings."""
     dropped: Sequence[Topic] = ()
     """Topics that were deleted; of them nothing follows."""
 
@@ -655,7 +657,8 @@ class Writer:
             self.publishers.keep(publisher_id, publisher)
         self.sweep.committed(stage)
         if self._follow is not None and (stage.chunks or stage.after is not None):
-            self._to_follow.append(Committed(self._last_sequence, stage.now, stage.chunks, stage.dropped))
+            control = stage.after is not None
+            self._to_follow.append(Committed(self._last_sequence, stage.now, stage.chunks, control, stage.dropped))
         self.expired_total += len(stage.expire_times)
         if stage.after is not None:
             stage.result = stage.after()

@@ -137,6 +137,8 @@ class Dispatcher:
         followed = self._topics.get(topic.id)
         if followed is None:
             followed = self._topics[topic.id] = FollowedTopic(topic)
+            # A topic may have appeared that nobody has adopted yet; what they want of it must not be forgotten.
+            followed.registered.update(dict.fromkeys([other for other in self._several if other.follows(topic)]))
         followed.registered[member] = None
         had = topic.followers, topic.previous_wanted
         self._set_followers(followed)
@@ -227,7 +229,7 @@ class Dispatcher:
     def committed(self, commits: Sequence[Committed], synced: int) -> None:
         """The `engine.writer.Follow` of the store."""
         for commit in commits:
-            if not commit.chunks or commit.dropped:
+            if commit.control:
                 self._adopt()
                 self._check_layouts()
             chunks: list[_Chunk] = []
