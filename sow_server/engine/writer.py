@@ -67,8 +67,8 @@ class WriterOptions:
     buffered_sync_micros: int = 40_000
     stall_patience_micros: int = 5 * MICROS
     sweep_entries_max: int = 1000
-    sweep_busy_micros: int = 1200
-    sweep_busy_pause_micros: int = 200
+    sweep_busy_micros: int = 1500
+    sweep_busy_pause_micros: int = 100
     sweep_pause_micros: int = 2000
     busy_window_micros: int = 200_000
     version_reserve_micros: int = 2 * MICROS

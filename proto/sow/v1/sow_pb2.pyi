@@ -1179,7 +1179,7 @@ class ChangeBatch(_message.Message):
     bookmark: _builtins.str
     """The position after this batch. Empty while `more`."""
     more: _builtins.bool
-    """true: the batch is part of an atomic request, the rest of which follows."""
+    """true: the batch is part of an atomic request, or of what conflation sends at once, the rest of which follows."""
     atomic: _builtins.bool
     """true: the batch belongs to one atomic request: only its bookmark, not the sequences within, is a place to resume at."""
     @_builtins.property
