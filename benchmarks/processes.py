@@ -167,7 +167,7 @@ class Process:
         self._reader.join(1)
 
     def _story(self, what: str) -> str:
-        return "\n".join([f"{' '.join(map(str, self._child.args))[:200]}: {what}", *self._lines])  # type: ignore[arg-type]
+        return "\n".join([f"{' '.join(map(str, self._child.args))[:200]}: {what}", *self._lines])  # type: ignore[arg-type]  # a list, we made it
 
     def __enter__(self) -> Self:
         return self
