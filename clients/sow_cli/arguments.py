@@ -1,4 +1,5 @@
-"""Checks of command line text. Each function is the `type=` of an option; wrong text is a usage error (exit code 2).
+"""Checks of command line text. Each function but `refuse_together` is the `type=` of an option; wrong text is a usage
+error (exit code 2).
 
 Plain functions instead of `click.ParamType` classes: click wraps them, and adds the option's name to the message.
 """
@@ -106,6 +107,13 @@ def index(text: str) -> str:
     if text != NO_INDEX and not text.startswith("/"):
         raise click.BadParameter(f"{text!r} is neither a path such as /symbol nor {NO_INDEX}")
     return key(text)
+
+
+def refuse_together(*options: tuple[str, bool]) -> None:
+    """Wrong usage when more than one of these (name, is it given) is given."""
+    given = [name for name, is_given in options if is_given]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} exclude each other")
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def sow(
     Results go to stdout, as a table on a terminal and as NDJSON in a pipe (--format of each command); everything
     else goes to stderr.
 
-    Exit codes: 0 done, 1 the server said no, 2 wrong usage, 3 the server is not reachable, 130 Ctrl-C.
+    Exit codes: 0 done, 1 the server said no, 2 wrong usage, 3 the server is not reachable, 130 Ctrl-C, 143 SIGTERM.
     """
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")

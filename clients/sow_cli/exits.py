@@ -7,6 +7,7 @@
 | 2   | wrong usage: arguments, options, input that cannot be read |
 | 3   | the server is not reachable, or gave no answer in time |
 | 130 | Ctrl-C |
+| 143 | SIGTERM |
 
 Errors go to stderr: the server's reason, its message, then the details it gave (field, position) one to a line. A
 message of several lines stays so: that of a filter shows the filter, and a caret below the place at fault.
@@ -15,7 +16,12 @@ message of several lines stays so: that of a filter shows the filter, and a care
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Final, NoReturn
 
 import click
@@ -26,8 +32,13 @@ from sow_client import DeadlineExceeded, SowError, Unavailable
 SERVER_SAID_NO: Final = 1
 NOT_REACHABLE: Final = 3
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 _NO_ANSWER: Final = frozenset({"UNREACHABLE", "STREAM_CUT", "UNAVAILABLE"})
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. All ends as after Ctrl-C: what was drawn on the terminal leaves it in order, with its cursor."""
 
 
 class Refused(click.ClickException):
@@ -54,8 +65,11 @@ class RootGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            result: object = super().invoke(ctx)
-            sys.stdout.flush()
+            with _terminated_in_order():
+                result: object = super().invoke(ctx)
+                sys.stdout.flush()
+        except Terminated:
+            ctx.exit(TERMINATED)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
@@ -64,6 +78,24 @@ class RootGroup(click.Group):
             failure = NotReached if is_unanswered(error) else Refused
             raise failure(describe(error)) from error
         return result
+
+
+@contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """Raises Terminated at a SIGTERM, unless somebody else takes care of that."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def is_unanswered(error: SowError) -> bool:

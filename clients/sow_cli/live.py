@@ -11,6 +11,7 @@ T3  No line is longer than the terminal is wide, and all of them fit its height.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from bisect import bisect_left, insort
@@ -214,7 +215,12 @@ def show(changes: Iterable[Change], forms: TopicForms, *, several_topics: bool) 
         with lock:
             return table.render(console.size.width, console.size.height)
 
-    with Live(get_renderable=render, console=console, refresh_per_second=REFRESHES_PER_SECOND):
+    with Live(
+        get_renderable=render,
+        console=console,
+        refresh_per_second=REFRESHES_PER_SECOND,
+        redirect_stderr=sys.stderr.isatty(),  # remarks go above the table, but not those that go to a file
+    ):
         for change in changes:
             if change.topic:
                 forms.of_message(change.topic)  # asks the server, if at all, while nobody waits for the lock

@@ -18,7 +18,7 @@ from datetime import datetime
 from io import BufferedReader
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, Literal, TypeAlias
+from typing import Final, get_args
 
 import click
 from rich.progress import TextColumn
@@ -38,9 +38,7 @@ from sow_cli.lines import (
 )
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
-from sow_client import Client, NotFound, Published, Refusal, SowError, Topic
-
-Durability: TypeAlias = Literal["fsync", "buffered"]
+from sow_client import Client, DurabilityName, NotFound, Published, Refusal, SowError, Topic
 
 _STRICT_RECORDS_MAX: Final = 1_000  # an atomic request holds no more (rule K8)
 _STRICT_BYTES_MAX: Final = 8 * 2**20
@@ -121,7 +119,7 @@ def report(line: int, reason: str, message: str) -> None:
 )
 @click.option(
     "--durability",
-    type=click.Choice(["fsync", "buffered"]),
+    type=click.Choice(get_args(DurabilityName)),
     help="When the server acknowledges: on disk, or in its system's memory.  [default: as the server is configured]",
 )
 @click.option("--strict", is_flag=True, help="Stop at the first bad line; nothing after it is published.")
@@ -142,7 +140,7 @@ def publish(
     raw: bool,
     records: bool,
     batch_records: int,
-    durability: Durability | None,
+    durability: DurabilityName | None,
     strict: bool,
     output: Output,
 ) -> None:
@@ -169,11 +167,13 @@ def publish(
       sow publish images --key logo logo.png
     """
     from_file = click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
-    _refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
-    _refuse_together(("--data", data is not None), ("FILE", from_file))
-    _refuse_together(("--data", data is not None), ("--records", records))
-    _refuse_together(("--key", key is not None), ("--key-field", key_field is not None), ("--records", records))
-    _refuse_together(("--key-field", key_field is not None), ("--raw", raw), ("--records", records))
+    arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
+    arguments.refuse_together(("--data", data is not None), ("FILE", from_file))
+    arguments.refuse_together(("--data", data is not None), ("--records", records))
+    arguments.refuse_together(
+        ("--key", key is not None), ("--key-field", key_field is not None), ("--records", records)
+    )
+    arguments.refuse_together(("--key-field", key_field is not None), ("--raw", raw), ("--records", records))
     if key_field is not None and not all(key_field.removeprefix("/").split("/")):
         raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
 
@@ -218,7 +218,7 @@ class _Job:
     topic: str
     lifetime: Lifetime
     merging: Merging
-    durability: Durability | None
+    durability: DurabilityName | None
     batch_records: int
 
 
@@ -419,12 +419,6 @@ def _described(client: Client, name: str) -> Topic | None:
         return client.describe_topic(name)
     except NotFound:
         return None
-
-
-def _refuse_together(*options: tuple[str, bool]) -> None:
-    given = [name for name, is_given in options if is_given]
-    if len(given) > 1:
-        raise click.UsageError(f"{' and '.join(given)} exclude each other")
 
 
 def _size_of(file: BufferedReader) -> int | None:

@@ -129,10 +129,10 @@ def query(
       sow query orders "/symbol = 'IBM'" --explain
     """
     include, leave_out = _paths(select, exclude)
-    if keys_only and (include or leave_out):
-        raise click.UsageError("--keys-only excludes --select and --exclude")
-    if explain and count_only:
-        raise click.UsageError("--explain and --count exclude each other")
+    for fields in (("--select", include is not None), ("--exclude", leave_out is not None)):
+        arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
+    arguments.refuse_together(("--explain", explain), ("--count", count_only))
+    arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
     wanted = [key for some in keys for key in some] or None
     order = list(order_by) or None
     with session.client() as client:
@@ -147,7 +147,7 @@ def query(
         result = client.query(
             topic,
             filter,
-            order_by=None if count_only else order,
+            order_by=order,
             keys=wanted,
             select=include,
             exclude=leave_out,
@@ -276,8 +276,7 @@ def touch(
       sow touch sessions alice --ttl 20m
       sow touch sessions alice bob
     """
-    if ttl is not None and expire_at is not None:
-        raise click.UsageError("--ttl and --expire-at exclude each other")
+    arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
     with session.client() as client:
         outcomes = client.touch(topic, list(keys), ttl=ttl, expire_at=expire_at)
     _write_outcomes(output, topic, keys, outcomes)
@@ -325,8 +324,7 @@ def _form(client: Client, topic: str, *, keys_only: bool = False) -> RecordForm:
 def _paths(
     select: tuple[tuple[str, ...], ...], exclude: tuple[tuple[str, ...], ...]
 ) -> tuple[list[str] | None, list[str] | None]:
-    if select and exclude:
-        raise click.UsageError("--select and --exclude exclude each other")
+    arguments.refuse_together(("--select", bool(select)), ("--exclude", bool(exclude)))
     return [path for some in select for path in some] or None, [path for some in exclude for path in some] or None
 
 

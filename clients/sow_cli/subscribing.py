@@ -21,7 +21,7 @@ from sow_cli import arguments, display, live
 from sow_cli.messages import MARKS, TopicForms, message_writer
 from sow_cli.output import Output, note, output_option
 from sow_cli.session import Session
-from sow_client import Change, Client, Subscription
+from sow_client import Change, Client, SowError, Subscription
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LOOK_MILLISECONDS: Final = 1_000
@@ -133,10 +133,8 @@ def _check(
 ) -> None:
     if sow and start is not None:
         raise click.UsageError("--sow and --from exclude each other: a snapshot is as of now")
-    if changes and (oof or delta or conflation):
-        raise click.UsageError("--changes excludes --oof, --delta and --conflation")
-    if delta and conflation:
-        raise click.UsageError("--delta and --conflation exclude each other")
+    arguments.refuse_together(("--changes", changes), ("--oof", oof))
+    arguments.refuse_together(("--changes", changes), ("--delta", delta), ("--conflation", conflation is not None))
 
 
 def _open(
@@ -155,7 +153,14 @@ def _open(
     name, topic_pattern = (None, topic) if pattern else (topic, None)
     if sow:
         return client.sow_and_subscribe(
-            name, wanted, topic_pattern=topic_pattern, oof=oof, delta=delta, changes=changes, conflation=conflation
+            name,
+            wanted,
+            topic_pattern=topic_pattern,
+            oof=oof,
+            delta=delta,
+            changes=changes,
+            conflation=conflation,
+            on_interruption=_tell,
         )
     return client.subscribe(
         name,
@@ -166,7 +171,16 @@ def _open(
         changes=changes,
         start=start,
         conflation=conflation,
+        on_interruption=_tell,
     )
+
+
+def _tell(interruption: SowError | None) -> None:
+    """Says on stderr that it waits for the server, and when that is over."""
+    if interruption is None:
+        note("connected again")
+    else:
+        note(f"reconnecting … ({interruption.reason}: {interruption.message})")
 
 
 def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:

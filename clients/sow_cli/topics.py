@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Final, TypedDict, TypeVar, Unpack, get_args
 
 import click
 from rich.progress import TextColumn
@@ -14,29 +14,26 @@ from sow_cli.arguments import NO_INDEX
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
-from sow_client import Restamped, Topic
+from sow_client import MessageTypeName, Restamped, RestampMode, Topic, TopicSettingsArguments
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"]
 
-
-class TopicChanges(TypedDict, total=False):
-    """The settings that were given on the command line."""
+class SettingsOptions(TypedDict):
+    """What click hands over for `_settings_options`; None, or no element: not given."""
 
     key: tuple[str, ...]
-    message_type: MessageTypeName
-    expiration: str
+    message_type: MessageTypeName | None
+    expiration: str | None
     min_ttl: str | None
     max_ttl: str | None
-    journal: bool
-    fix_separator: str
-    retain_time: str
-    retain_bytes: int
+    journal: bool | None
+    retain_time: str | None
+    retain_bytes: int | None
     index: tuple[str, ...]
+    separator: str | None
 
 
-_MESSAGE_TYPES: Final = ("json", "msgpack", "fix", "nvfix", "binary")
 _NAMES: Final = (
     "name",
     "message_type",
@@ -76,15 +73,15 @@ def topics(session: Session, output: Output) -> None:
     output.many([_facts(topic) for topic in found], names=_NAMES, nothing="no topics")
 
 
-@click.group(short_help="Create, alter, describe, delete a topic.")
+@click.group(short_help="Create, alter, describe, delete, restamp a topic.")
 def topic() -> None:
-    """Create, alter, describe and delete topics."""
+    """Create, alter, describe and delete topics, and restamp their records."""
 
 
 def _settings_options(command: Command) -> Command:
     options = [
         click.option("--key", multiple=True, metavar="PATH", help="Key path, such as /id; repeat it for several."),
-        click.option("--message-type", type=click.Choice(_MESSAGE_TYPES), help="Encoding of the payloads."),
+        click.option("--message-type", type=click.Choice(get_args(MessageTypeName)), help="Encoding of the payloads."),
         click.option(
             "--expiration",
             type=arguments.expiration,
@@ -122,43 +119,36 @@ def _settings_options(command: Command) -> Command:
     return command
 
 
-def _settings(
-    key: tuple[str, ...],
-    message_type: MessageTypeName | None,
-    expiration: str | None,
-    min_ttl: str | None,
-    max_ttl: str | None,
-    journal: bool | None,
-    retain_time: str | None,
-    retain_bytes: int | None,
-    index: tuple[str, ...],
-    separator: str | None,
-) -> TopicChanges:
+def _settings(given: SettingsOptions) -> TopicSettingsArguments:
     """Only what was given: the server fills in the rest, or leaves it as it is."""
-    settings = TopicChanges()
-    if key:
-        settings["key"] = key
-    if message_type is not None:
-        settings["message_type"] = message_type
-    if expiration is not None:
-        settings["expiration"] = expiration
-    if min_ttl is not None:
-        settings["min_ttl"] = None if min_ttl == "none" else min_ttl
-    if max_ttl is not None:
-        settings["max_ttl"] = None if max_ttl == "none" else max_ttl
-    if journal is not None:
-        settings["journal"] = journal
-    if retain_time is not None:
-        settings["retain_time"] = retain_time
-    if retain_bytes is not None:
-        settings["retain_bytes"] = retain_bytes
-    if index:
+    settings = TopicSettingsArguments()
+    if given["key"]:
+        settings["key"] = given["key"]
+    if given["message_type"] is not None:
+        settings["message_type"] = given["message_type"]
+    if given["expiration"] is not None:
+        settings["expiration"] = given["expiration"]
+    if given["min_ttl"] is not None:
+        settings["min_ttl"] = _bound(given["min_ttl"])
+    if given["max_ttl"] is not None:
+        settings["max_ttl"] = _bound(given["max_ttl"])
+    if given["journal"] is not None:
+        settings["journal"] = given["journal"]
+    if given["retain_time"] is not None:
+        settings["retain_time"] = given["retain_time"]
+    if given["retain_bytes"] is not None:
+        settings["retain_bytes"] = given["retain_bytes"]
+    if index := given["index"]:
         if NO_INDEX in index and len(index) > 1:
             raise click.UsageError(f"--index {NO_INDEX} excludes other --index options")
         settings["index"] = () if index == (NO_INDEX,) else index
-    if separator is not None:
-        settings["fix_separator"] = separator
+    if given["separator"] is not None:
+        settings["fix_separator"] = given["separator"]
     return settings
+
+
+def _bound(text: str) -> str | None:
+    return None if text == "none" else text
 
 
 @topic.command()
@@ -166,21 +156,7 @@ def _settings(
 @_settings_options
 @output_option
 @click.pass_obj
-def create(
-    session: Session,
-    output: Output,
-    name: str,
-    key: tuple[str, ...],
-    message_type: MessageTypeName | None,
-    expiration: str | None,
-    min_ttl: str | None,
-    max_ttl: str | None,
-    journal: bool | None,
-    retain_time: str | None,
-    retain_bytes: int | None,
-    index: tuple[str, ...],
-    separator: str | None,
-) -> None:
+def create(session: Session, output: Output, name: str, **given: Unpack[SettingsOptions]) -> None:
     """Create the topic NAME.
 
     Without --key every publish supplies the key. Without --expiration records do not expire.
@@ -189,9 +165,7 @@ def create(
     Example:
       sow topic create orders --key /id --expiration 30s --max-ttl 1h
     """
-    settings = _settings(
-        key, message_type, expiration, min_ttl, max_ttl, journal, retain_time, retain_bytes, index, separator
-    )
+    settings = _settings(given)
     with session.client() as client:
         output.one(_facts(client.create_topic(name, **settings)))
 
@@ -201,21 +175,7 @@ def create(
 @_settings_options
 @output_option
 @click.pass_obj
-def alter(
-    session: Session,
-    output: Output,
-    name: str,
-    key: tuple[str, ...],
-    message_type: MessageTypeName | None,
-    expiration: str | None,
-    min_ttl: str | None,
-    max_ttl: str | None,
-    journal: bool | None,
-    retain_time: str | None,
-    retain_bytes: int | None,
-    index: tuple[str, ...],
-    separator: str | None,
-) -> None:
+def alter(session: Session, output: Output, name: str, **given: Unpack[SettingsOptions]) -> None:
     """Change settings of the topic NAME; those not given stay as they are.
 
     Existing records keep their expire times. --key, --message-type and --separator change only while the topic is
@@ -227,9 +187,7 @@ def alter(
       sow topic alter orders --expiration 5m --max-ttl none
       sow topic alter orders --index /symbol --index /account
     """
-    settings = _settings(
-        key, message_type, expiration, min_ttl, max_ttl, journal, retain_time, retain_bytes, index, separator
-    )
+    settings = _settings(given)
     if not settings:
         raise click.UsageError("nothing to change: give at least one setting")
     with session.client() as client:
@@ -301,7 +259,7 @@ def restamp(
     """
     if (lifetime is not None) + (cap is not None) + clear != 1:
         raise click.UsageError("give exactly one of --set, --cap and --clear")
-    mode: Literal["set", "cap", "clear"] = "clear" if clear else "set" if cap is None else "cap"
+    mode: RestampMode = "clear" if clear else "set" if cap is None else "cap"
     figures = TextColumn("{task.fields[figures]}")
     with session.client() as client, progress(figures, measured=False) as bar:
         task = bar.add_task("counting" if dry_run else "restamping", total=None, figures="")

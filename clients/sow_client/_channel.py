@@ -15,6 +15,8 @@ import json
 import os
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -22,7 +24,7 @@ from typing import Final, TypeAlias
 import grpc
 import grpc.aio
 
-from sow_client._core import unreachable
+from sow_client._core import EndedCall, closed, unreachable
 from sow_client._records import invalid
 
 DEFAULT_PORT: Final = 7450
@@ -36,6 +38,11 @@ KEEPALIVE_TIMEOUT_MS: Final = 15_000
 """An unanswered probe, or data that the other machine does not take, breaks the connection after this time."""
 CLOSE_SECONDS_MAX: Final = 1.0
 """How long an interrupted program waits for its connection to close."""
+RECONNECT_SECONDS: Final = 0.5
+"""How long publishers and subscriptions, which try again and again, wait for a connection in one attempt: closing one
+may take that long."""
+CAUSE_SECONDS_MAX: Final = 0.2
+"""How long may be asked why there is no connection."""
 
 _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
@@ -158,6 +165,18 @@ def close_interrupted(channel: grpc.Channel) -> None:
     thread.join(CLOSE_SECONDS_MAX)
 
 
+_ANY_METHOD: Final = "/grpc.health.v1.Health/Check"
+"""Called on a channel that has failed to connect. Such a call fails at once and says why: a refused connection, a
+certificate that is not trusted. Nothing else in gRPC's interface tells that."""
+
+
+def _cause(error: BaseException) -> str:
+    """What the call on a channel without a connection tells."""
+    if not isinstance(error, EndedCall) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return ""
+    return (error.details() or "").rpartition("last error: ")[2]
+
+
 class Connection:
     """Knows whether the blocking client's channel is connected (C1). gRPC reports changes on a thread of its own."""
 
@@ -168,10 +187,18 @@ class Connection:
         self._changed = threading.Condition()
         self._state: grpc.ChannelConnectivity | None = None
         self._watching = False
+        self._closed = False
         self._resting = False  # it has lost its connection and nobody has told it to connect
 
-    def await_ready(self) -> None:
-        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`."""
+    def close(self) -> None:
+        """Ends all waiting for a connection."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def await_ready(self, seconds: float | None = None) -> None:
+        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`, or `seconds` if
+        that is less; Cancelled (CLOSED) when it is closed meanwhile."""
         if self._state is grpc.ChannelConnectivity.READY:
             return
         with self._changed:
@@ -184,9 +211,26 @@ class Connection:
             # Once: told right before it is closed, gRPC's thread that watches the channel dies with a traceback.
             self._channel.subscribe(_ignore, try_to_connect=True)
             self._channel.unsubscribe(_ignore)
+        timeout = self._timeout if seconds is None else min(seconds, self._timeout)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state is grpc.ChannelConnectivity.READY, self._timeout):
-                raise unreachable(self._server, self._timeout)
+            over = self._changed.wait_for(
+                lambda: self._closed or self._state is grpc.ChannelConnectivity.READY, timeout
+            )
+            is_closed, has_failed = self._closed, self._state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        if is_closed:
+            raise closed("client")
+        if not over:
+            raise unreachable(self._server, timeout, self._ask_for_cause() if has_failed else "")
+
+    def _ask_for_cause(self) -> str:
+        try:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_ANY_METHOD)
+            call(b"", timeout=CAUSE_SECONDS_MAX)
+        except grpc.RpcError as error:
+            return _cause(error)
+        except ValueError:  # how gRPC says that the channel was closed since
+            pass
+        return ""  # it has come about
 
     def _observe(self, state: grpc.ChannelConnectivity) -> None:
         with self._changed:
@@ -208,14 +252,42 @@ class AioConnection:
         self._timeout = connect_timeout
 
     async def await_ready(self, seconds: float | None = None) -> None:
-        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`, or `seconds`."""
+        """As `Connection.await_ready`."""
         ready = grpc.ChannelConnectivity.READY
-        if self._channel.get_state() is ready:
-            return
-        timeout = self._timeout if seconds is None else seconds
+        timeout = self._timeout if seconds is None else min(seconds, self._timeout)
+        with unless_closed():
+            if self._channel.get_state() is ready:
+                return
+            try:
+                async with asyncio.timeout(timeout):
+                    while (state := self._channel.get_state(try_to_connect=True)) is not ready:
+                        await self._channel.wait_for_state_change(state)
+            except TimeoutError as error:
+                has_failed = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                raise unreachable(self._server, timeout, await self._ask_for_cause() if has_failed else "") from error
+
+    async def _ask_for_cause(self) -> str:
         try:
-            async with asyncio.timeout(timeout):
-                while (state := self._channel.get_state(try_to_connect=True)) is not ready:
-                    await self._channel.wait_for_state_change(state)
-        except TimeoutError as error:
-            raise unreachable(self._server, timeout) from error
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_ANY_METHOD)
+            await call(b"", timeout=CAUSE_SECONDS_MAX)
+        except grpc.RpcError as error:
+            return _cause(error)
+        return ""  # it has come about
+
+
+@contextmanager
+def unless_closed() -> Iterator[None]:
+    """Raises Cancelled (CLOSED) where gRPC says that an asynchronous channel was closed since: by a UsageError, and to
+    those who wait for a call by a CancelledError, which they would take for an end of their own."""
+    try:
+        yield
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        if task_is_cancelled():
+            raise
+        raise closed("client") from error
+
+
+def task_is_cancelled() -> bool:
+    """Whether a CancelledError is meant for the present task. gRPC raises it also where only a call was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

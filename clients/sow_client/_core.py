@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import grpc
 import msgspec
@@ -51,7 +51,7 @@ from sow_client._records import (
     micros_of,
     ttl_micros,
 )
-from sow_client.errors import InternalError, InvalidArgument, Refusal, SowError, Unavailable, error_of_reason
+from sow_client.errors import Cancelled, InternalError, InvalidArgument, Refusal, SowError, Unavailable, error_of_reason
 
 RECORDS_PER_REQUEST_MAX = 10_000
 """The most records, or keys, in one request (rule K8)."""
@@ -723,7 +723,7 @@ def _duration(value: Ttl | None, field: str) -> duration_pb2.Duration | None:
 
 
 def settings(arguments: TopicSettingsArguments) -> TopicSettings:
-    """Settings from keyword arguments; an unknown name is refused."""
+    """Settings from keyword arguments, None standing for the default; an unknown name is refused."""
     unknown = arguments.keys() - _SETTING_PATHS.keys()
     if unknown:
         raise invalid(min(unknown), f"is not a setting of a topic; they are {', '.join(_SETTING_PATHS)}")
@@ -731,7 +731,8 @@ def settings(arguments: TopicSettingsArguments) -> TopicSettings:
         raise invalid("key", "is a list of paths")
     if isinstance(arguments.get("index"), str):
         raise invalid("index", "is a list of paths")
-    return TopicSettings(**arguments)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return TopicSettings(**cast(TopicSettingsArguments, given))
 
 
 def settings_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.TopicSettings:
@@ -1009,9 +1010,15 @@ def cut(what: str) -> Unavailable:
     return Unavailable(f"{what} was cut off before its end", reason="STREAM_CUT")
 
 
-def unreachable(server: str, seconds: float) -> Unavailable:
-    """No connection came about in time."""
-    return Unavailable(f"cannot connect to {server} within {seconds:g} s", reason="UNREACHABLE")
+def unreachable(server: str, seconds: float, cause: str = "") -> Unavailable:
+    """No connection came about in time; `cause`: why, as far as gRPC tells."""
+    why = f": {cause}" if cause else ""
+    return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
+
+
+def closed(what: str) -> Cancelled:
+    """What the calls of a closed client, publisher or subscription raise."""
+    return Cancelled(f"the {what} is closed", reason="CLOSED")
 
 
 def malformed(what: str) -> InternalError:

@@ -25,15 +25,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, cast
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar, cast
 
 import grpc
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _core
+from sow_client._channel import task_is_cancelled
 from sow_client._core import Lifetime
 from sow_client._records import Document, ExpireAt, Ttl, invalid
-from sow_client.errors import Cancelled, PublishFailed, Refusal, SowError, error_of_reason
+from sow_client.errors import PublishFailed, Refusal, SowError, error_of_reason
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """A request is sealed before its payloads exceed this; a larger document travels alone."""
@@ -355,9 +356,71 @@ def payload_too_large(size: int) -> SowError:
 
 
 _ANSWERS: Final = "the stream of acknowledgements"
+_Value = TypeVar("_Value")
 
 
-class Publisher:
+class _Shell:
+    """What both publishers have: the core, the callbacks, and whether it is over. Owns no thread and no task."""
+
+    def __init__(
+        self,
+        core: PublishCore,
+        on_ack: Callable[[Ack], object] | None,
+        on_refusal: Callable[[Refusal], object] | None,
+    ) -> None:
+        self._core = core
+        self._on_ack = on_ack
+        self._on_refusal = on_refusal
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._stopped = False  # closing, or failed
+        # What every record touches, without a way through the core.
+        self._pending = core.pending
+        self._append = core.pending.append
+        self._batch_records = core.options.batch_records
+        self._filled = 0  # bytes since `publish` last sealed all there was
+        self._stream = 0  # number of the present stream; requests of an older one must not be sent
+
+    @property
+    def applied(self) -> int:
+        """Records that the server applied."""
+        return self._core.applied
+
+    @property
+    def duplicates(self) -> int:
+        """Records that were applied before a reconnect and sent again after it."""
+        return self._core.duplicates
+
+    @property
+    def refused(self) -> int:
+        """Records that the server refused."""
+        return self._core.refused
+
+    @property
+    def acknowledged(self) -> int:
+        """Records settled: applied, duplicate or refused."""
+        return self._core.acknowledged
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records handed over and not yet settled."""
+        return self._core.unacknowledged
+
+    def _refuse(self, size: int) -> NoReturn:
+        raise self._stop_error() if self._stopped else payload_too_large(size)
+
+    def _stop_error(self) -> BaseException:
+        return self._failure or _core.closed("publisher")
+
+    def _deliver(self, ack: Ack) -> None:
+        if self._on_ack is not None:
+            self._on_ack(ack)
+        if self._on_refusal is not None:
+            for refusal in ack.refusals:
+                self._on_refusal(refusal)
+
+
+class Publisher(_Shell):
     """Publishes a stream of documents to one topic: buffered, pipelined, in order, each applied once.
 
     Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of
@@ -380,24 +443,13 @@ class Publisher:
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
-        self._core = core
+        super().__init__(core, on_ack, on_refusal)
         self._open_stream = open_stream
-        self._on_ack = on_ack
-        self._on_refusal = on_refusal
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # there is something to send, or to stop
         self._progress = threading.Condition(self._lock)  # something was acknowledged, or all is over
         self._idle = True  # nobody looks at what is pending before it is told to
-        self._closing = False
-        self._failure: BaseException | None = None
-        self._stopped = False  # closing, or failed
-        # What every record touches, without a way through the core.
-        self._pending = core.pending
-        self._append = core.pending.append
-        self._batch_records = core.options.batch_records
-        self._filled = 0  # bytes since the last request that this thread sealed
         self._delivering = False  # a callback is being told of what has been settled; `flush` waits for that, too
-        self._stream = 0  # number of the present stream; requests of an older one must not be sent
         self._call: StreamCall | None = None
         self._thread: threading.Thread | None = None
 
@@ -455,31 +507,6 @@ class Publisher:
             call.cancel()
         self._thread.join()
 
-    @property
-    def applied(self) -> int:
-        """Records that the server applied."""
-        return self._core.applied
-
-    @property
-    def duplicates(self) -> int:
-        """Records that were applied before a reconnect and sent again after it."""
-        return self._core.duplicates
-
-    @property
-    def refused(self) -> int:
-        """Records that the server refused."""
-        return self._core.refused
-
-    @property
-    def acknowledged(self) -> int:
-        """Records settled: applied, duplicate or refused."""
-        return self._core.acknowledged
-
-    @property
-    def unacknowledged(self) -> int:
-        """Records handed over and not yet settled."""
-        return self._core.unacknowledged
-
     def __enter__(self) -> Self:
         return self
 
@@ -532,12 +559,6 @@ class Publisher:
             self._thread.start()
         self._work.notify_all()
 
-    def _refuse(self, size: int) -> NoReturn:
-        raise self._stop_error() if self._stopped else payload_too_large(size)
-
-    def _stop_error(self) -> BaseException:
-        return self._failure or Cancelled("the publisher is closed", reason="CLOSED")
-
     # ---- gRPC's sender thread ----
 
     def _requests(self, stream: int) -> Iterator[sow_pb2.PublishStreamRequest]:
@@ -574,7 +595,8 @@ class Publisher:
                 error = self._stream_once()
                 with self._lock:
                     self._core.rewind()
-                    if self._core.has_requests and not self._closing:
+                    # Also for what still lingers: without a rest it would be tried at once, again and again.
+                    if (self._pending or self._core.has_requests) and not self._closing:
                         delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
                         self._work.wait_for(lambda: self._closing, delay)
         except BaseException as error:  # noqa: BLE001 - also a callback's; the user's thread raises it
@@ -604,7 +626,10 @@ class Publisher:
             requests = self._requests(self._stream)
         call = None
         try:
-            call = self._open_stream(requests)
+            try:
+                call = self._open_stream(requests)
+            except SowError as unavailable:
+                return unavailable
             with self._lock:
                 self._call = call
                 stopped = self._stopped
@@ -633,11 +658,7 @@ class Publisher:
             if self._pending:
                 self._work.notify_all()  # what lingers may have waited for the room
         if self._delivering:
-            if self._on_ack is not None:
-                self._on_ack(ack)
-            if self._on_refusal is not None:
-                for refusal in ack.refusals:
-                    self._on_refusal(refusal)
+            self._deliver(ack)
             with self._lock:
                 self._delivering = False
                 self._progress.notify_all()
@@ -653,26 +674,30 @@ class StreamCall(Protocol):
 
 
 class OpenStream(Protocol):
-    """What a blocking publisher needs of a client: the stub's PublishStream."""
+    """What a blocking publisher needs of a client: the stub's PublishStream, made once there is a connection."""
 
     def __call__(self, requests: Iterator[sow_pb2.PublishStreamRequest], /) -> StreamCall: ...
 
 
-class AioStreamCall(Protocol):
-    """A stream that is open."""
-
-    def __aiter__(self) -> AsyncIterator[sow_pb2.PublishStreamResponse]: ...
+class _Cancellable(Protocol):
+    """A call, or a task."""
 
     def cancel(self) -> object: ...
 
 
+class AioStreamCall(_Cancellable, Protocol):
+    """A stream that is open."""
+
+    def __aiter__(self) -> AsyncIterator[sow_pb2.PublishStreamResponse]: ...
+
+
 class OpenAioStream(Protocol):
-    """What an asynchronous publisher needs of a client: the stub's PublishStream."""
+    """What an asynchronous publisher needs of a client; see `OpenStream`."""
 
-    def __call__(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], /) -> AioStreamCall: ...
+    def __call__(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], /) -> Awaitable[AioStreamCall]: ...
 
 
-class AsyncPublisher:
+class AsyncPublisher(_Shell):
     """`Publisher` for asyncio: the same with `await`, used by one task; callbacks run on the event loop."""
 
     def __init__(
@@ -684,23 +709,14 @@ class AsyncPublisher:
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
-        self._core = core
+        super().__init__(core, on_ack, on_refusal)
         self._open_stream = open_stream
         self._next_epoch = next_epoch
-        self._on_ack = on_ack
-        self._on_refusal = on_refusal
         self._work = asyncio.Event()
         self._progress = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
-        self._closing = False
-        self._failure: BaseException | None = None
-        self._stopped = False  # closing, or failed
-        self._pending = core.pending
-        self._append = core.pending.append
-        self._batch_records = core.options.batch_records
-        self._filled = 0  # bytes since the last request that was sealed because of its size
-        self._stream = 0
-        self._call: AioStreamCall | None = None
+        self._overdue = False  # what lingers has lingered long enough, and waits for room
+        self._call: _Cancellable | None = None  # what the task waits for, so that `abort` can end that
         self._task: asyncio.Task[None] | None = None
 
     async def publish(
@@ -758,31 +774,6 @@ class AsyncPublisher:
             self._call.cancel()
         await asyncio.wait([self._task])
 
-    @property
-    def applied(self) -> int:
-        """Records that the server applied."""
-        return self._core.applied
-
-    @property
-    def duplicates(self) -> int:
-        """Records that were applied before a reconnect and sent again after it."""
-        return self._core.duplicates
-
-    @property
-    def refused(self) -> int:
-        """Records that the server refused."""
-        return self._core.refused
-
-    @property
-    def acknowledged(self) -> int:
-        """Records settled: applied, duplicate or refused."""
-        return self._core.acknowledged
-
-    @property
-    def unacknowledged(self) -> int:
-        """Records handed over and not yet settled."""
-        return self._core.unacknowledged
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -811,6 +802,7 @@ class AsyncPublisher:
 
     def _seal(self) -> None:
         self._core.seal()
+        self._overdue = False
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -822,9 +814,11 @@ class AsyncPublisher:
         self._linger = None
         if self._stopped or not self._pending:
             return
-        if self._core.room:
-            self._seal()
-        if self._pending:  # no room yet, or more than one request
+        if not self._core.room:
+            self._overdue = True
+            return
+        self._seal()
+        if self._pending:  # more than one request
             self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
 
     async def _await_progress(self) -> None:
@@ -833,12 +827,6 @@ class AsyncPublisher:
             await self._progress.wait()
         if self._stopped:
             raise self._stop_error()
-
-    def _refuse(self, size: int) -> NoReturn:
-        raise self._stop_error() if self._stopped else payload_too_large(size)
-
-    def _stop_error(self) -> BaseException:
-        return self._failure or Cancelled("the publisher is closed", reason="CLOSED")
 
     async def _requests(self, stream: int) -> AsyncIterator[sow_pb2.PublishStreamRequest]:
         """The requests of one stream, as they become ready; ends when the publisher closes or reconnects."""
@@ -855,7 +843,7 @@ class AsyncPublisher:
     async def _run(self) -> None:
         try:
             if self._next_epoch is not None:
-                self._core.publisher_epoch = await self._next_epoch()
+                self._core.publisher_epoch = await self._waited_for(self._next_epoch())
             while not self._closing:
                 if not self._core.has_requests:
                     self._work.clear()
@@ -867,9 +855,19 @@ class AsyncPublisher:
                     delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
                     await self._sleep(delay)
         except BaseException as error:  # noqa: BLE001 - also a callback's; the user's task raises it
+            if self._closing and isinstance(error, asyncio.CancelledError):
+                return  # `abort` has ended what was waited for
             self._failure = error
             self._stopped = True
             self._progress.set()
+
+    async def _waited_for(self, what: Awaitable[_Value]) -> _Value:
+        """Awaits it so that `abort` need not."""
+        waiting = self._call = asyncio.ensure_future(what)
+        try:
+            return await waiting
+        finally:
+            self._call = None
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -884,24 +882,28 @@ class AsyncPublisher:
         self._stream += 1
         call = None
         try:
-            call = self._call = self._open_stream(self._requests(self._stream))
+            try:
+                call = await self._waited_for(self._open_stream(self._requests(self._stream)))
+            except SowError as unavailable:
+                return unavailable
+            self._call = call
+            if self._stopped:
+                call.cancel()  # `abort` came while it was being opened, and found it done
             async for response in call:
                 ack, error = self._core.acknowledge(response)
                 self._progress.set()
-                if self._on_ack is not None:
-                    self._on_ack(ack)
-                if self._on_refusal is not None:
-                    for refusal in ack.refusals:
-                        self._on_refusal(refusal)
+                if self._overdue:
+                    if self._linger is not None:
+                        self._linger.cancel()
+                    self._lingered()
+                self._deliver(ack)
                 if error is not None:
                     return error
             return _core.cut(_ANSWERS)
         except grpc.RpcError as error:
             return _core.stream_error(error, _ANSWERS)
         except asyncio.CancelledError:
-            # aio raises this both when the call was cancelled (a cut) and when this task is: only one is meant to end.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if self._closing or task_is_cancelled():
                 raise
             return _core.cut(_ANSWERS)
         finally:

@@ -25,7 +25,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
@@ -35,14 +35,13 @@ import grpc.aio
 
 from sow.v1 import sow_pb2
 from sow_client import _core
+from sow_client._channel import RECONNECT_SECONDS, task_is_cancelled
 from sow_client._records import Change, ChangeOp, ChangeReason, Record, RecordBatch, invalid
-from sow_client.errors import Cancelled, SowError
+from sow_client.errors import SowError
 
 RETRY_SECONDS: Final = 300.0
 """A subscription tries so long to get its connection back: enough for the restart of a server with much data, and not
 so long that nobody is told of a server that is gone."""
-RECONNECT_SECONDS: Final = 0.5
-"""How long an AsyncSubscription waits for a connection in one attempt to go on: closing it may take that long."""
 
 PASSING_REASONS: Final = _core.CUT_REASONS | {"STOPPING", "OVERLOADED"}
 """The call is made again, from where it was."""
@@ -71,8 +70,16 @@ _Column = TypeVar("_Column")
 class SubscriptionCore:
     """Owns the position, the frame at hand, and the decision to call again. Not thread-safe."""
 
-    def __init__(self, request: sow_pb2.SubscribeRequest, *, retry_for: float, connect_timeout: float) -> None:
-        """`retry_for`: seconds to try to get a broken connection back; `connect_timeout`: to get the first one."""
+    def __init__(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        *,
+        retry_for: float,
+        connect_timeout: float,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> None:
+        """`retry_for`: seconds to try to get a broken connection back; `connect_timeout`: to get the first one.
+        `on_interruption` is told why a subscription that stood does not, once, and None when it stands again."""
         if retry_for < 0:
             raise invalid("retry_for", f"{retry_for} is negative")
         self.stood = False
@@ -82,6 +89,8 @@ class SubscriptionCore:
         self._connect_timeout = connect_timeout
         self._backoff = _core.Backoff()
         self._standing = False  # the present call is confirmed
+        self._on_interruption = on_interruption
+        self._interrupted = False  # that was told
         self._snapshot = request.sow  # a snapshot is wanted, or not complete
         self._shown = False  # something was handed out that a resync would have to take back
         self._position = request.bookmark  # everything up to here was handed out; empty: nowhere
@@ -143,6 +152,13 @@ class SubscriptionCore:
         if not self.stood:
             self._backoff.reset()
         self._standing = self.stood = True
+        if self._interrupted:
+            self._interrupted = False
+            self._tell(None)
+
+    def _tell(self, interruption: SowError | None) -> None:
+        if self._on_interruption is not None:
+            self._on_interruption(interruption)
 
     def _feed_progress(self, bookmark: str) -> None:
         if self._standing:  # it has stood a while; the first one may come from a call that breaks right after it
@@ -253,6 +269,9 @@ class SubscriptionCore:
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
         if delay is None:
             raise self._failure(error)
+        if self.stood and not self._interrupted:
+            self._interrupted = True
+            self._tell(error)
         return delay
 
     def _failure(self, error: SowError) -> SowError:
@@ -308,10 +327,6 @@ def _broken(error: grpc.RpcError) -> SowError:
     return translated
 
 
-def _closed() -> SowError:
-    return Cancelled("the subscription is closed", reason="CLOSED")
-
-
 class SubscribeCall(Protocol):
     """A call that is under way."""
 
@@ -357,7 +372,7 @@ class _Reader:
         with self._lock:
             self._cancelled = True
             call = self._call
-        self._outcomes.put(_closed())
+        self._outcomes.put(_core.closed("subscription"))
         self._demand.put(False)
         if call is not None:
             call.cancel()
@@ -418,7 +433,7 @@ class Subscription:
         `sow_and_subscribe` have called it."""
         while not self._core.stood:
             if not self._advance():
-                raise _closed()
+                raise _core.closed("subscription")
 
     @property
     def bookmark(self) -> str | None:
@@ -535,7 +550,7 @@ class AsyncSubscription:
         """Returns once the subscription stands: of what changes from now on, nothing is missed."""
         while not self._core.stood:
             if not await self._advance():
-                raise _closed()
+                raise _core.closed("subscription")
 
     @property
     def bookmark(self) -> str | None:
@@ -609,10 +624,8 @@ class AsyncSubscription:
         except SowError as refused:
             return refused
         except asyncio.CancelledError:
-            # aio raises this both when the call was cancelled (a cut) and when this task is: only one is meant to end.
             self._drop_call()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if task_is_cancelled():
                 raise
             return _core.cut(_FRAMES)
         except BaseException:

@@ -45,7 +45,7 @@ from sow_client._records import (
     invalid,
 )
 from sow_client._subscription import RETRY_SECONDS, AioSubscribeCall, AsyncSubscription, SubscriptionCore
-from sow_client.client import DEFAULT_SERVER, QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, closed
+from sow_client.client import DEFAULT_SERVER, QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS
 from sow_client.errors import Refusal, SowError, Unavailable
 
 _Request = TypeVar("_Request")
@@ -499,6 +499,7 @@ class AsyncClient:
         exclude: Iterable[str] | None = None,
         batch_size: int = 1_000,
         retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> AsyncSubscription:
         """The changes of the records of a topic that match `filter`, as they happen (rules S1, S2).
 
@@ -511,6 +512,7 @@ class AsyncClient:
         `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
 
         A broken connection is made again for `retry_for` seconds, then Unavailable is raised; `math.inf`: for ever.
+        `on_interruption` is told why, once when that begins, and None when the subscription goes on.
         Raises ResyncRequired, with the bookmark reached, when the journal does not lead on from there: take a snapshot.
         """
         request = _core.subscribe_request(
@@ -529,7 +531,7 @@ class AsyncClient:
             exclude=exclude,
             batch_size=batch_size,
         )
-        return self._follow(request, retry_for)
+        return self._follow(request, retry_for, on_interruption)
 
     def sow_and_subscribe(
         self,
@@ -547,6 +549,7 @@ class AsyncClient:
         exclude: Iterable[str] | None = None,
         batch_size: int = 1_000,
         retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> AsyncSubscription:
         """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
         and nothing comes twice (rule S1). A `View` keeps the state that they tell.
@@ -570,7 +573,7 @@ class AsyncClient:
             exclude=exclude,
             batch_size=batch_size,
         )
-        return self._follow(request, retry_for)
+        return self._follow(request, retry_for, on_interruption)
 
     # ---- delete ----
 
@@ -596,12 +599,13 @@ class AsyncClient:
         )
         await self._await_ready()
         try:
-            async for response in self._sow.SowDelete(request):
-                deleted = _core.deleted(response)
-                if on_progress is not None:
-                    on_progress(deleted)
-                if response.done:
-                    return deleted
+            with _channel.unless_closed():
+                async for response in self._sow.SowDelete(request):
+                    deleted = _core.deleted(response)
+                    if on_progress is not None:
+                        on_progress(deleted)
+                    if response.done:
+                        return deleted
         except grpc.RpcError as error:
             raise _core.error_of_status(error) from error
         raise _core.cut("the answer to the delete")
@@ -659,12 +663,13 @@ class AsyncClient:
         request = _core.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
         await self._await_ready()
         try:
-            async for response in self._admin.Restamp(request):
-                restamped = _core.restamped(response)
-                if on_progress is not None:
-                    on_progress(restamped)
-                if response.done:
-                    return restamped
+            with _channel.unless_closed():
+                async for response in self._admin.Restamp(request):
+                    restamped = _core.restamped(response)
+                    if on_progress is not None:
+                        on_progress(restamped)
+                    if response.done:
+                        return restamped
         except grpc.RpcError as error:
             raise _core.error_of_status(error) from error
         raise _core.cut("the answer to the restamp")
@@ -689,7 +694,7 @@ class AsyncClient:
 
     async def _await_ready(self, seconds: float | None = None) -> None:
         if self._closed:
-            raise closed()
+            raise _core.closed("client")
         if self._connection is not None:
             await self._connection.await_ready(seconds)
 
@@ -706,7 +711,8 @@ class AsyncClient:
         while True:
             await self._await_ready()
             try:
-                return await method(request, timeout=None if unbounded else self._timeout)
+                with _channel.unless_closed():
+                    return await method(request, timeout=None if unbounded else self._timeout)
             except grpc.RpcError as error:
                 translated = _core.error_of_status(error)
                 if not again or translated.reason != "UNREACHABLE":
@@ -721,27 +727,32 @@ class AsyncClient:
         finally:
             self._sequencer.give_back(position, len(request.records))
 
-    def _open_stream(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest]) -> AioStreamCall:
-        if self._closed:
-            raise closed()
-        return self._sow.PublishStream(requests)
+    async def _open_stream(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest]) -> AioStreamCall:
+        await self._await_ready(_channel.RECONNECT_SECONDS)
+        with _channel.unless_closed():
+            return self._sow.PublishStream(requests)
 
     async def _next_epoch(self, publisher_id: str) -> int:
         request = sow_pb2.GetPublisherRequest(publisher_id=publisher_id)
         return (await self._call(self._sow.GetPublisher, request)).publisher_epoch + 1
 
-    def _follow(self, request: sow_pb2.SubscribeRequest, retry_for: float) -> AsyncSubscription:
-        core = SubscriptionCore(request, retry_for=retry_for, connect_timeout=self._connect_timeout)
+    def _follow(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        retry_for: float,
+        on_interruption: Callable[[SowError | None], object] | None,
+    ) -> AsyncSubscription:
+        core = SubscriptionCore(
+            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+        )
         return AsyncSubscription(core, self._open_subscription)
 
     async def _open_subscription(
         self, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> AioSubscribeCall:
         await self._await_ready(connect_seconds)
-        try:
+        with _channel.unless_closed():
             return self._sow.Subscribe(request)
-        except grpc.aio.UsageError as error:  # how gRPC says that the channel was closed since
-            raise closed() from error
 
     def _query(self, request: sow_pb2.QueryRequest) -> AsyncQueryResult:
         progress = _core.QueryProgress(request.topic)
@@ -752,12 +763,14 @@ class AsyncClient:
     ) -> AsyncGenerator[RecordBatch, None]:
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
             await self._await_ready()
-            call = self._sow.Query(request)
+            with _channel.unless_closed():
+                call = self._sow.Query(request)
             try:
-                async for response in call:
-                    batch = progress.batch(response)
-                    if batch is not None:
-                        yield batch
+                with _channel.unless_closed():
+                    async for response in call:
+                        batch = progress.batch(response)
+                        if batch is not None:
+                            yield batch
                 progress.finished()
                 return
             except (grpc.RpcError, SowError) as error:

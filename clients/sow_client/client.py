@@ -47,7 +47,7 @@ from sow_client._records import (
     invalid,
 )
 from sow_client._subscription import RETRY_SECONDS, SubscribeCall, Subscription, SubscriptionCore
-from sow_client.errors import Cancelled, Refusal, SowError, Unavailable
+from sow_client.errors import Refusal, SowError, Unavailable
 
 DEFAULT_SERVER: Final = f"127.0.0.1:{_channel.DEFAULT_PORT}"
 QUERY_ATTEMPTS_MAX: Final = 3
@@ -55,11 +55,6 @@ QUERY_RETRY_SECONDS: Final = 0.2
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-
-
-def closed() -> SowError:
-    """What the calls of a closed client raise."""
-    return Cancelled("the client is closed", reason="CLOSED")
 
 
 class QueryResult:
@@ -144,9 +139,14 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection; calls that are under way end."""
-        self._closed = True
+        self._mark_closed()
         if self._owns_channel:
             self._channel.close()
+
+    def _mark_closed(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +157,7 @@ class Client:
         if error is None or isinstance(error, Exception):
             self.close()
             return
-        self._closed = True
+        self._mark_closed()
         if self._owns_channel:
             _channel.close_interrupted(self._channel)
 
@@ -511,6 +511,7 @@ class Client:
         exclude: Iterable[str] | None = None,
         batch_size: int = 1_000,
         retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> Subscription:
         """The changes of the records of a topic that match `filter`, as they happen (rules S1, S2).
 
@@ -523,6 +524,7 @@ class Client:
         `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
 
         A broken connection is made again for `retry_for` seconds, then Unavailable is raised; `math.inf`: for ever.
+        `on_interruption` is told why, once when that begins, and None when the subscription goes on.
         Raises ResyncRequired, with the bookmark reached, when the journal does not lead on from there: take a snapshot.
         """
         request = _core.subscribe_request(
@@ -541,7 +543,7 @@ class Client:
             exclude=exclude,
             batch_size=batch_size,
         )
-        return self._follow(request, retry_for)
+        return self._follow(request, retry_for, on_interruption)
 
     def sow_and_subscribe(
         self,
@@ -559,6 +561,7 @@ class Client:
         exclude: Iterable[str] | None = None,
         batch_size: int = 1_000,
         retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> Subscription:
         """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
         and nothing comes twice (rule S1). A `View` keeps the state that they tell.
@@ -582,7 +585,7 @@ class Client:
             exclude=exclude,
             batch_size=batch_size,
         )
-        return self._follow(request, retry_for)
+        return self._follow(request, retry_for, on_interruption)
 
     # ---- delete ----
 
@@ -690,11 +693,11 @@ class Client:
 
     # ---- calls ----
 
-    def _await_ready(self) -> None:
+    def _await_ready(self, seconds: float | None = None) -> None:
         if self._closed:
-            raise closed()
+            raise _core.closed("client")
         if self._connection is not None:
-            self._connection.await_ready()
+            self._connection.await_ready(seconds)
 
     def _call(
         self,
@@ -725,15 +728,24 @@ class Client:
             self._sequencer.give_back(position, len(request.records))
 
     def _open_stream(self, requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
-        if self._closed:
-            raise closed()
-        return self._sow.PublishStream(requests)
+        self._await_ready(_channel.RECONNECT_SECONDS)
+        try:
+            return self._sow.PublishStream(requests)
+        except ValueError as error:  # how gRPC says that the channel was closed since
+            raise _core.closed("client") from error
 
     def _get_publisher(self, publisher_id: str) -> sow_pb2.GetPublisherResponse:
         return self._call(self._sow.GetPublisher, sow_pb2.GetPublisherRequest(publisher_id=publisher_id))
 
-    def _follow(self, request: sow_pb2.SubscribeRequest, retry_for: float) -> Subscription:
-        core = SubscriptionCore(request, retry_for=retry_for, connect_timeout=self._connect_timeout)
+    def _follow(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        retry_for: float,
+        on_interruption: Callable[[SowError | None], object] | None,
+    ) -> Subscription:
+        core = SubscriptionCore(
+            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+        )
         subscription = Subscription(core, self._open_subscription)
         subscription.open()
         return subscription
@@ -743,7 +755,7 @@ class Client:
         try:
             return self._sow.Subscribe(request)
         except ValueError as error:  # how gRPC says that the channel was closed since
-            raise closed() from error
+            raise _core.closed("client") from error
 
     def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
         progress = _core.QueryProgress(request.topic)

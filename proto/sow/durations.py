@@ -50,7 +50,7 @@ def parse_micros(text: str) -> int:
     if not text:
         raise DurationError("duration '' is empty; write for example '30s', and zero as '0s'")
     if text[0] == "-":
-        raise _error(text, 0, "is negative")
+        raise DurationError(f"duration {text!r} is negative")
     # Sum of whole / 10**scale nanoseconds, kept as one integer over a common power of ten (D3).
     whole, scale, position = 0, 0, 0
     while position < len(text):
@@ -58,16 +58,16 @@ def parse_micros(text: str) -> int:
         assert number is not None, "every part of the pattern is optional"
         digits, fraction = number[1], number[2] or ""
         if not digits and not fraction:
-            raise _error(text, position, "expects a number")
+            raise _error(text, position, "misses a number")
         position = number.end()
         unit = _UNIT.match(text, position)
         assert unit is not None, "the pattern may match nothing"
         nanos = _NANOS.get(unit[0])
         if nanos is None:
             if unit[0]:
-                raise _error(text, position, f"has the unknown unit {unit[0]!r} (known: {_UNITS})")
+                raise _error(text, position, f"has the unknown unit {unit[0]!r}", f"; the units are {_UNITS}")
             hint = f"; write for example '{text}s'" if position == len(text) else ""
-            raise _error(text, position, f"misses a unit{hint}")
+            raise _error(text, position, "misses a unit", hint)
         position = unit.end()
         if len(fraction) > scale:
             whole *= 10 ** (len(fraction) - scale)
@@ -107,5 +107,7 @@ def _decimal(count: int, unit: int) -> str:
     return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0")
 
 
-def _error(text: str, position: int, fault: str) -> DurationError:
-    return DurationError(f"duration {text!r} {fault} at position {position}")
+def _error(text: str, position: int, fault: str, hint: str = "") -> DurationError:
+    if text[position : position + 1].isspace():
+        fault, hint = "has a space", "; write it without spaces"
+    return DurationError(f"duration {text!r} {fault} at position {position}{hint}")

@@ -108,6 +108,7 @@ def test_a_subscriber_follows_over_a_restart_of_the_server(tmp_path: Path) -> No
             following = subprocess.Popen(
                 [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
                 env=os.environ | {"PYTHONPATH": paths},
             )
@@ -122,6 +123,10 @@ def test_a_subscriber_follows_over_a_restart_of_the_server(tmp_path: Path) -> No
                 assert (put["op"], put["payload"]) == ("put", {"id": 2})
                 assert (gone["op"], gone["reason"], gone["previous"]["payload"]) == ("oof", "deleted", {"id": 1})
                 assert following.wait(30) == 0
+                assert following.stderr is not None
+                lost, found = following.stderr.read().splitlines()
+                assert lost.startswith("reconnecting … (")
+                assert found == "connected again"
             finally:
                 following.kill()
                 following.communicate()

@@ -157,6 +157,16 @@ def test_tls_serves_who_trusts_the_authority(tmp_path: Path, certificates: Path)
         assert not server.faults()
 
 
+def test_a_certificate_that_is_not_trusted_is_told_as_the_cause(tmp_path: Path, certificates: Path) -> None:
+    """Story: it looked like a server that is not there; what TLS had to say was in gRPC's log alone."""
+    with ServerProcess(tmp_path, tls_config(certificates, mutual=False)) as server:
+        tls = Tls(ca=certificates / "other-ca.pem")
+        with Client(server.address, tls=tls, connect_timeout=1.5) as client, pytest.raises(Unavailable) as caught:
+            client.status()
+        assert caught.value.reason == "UNREACHABLE"
+        assert "CERTIFICATE_VERIFY_FAILED" in caught.value.message
+
+
 def test_mutual_tls_serves_who_shows_a_certificate_of_the_authority(tmp_path: Path, certificates: Path) -> None:
     with ServerProcess(tmp_path, tls_config(certificates, mutual=True)) as server:
         ca = certificates / "ca.pem"

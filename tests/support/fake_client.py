@@ -94,6 +94,8 @@ class FakeClient:
         self.query_batch_size = 2
         self.coming: list[Change] = []
         """What subscriptions tell after their snapshots."""
+        self.interruption: SowError | None = None
+        """What interrupts each subscription before its first message, for a moment."""
 
     def __enter__(self) -> Self:
         return self
@@ -330,12 +332,33 @@ class FakeClient:
 
     # ---- following ----
 
-    def subscribe(self, topic: str | None, filter: str | None, **options: object) -> FakeSubscription:  # noqa: A002
+    def subscribe(
+        self,
+        topic: str | None,
+        filter: str | None,  # noqa: A002 - the client's public name
+        *,
+        on_interruption: Callable[[SowError | None], object] = lambda _: None,
+        **options: object,
+    ) -> FakeSubscription:
         self._called("subscribe", topic=topic, filter=filter, **options)
+        self._interrupt(on_interruption)
         return FakeSubscription(self.coming)
 
-    def sow_and_subscribe(self, topic: str | None, filter: str | None, **options: object) -> FakeSubscription:  # noqa: A002
+    def _interrupt(self, on_interruption: Callable[[SowError | None], object]) -> None:
+        if self.interruption is not None:
+            on_interruption(self.interruption)
+            on_interruption(None)
+
+    def sow_and_subscribe(
+        self,
+        topic: str | None,
+        filter: str | None,  # noqa: A002 - the client's public name
+        *,
+        on_interruption: Callable[[SowError | None], object] = lambda _: None,
+        **options: object,
+    ) -> FakeSubscription:
         self._called("sow_and_subscribe", topic=topic, filter=filter, **options)
+        self._interrupt(on_interruption)
         names = [topic] if topic is not None else sorted(self.tables)
         snapshot = [
             Change("sow", record=record, topic=name)

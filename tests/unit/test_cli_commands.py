@@ -91,6 +91,10 @@ def test_help_needs_no_server() -> None:
         ("query", "orders", "--keys", "a,,b"),
         ("query", "orders", "--format", "xml"),
         ("query", "orders", "--explain", "--count"),
+        ("query", "orders", "--count", "--select", "/a"),  # refused by the server, and only together with --top
+        ("query", "orders", "--count", "--exclude", "/a"),
+        ("query", "orders", "--count", "--keys-only"),
+        ("query", "orders", "--count", "--order-by", "/a"),
         ("publish", "orders", "--unset", "/a", "--data", "{}"),
         ("publish", "orders", "--delta", "--unset", "/a,,/b", "--data", "{}"),
         ("delete", "orders"),

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from sow_cli.command import sow
 from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable
 from sow_cli.messages import TopicForms
-from sow_client import Change, Client
+from sow_client import Change, Client, Unavailable
 from tests.support.fake_client import NOW_MICROS, FakeClient
 from tests.unit.test_cli_terminal import SECONDS_MAX, Terminal, plain, start
 
@@ -272,6 +272,23 @@ def test_it_ends_after_its_time_though_nothing_comes(client: FakeClient) -> None
     assert (result.exit_code, result.output) == (0, "")
 
 
+@pytest.mark.parametrize("options", [(), ("--sow",)])
+def test_a_connection_that_is_lost_and_found_again_is_told_on_stderr(
+    client: FakeClient, options: tuple[str, ...]
+) -> None:
+    """Story: it was silent for up to five minutes, which looked as if nothing happened in the topic."""
+    client.interruption = Unavailable("the subscription was cut off", reason="STREAM_CUT")
+
+    result = run(client, "orders", *options, "--count", "1")
+
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "reconnecting … (STREAM_CUT: the subscription was cut off)",
+        "connected again",
+    ]
+    assert len(rows(result)) == 1
+
+
 def test_a_reader_that_goes_away_ends_it_though_nothing_more_comes() -> None:
     process = start(
         "subscribe", "orders", "--sow", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -288,7 +305,8 @@ def test_a_reader_that_goes_away_ends_it_though_nothing_more_comes() -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--format", "table")])
-def test_ctrl_c_ends_it_quietly_with_130(options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("interrupt", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_it_quietly(options: tuple[str, ...], interrupt: signal.Signals, code: int) -> None:
     process = start(
         "subscribe", "orders", "--sow", *options,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -299,11 +317,11 @@ def test_ctrl_c_ends_it_quietly_with_130(options: tuple[str, ...]) -> None:
         for _ in range(4):
             assert process.stdout.readline()
 
-        process.send_signal(signal.SIGINT)
+        process.send_signal(interrupt)
 
         assert process.stderr.read() == b""
         assert process.stdout.read() == b""
-    assert process.wait(SECONDS_MAX) == 130
+    assert process.wait(SECONDS_MAX) == code
 
 
 # ---- the live table ----
@@ -333,6 +351,19 @@ def test_on_a_terminal_a_snapshot_is_a_live_table_that_stays(terminals: list[Ter
     assert max(len(line) for line in last) == 80
     assert last[22] == "… and 2,980 more"
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_sigterm_leaves_the_terminal_in_order(terminals: list[Terminal]) -> None:
+    """Story: the process died where it was, and the terminal's cursor stayed hidden."""
+    terminals.append(Terminal("subscribe", "many", "--sow"))
+    terminals[0].read_until("… and 2,980 more")
+
+    terminals[0].process.send_signal(signal.SIGTERM)
+
+    text = terminals[0].read_until(None)
+    assert terminals[0].process.wait(SECONDS_MAX) == 143
+    assert "Traceback" not in text
+    assert text.rstrip().endswith("\x1b[?25h")
 
 
 def test_on_a_terminal_without_a_snapshot_messages_are_lines(terminals: list[Terminal]) -> None:

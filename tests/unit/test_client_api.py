@@ -10,10 +10,11 @@ from sow_client import AsyncClient, AsyncPublisher, AsyncSubscription, Client, P
 PUBLIC = {
     "EARLIEST", "NEVER", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncPublisher", "AsyncQueryResult",
     "AsyncSubscription", "Cancelled", "Change", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss",
-    "DeadlineExceeded", "Deleted", "FailedPrecondition", "IndexStatus", "InternalError", "InvalidArgument", "NotFound",
-    "Page", "PermissionDenied", "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan",
-    "QueryResult", "Record", "RecordBatch", "Refusal", "ResourceExhausted", "Restamped", "ResyncRequired", "SowError",
-    "Status", "Subscription", "Tls", "Topic", "TopicSettings", "TopicStatistics", "Unavailable", "View",
+    "DeadlineExceeded", "Deleted", "DurabilityName", "FailedPrecondition", "IndexStatus", "InternalError",
+    "InvalidArgument", "MessageTypeName", "NotFound", "Page", "PermissionDenied", "PublishFailed", "Published",
+    "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch", "Refusal",
+    "ResourceExhausted", "RestampMode", "Restamped", "ResyncRequired", "SowError", "Status", "Subscription", "Tls",
+    "Topic", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "View",
 }  # fmt: skip
 
 

@@ -300,6 +300,15 @@ def test_expiration_is_one_setting_for_people_and_two_fields_on_the_wire() -> No
     assert not plain.settings.HasField("default_ttl")
 
 
+def test_none_is_the_default_of_every_setting() -> None:
+    """Story: None turned `expiration` on, instead of back to "disabled", and broke on half of the others."""
+    names = TopicSettings.__dataclass_fields__
+    altered = _core.alter_request("orders", dict.fromkeys(names))  # type: ignore[arg-type]
+    assert _core.topic(admin_pb2.Topic(settings=altered.settings)).settings == TopicSettings()
+    assert altered.settings.expiration == admin_pb2.EXPIRATION_DISABLED
+    assert set(names) <= set(altered.update_paths)
+
+
 def test_settings_that_are_not_named_are_left_to_the_server() -> None:
     assert _core.create_request("orders", None, {}).settings == admin_pb2.TopicSettings()
     assert _core.create_request("orders", TopicSettings(), {}).settings == admin_pb2.TopicSettings()

@@ -24,6 +24,10 @@ from sow_client import (
     Published,
     Unavailable,
 )
+from sow_client._publisher import StreamCall
+from tests.support.server import CLOSED_WHILE_WATCHED
+
+pytestmark = pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED)
 
 CUT_AFTER = 7  # requests of a stream, after which the server of the reconnect tests breaks it
 
@@ -223,6 +227,155 @@ def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_t
     never.set()
 
 
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_publisher_gives_up_a_server_that_says_nothing_after_the_connect_timeout(mute: str) -> None:
+    """Story: a publisher opened its stream without waiting for a connection, and gRPC waits 20 s for this one (C1)."""
+    with Client(mute, connect_timeout=0.2) as client:
+        publisher = client.publisher("orders")
+        publisher.publish(b"{}")
+        with futures.ThreadPoolExecutor() as threads:
+            flushed = threads.submit(publisher.flush)
+            try:
+                assert isinstance(flushed.exception(10), Unavailable)
+            finally:
+                publisher.abort()
+
+
+def test_an_asynchronous_publisher_gives_it_up_too(mute: str) -> None:
+    async def use() -> None:
+        async with AsyncClient(mute, connect_timeout=0.2) as client:
+            publisher = client.publisher("orders")
+            await publisher.publish(b"{}")
+            try:
+                with pytest.raises(Unavailable):
+                    await asyncio.wait_for(publisher.flush(), 10)
+            finally:
+                await publisher.abort()
+
+    asyncio.run(use())
+
+
+def test_an_asynchronous_publisher_that_still_asks_for_its_epoch_is_aborted_at_once(mute: str) -> None:
+    """Story: leaving the block by an exception waited for the answer about the publisher id, up to `timeout`."""
+
+    async def use() -> None:
+        async with AsyncClient(mute, connect_timeout=600) as client:
+            publisher = client.publisher("orders", publisher_id="loader", batch_records=1)
+            await publisher.publish(b"{}")
+            await asyncio.sleep(0)  # its task begins
+            await asyncio.wait_for(publisher.abort(), 10)
+            with pytest.raises(Cancelled) as caught:
+                await publisher.publish(b"{}")
+            assert caught.value.reason == "CLOSED"
+
+    asyncio.run(use())
+
+
+def test_closing_a_client_ends_the_wait_for_its_connection(mute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: who waited went on waiting for `connect_timeout`, and was then told of an unreachable server."""
+    waiting = threading.Event()
+    client = Client(mute, connect_timeout=600)
+    subscribe = client._channel.subscribe
+
+    def subscribed(observe: Callable[[grpc.ChannelConnectivity], None], *, try_to_connect: bool) -> None:
+        subscribe(observe, try_to_connect=try_to_connect)
+        waiting.set()
+
+    monkeypatch.setattr(client._channel, "subscribe", subscribed)
+    with futures.ThreadPoolExecutor() as threads:
+        call = threads.submit(client.get, "orders", "1")
+        assert waiting.wait(10)
+        client.close()
+        error = call.exception(10)
+        assert isinstance(error, Cancelled)
+        assert error.reason == "CLOSED"
+
+
+def test_closing_an_asynchronous_client_is_told_to_those_who_wait(mute: str, store: Store, address: str) -> None:
+    """Story: it was a UsageError of gRPC for a task that waited for a connection and, worse, a CancelledError for one
+    that waited for an answer: that task ended without a word, as if it had been cancelled itself (B2)."""
+
+    async def use() -> None:
+        connecting = AsyncClient(mute, connect_timeout=600)
+        waits = asyncio.create_task(connecting.get("orders", "1"))
+        await asyncio.sleep(0)
+        asking = AsyncClient(address)
+        asks = asyncio.create_task(asking.get("slow", "1"))
+        assert await asyncio.to_thread(store.entered.wait, 10)
+        for client, task in ((connecting, waits), (asking, asks)):
+            await client.close()
+            with pytest.raises(Cancelled) as caught:
+                await asyncio.wait_for(task, 10)
+            assert caught.value.reason == "CLOSED"
+
+    asyncio.run(use())
+
+
+def test_a_task_that_is_cancelled_stays_cancelled(store: Store, address: str) -> None:
+    async def use() -> None:
+        async with AsyncClient(address) as client:
+            asks = asyncio.create_task(client.get("slow", "1"))
+            assert await asyncio.to_thread(store.entered.wait, 10)
+            asks.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asks
+
+    asyncio.run(use())
+
+
+def test_why_there_is_no_connection_is_told(address: str) -> None:
+    """Story: a refused connection, a wrong name and a certificate that is not trusted all looked the same."""
+
+    async def use() -> str:
+        async with AsyncClient(address, connect_timeout=0.5) as client:
+            with pytest.raises(Unavailable) as caught:
+                await client.get("orders", "1")
+            return caught.value.message
+
+    with Client(address, connect_timeout=0.5) as client, pytest.raises(Unavailable) as caught:
+        client.get("orders", "1")
+    for message in (caught.value.message, asyncio.run(use())):
+        assert message.startswith(f"cannot connect to {address} within 0.5 s: ")
+        assert "refused" in message
+
+
+def test_what_lingers_while_there_is_no_connection_is_not_tried_for_without_rest(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: only sealed requests counted as something to try again for, so with records that lingered the publisher
+    opened stream after stream without a rest, and never gave up."""
+    tries = 0
+    # On a channel of the user's own nobody waits for a connection before a stream is opened.
+    with grpc.insecure_channel(address) as channel, Client(channel=channel, connect_timeout=0.3) as client:
+        opens = client._open_stream
+
+        def counted(requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
+            nonlocal tries
+            tries += 1
+            return opens(requests)
+
+        monkeypatch.setattr(client, "_open_stream", counted)
+        publisher = client.publisher("orders", linger=600)
+        try:
+            publisher.publish(b"{}")
+            assert publisher._thread is not None
+            publisher._thread.join(5)
+            assert not publisher._thread.is_alive()
+            with pytest.raises(Unavailable):
+                publisher.flush()
+        finally:
+            publisher.abort()
+    assert tries < 10
+
+
 def test_a_call_that_takes_too_long_is_a_deadline_and_not_an_unreachable_server(store: Store, address: str) -> None:
     with Client(address, timeout=0.3) as client:
         with pytest.raises(DeadlineExceeded):
@@ -321,3 +474,40 @@ def test_a_lingering_record_of_an_asynchronous_publisher_is_sent(store: Store, a
 
     asyncio.run(use())
     assert store.payloads == [b"{}"]
+
+
+def test_an_asynchronous_publisher_that_waits_for_room_lets_the_loop_rest(address: str) -> None:
+    """Story: with `linger=0` what had lingered long enough was looked at again and again until there was room."""
+    store = Store()
+
+    async def use() -> None:
+        looked = 0
+        settled = asyncio.Event()
+        async with AsyncClient(address, connect_timeout=60) as client:
+            publisher = client.publisher(
+                "orders",
+                linger=0.0,
+                batch_records=2,
+                max_in_flight=1,
+                on_ack=lambda ack: settled.set() if publisher.acknowledged == 3 else None,
+            )
+            lingered = publisher._lingered
+
+            def counted() -> None:
+                nonlocal looked
+                looked += 1
+                lingered()
+
+            publisher._lingered = counted  # type: ignore[method-assign]
+            for number in range(3):
+                await publisher.publish(str(number))
+            for _ in range(1_000):
+                await asyncio.sleep(0)
+            assert looked < 10
+            server = serve(store, address)
+            await asyncio.wait_for(settled.wait(), 10)
+            await publisher.close()
+            server.stop(None).wait()
+
+    asyncio.run(use())
+    assert store.payloads == [b"0", b"1", b"2"]

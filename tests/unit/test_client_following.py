@@ -234,6 +234,28 @@ def test_calls_of_the_asynchronous_client_that_break(servers: Servers, seed: int
     assert told(asyncio.run(use())) == journal.told()
 
 
+def test_both_clients_tell_that_they_are_interrupted_and_go_on(servers: Servers) -> None:
+    journal = ended(history(1))
+    servers.start(Followed(journal, cuts=[3, 3]))
+    seen: list[SowError | None] = []
+
+    async def use() -> None:
+        async with AsyncClient(servers.address) as client:
+            changes = client.subscribe(TOPIC, start=EARLIEST, batch_size=1, on_interruption=seen.append)
+            async with changes:
+                await until_end_async(changes)
+
+    with Client(servers.address) as client:
+        with client.subscribe(TOPIC, start=EARLIEST, batch_size=1, on_interruption=seen.append) as changes:
+            until_end(changes)
+    assert [interruption and interruption.reason for interruption in seen] == ["UNREACHABLE", None] * 2
+    seen.clear()
+    servers.stop()
+    servers.start(Followed(journal, cuts=[3]))
+    asyncio.run(use())
+    assert [interruption and interruption.reason for interruption in seen] == ["UNREACHABLE", None]
+
+
 def test_a_snapshot_that_breaks_again_and_again_gives_the_state_in_the_end(servers: Servers, seed: int) -> None:
     journal = ended(history(seed))
     servers.start(Followed(journal, cuts=range(200)))

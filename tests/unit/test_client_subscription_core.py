@@ -390,6 +390,36 @@ def test_time_to_try_counts_anew_once_something_came_of_a_call(good: str) -> Non
         core.ended(CUT, now=float(now) + 8, jitter=0.0)
 
 
+def test_an_interruption_is_told_once_and_its_end_too() -> None:
+    interruptions: list[SowError | None] = []
+    core = SubscriptionCore(request_of(), retry_for=30.0, connect_timeout=5.0, on_interruption=interruptions.append)
+    journal = Journal()
+    core.request(now=0.0)
+    core.ended(CUT, now=0.0, jitter=0.5)
+    assert interruptions == []  # it has never stood: that is the caller's wait, and his error
+    fed(core, *journal.frames(core.request(now=1.0)))
+    assert interruptions == []
+
+    core.ended(CUT, now=2.0, jitter=0.5)
+    core.request(now=3.0)
+    core.ended(CUT, now=3.0, jitter=0.5)
+    assert interruptions == [CUT]
+    fed(core, *journal.frames(core.request(now=4.0)))
+    assert interruptions == [CUT, None]
+
+    core.ended(CUT, now=5.0, jitter=0.5)
+    assert interruptions == [CUT, None, CUT]
+
+
+def test_a_subscription_that_is_given_up_is_not_told_as_interrupted() -> None:
+    interruptions: list[SowError | None] = []
+    core = SubscriptionCore(request_of(), retry_for=0.0, connect_timeout=5.0, on_interruption=interruptions.append)
+    fed(core, *Journal().frames(core.request(now=0.0)))
+    with pytest.raises(Unavailable):
+        core.ended(CUT, now=1.0, jitter=0.5)
+    assert interruptions == []
+
+
 def test_a_negative_time_to_try_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         core_of(request_of(), retry_for=-1.0)
