@@ -239,16 +239,17 @@ class Dispatcher:
                 if followed is not None:
                     chunks.append(_Chunk(followed, chunk.finish(commit.commit_time_micros), chunk.previous_values))
                     size += CHANGE_BYTES * len(chunk.payloads) + sum(map(len, chunk.payloads))
+                    size += sum([len(value) for value in chunk.previous_values or () if value is not None])
             if chunks or commit.dropped:
                 self._backlog.append(_Commit(commit.last_sequence, chunks, commit.dropped, size))
                 self._backlog_bytes += size
         self.synced = synced
         if self._backlog_bytes > BACKLOG_BYTES_MAX:
             self._drop_backlog()
-        if self._backlog:
-            self._run_soon()
-        else:
+        if not self._backlog:
             self._advance()
+        elif not self._scheduled:
+            self._run_slice()  # at once: followers hear of it before the loop sends the answers of the same commit
 
     def _advance(self) -> None:
         """Everything that is durable has been dispatched."""
@@ -262,6 +263,19 @@ class Dispatcher:
 
     def _run_slice(self) -> None:
         self._scheduled = False
+        try:
+            self._dispatch_slice()
+        except Exception:
+            # A fault of ours, and who has been given what is not known: everybody has to come back with a bookmark.
+            log.exception("dispatch_failed")
+            self._backlog.clear()
+            self._dirty.clear()
+            self._backlog_bytes = self._chunk = self._index = 0
+            self.position = self.synced
+            for followed in list(self._topics.values()):
+                self._end_all(followed, _unexpected())
+
+    def _dispatch_slice(self) -> None:
         slice_ = _Slice(time.perf_counter() + SLICE_SECONDS)
         while self._backlog and not slice_.over:
             commit = self._backlog[0]
@@ -329,9 +343,7 @@ class Dispatcher:
         except Exception:
             # A fault of ours: those who follow this topic have to hear of it, the others are none the worse.
             log.exception("dispatch_failed", topic=topic.name)
-            self._end_all(
-                followed, StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")
-            )
+            self._end_all(followed, _unexpected())
 
     def _find(self, topic: Topic, sequence: int) -> Entry | None:
         """The previous change of a key: of what was staged just before anybody wanted to know."""
@@ -415,3 +427,7 @@ class Dispatcher:
     def group_count(self) -> int:
         """Groups of attached subscribers."""
         return sum(followed.group_count for followed in list(self._topics.values()))
+
+
+def _unexpected() -> StoreError:
+    return StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")

@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
 from sow_server.engine.fields import Entry, Kind, entries
-from sow_server.filters import Meta
 from sow_server.filters.bounds import bounds_of
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.subscriptions.changes import UNKNOWN, Change, Version
 from sow_server.subscriptions.request import RecordFilter
 
-NO_META: Final = Meta("", 0, 0, None, "", 0)
 POINTS_MAX: Final = 1000
 """A filter with more points on its field is asked one by one: entering them would cost more memory than it is worth."""
 _KEY: Final = Metadata(MetadataName.KEY)
@@ -93,20 +91,19 @@ class FieldIndex(Generic[T]):
 
     def add(self, field: Field, points: Iterable[Entry], waiting: T) -> None:
         """Enters one that waits for a value among `points`."""
-        table = self._tables.setdefault(field, {})
         for point in points:
-            table.setdefault(point, []).append(waiting)
+            self._tables.setdefault(field, {}).setdefault(point, []).append(waiting)
         self._rebuild()
 
     def remove(self, field: Field, points: Iterable[Entry], waiting: T) -> None:
         """Takes it out again."""
-        table = self._tables[field]
         for point in points:
+            table = self._tables[field]
             table[point].remove(waiting)
             if not table[point]:
                 del table[point]
-        if not table:
-            del self._tables[field]
+            if not table:
+                del self._tables[field]
         self._rebuild()
 
     def _rebuild(self) -> None:

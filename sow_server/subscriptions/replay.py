@@ -29,11 +29,10 @@ READ_COMMITS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one step has found. Up to `position` it is complete; `reached`: that is as far as was asked."""
+    """What one step has found. Up to `position` it is complete."""
 
     frames: list[ChangeFrame]
     position: int
-    reached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class Replay:
                 break
         else:
             position = upto
-        return Replayed(found.frames(position), position, position == upto)
+        return Replayed(found.frames(position), position)
 
     def _steps(self, cut: JournalCut, position: int, upto: int) -> Iterator[tuple[Topic, Changes] | Commit]:
         """The chunks to read, and after those of one commit, where commits are walked, the commit."""

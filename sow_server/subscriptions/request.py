@@ -108,11 +108,6 @@ class Wants:
         """Whether it hears of records that leave its view."""
         return self.oof or self.changes
 
-    @property
-    def previous(self) -> bool:
-        """Whether it needs to know what a record was before."""
-        return self.oof or self.changes or self.delta
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

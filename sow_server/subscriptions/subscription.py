@@ -97,7 +97,8 @@ class Subscription:
         self.wake: Callable[[], None] = lambda: None
         """Set by who drives the machine."""
 
-        self._opened = False
+        self._may_open = False
+        """Whether what was staged before its topics were followed is through, and it has not begun yet."""
         self._durable = False
         """Whether what it begins with is on disk."""
         self._greeted = False
@@ -223,8 +224,10 @@ class Subscription:
         """Begins after a position of the journal, or (None) with what is committed from now on. `accepted`: floors
         below which nothing is missed, by topic id. Raises StoreError."""
         barrier = self._dispatcher.register(self)
+        if self._topic is not None:
+            self._check_registered(self._topic)
         if position is not None:
-            self._opened = self._durable = self._behind = True
+            self._durable = self._behind = True
             self._position = self._covered = position
             self._accepted = accepted
         elif barrier:
@@ -232,16 +235,23 @@ class Subscription:
         else:
             self._open()
 
+    def _check_registered(self, topic: Topic) -> None:
+        """Raises StoreError where the writer was quicker, and has deleted the topic, or changed it so that the request
+        does not fit any more: from here on whoever is registered hears of either."""
+        if topic.id not in self._store.topics.by_id:
+            raise StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+        self.view(topic)
+
     def _passed(self, answer: object) -> None:
         """What was staged before the topic was followed is through."""
         if isinstance(answer, StoreError):
             self.end(answer)
-        elif not self._is_closed:
-            self._open()
+        else:
+            self._may_open = True
             self.wake()
 
     def _open(self) -> None:
-        self._opened = True
+        self._may_open = False
         if self.request.sow:
             self._snapshot = snapshot = self._cut()
             # Nothing else runs on this thread in between, so nothing after the cut has been dispatched yet.
@@ -294,7 +304,10 @@ class Subscription:
                 return self._send(frame)
             if self._error is not None:
                 raise self._error
-            if not self._behind or (self._conflation is not None and self.queued_bytes >= self._queue_bytes_max):
+            if self._elapsed() >= self._progress_at and not self._together:
+                return self._progress()  # also while it reads on and on, and nothing matches (rule S5)
+            # One that conflates reads on once there is room. Only what is conflated makes room by waiting.
+            if not self._behind or (self._conflation and self.queued_bytes >= self._queue_bytes_max):
                 return self._idle()
             step = self._catch_up()
             if step is not None:
@@ -331,6 +344,8 @@ class Subscription:
         """The first frame tells that the subscription stands, once what it begins with is durable (rule S7)."""
         if self._error is not None:
             raise self._error
+        if self._may_open:
+            self._open()
         if not self._durable:
             failure = self._store.writer.failure
             if failure is not None:
@@ -415,11 +430,12 @@ class Subscription:
         position = self._covered
         return Read(lambda: self._replay.read(position, upto, self._accepted))
 
-    def _idle(self) -> Step:
-        now = self._elapsed()
-        until = self._sent_at + self.request.progress_micros
-        if now >= until and not self._together:
-            return self._progress()
+    @property
+    def _progress_at(self) -> int:
+        return self._sent_at + self.request.progress_micros
+
+    def _idle(self) -> Wait:
+        now, until = self._elapsed(), self._progress_at
         if self._conflation:
             until = min(until, self._conflation.due_at(now))
         return Wait(max(until, now))

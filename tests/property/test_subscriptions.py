@@ -347,6 +347,9 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.names = 0
         self.steps = 0
         self.deleted: set[int] = set()
+        self.deleted_at: dict[str, int] = {}
+        """Who follows several topics may hear, late, of changes up to here of a topic that is gone; he is not told that
+        it is gone, so what he has of it does not count."""
         self.dropping = False
 
     def _observed_take_over(self) -> Callable[[Writer, Stage], None]:
@@ -480,6 +483,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         else:
             self.deleted.add(topic.id)
             self.rig.delete_topic(name)
+            self.deleted_at[name] = self.rig.store.writer.last_sequence
             for client in self.clients:
                 for state in (client.state, *[state for _, state in client.history]):
                     for key in [key for key in state if key[0] == name]:
@@ -660,7 +664,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
             case SnapshotBatch(topic, keys, payloads, _):
                 for key, payload in zip(keys, payloads, strict=True):
                     assert (topic, key) not in client.state
-                    client.state[topic, key] = json.loads(payload)
+                    if client.began > self.deleted_at.get(topic, 0):
+                        client.state[topic, key] = json.loads(payload)
             case SnapshotEnd(sequence):
                 assert sequence == client.began
                 self._reached(client, sequence)
@@ -704,7 +709,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     def _apply(self, client: Client, topic: str, row: Row) -> None:
         state, key = client.state, (topic, row.key)
-        if row.op is not Op.PUT:
+        if row.op is not Op.PUT or row.sequence <= self.deleted_at.get(topic, 0):
             state.pop(key, None)
             return
         document: dict[str, object] | None = json.loads(row.payload)

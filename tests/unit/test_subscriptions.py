@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,11 @@ from sow_server.engine.model import (
     TopicSettings,
 )
 from sow_server.engine.stage import Stage
+from sow_server.engine.topics import Topic
+from sow_server.services.sight import PlannedSnapshot, Sight
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
+from sow_server.subscriptions.groups import Member
+from sow_server.subscriptions.replay import Gap, Replay, Replayed
 from sow_server.subscriptions.request import Start, StartKind
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, Follower, Subscribers, at
@@ -424,6 +428,25 @@ def test_progress_comes_when_nothing_was_sent_and_tells_how_far_it_is(rig: Rig, 
     assert follower.pump() == []
 
 
+def test_progress_comes_while_a_long_journal_is_read_in_which_nothing_matches(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5: a bookmark moves on at least every interval. It came only once the replay had caught up, so that who lost the
+    connection before that had to begin again."""
+    for number in range(40):
+        rig.put("orders", "a", px(number))
+    read = Replay.read
+
+    def slowly(self: Replay, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | Gap:
+        rig.time.tick(SECOND // 2)
+        return read(self, position, upto, accepted)
+
+    monkeypatch.setattr("sow_server.subscriptions.replay.READ_CHANGES", 5)
+    monkeypatch.setattr(Replay, "read", slowly)
+    follower = subscribers.subscribe("orders", filter="/px < 0", start=EARLIEST, progress=SECOND)
+    assert [frame.sequence for frame in follower.frames if isinstance(frame, Progress)] == [0, 10, 20, 30, 40]
+
+
 def test_conflation_sends_the_newest_of_each_key_once_per_interval(rig: Rig, subscribers: Subscribers) -> None:
     """S6."""
     follower = subscribers.subscribe("orders", oof=True, conflation=SECOND)
@@ -616,6 +639,23 @@ def test_what_was_staged_before_anybody_followed_is_not_missed(
     assert "a" in follower.snapshot()
 
 
+def test_a_snapshot_that_cannot_be_begun_ends_the_stream(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a topic without a journal it begins later than the subscription. What went wrong then was logged as that of an
+    answer of the writer, and the subscriber waited for ever."""
+    rig.create_topic("quiet", JSON, journal=False)
+
+    def broken(self: Sight, topic: Topic) -> PlannedSnapshot:
+        raise StoreError(Reason.DATA_DAMAGED, "for the test")
+
+    monkeypatch.setattr(Sight, "snapshot", broken)
+    follower = subscribers.subscribe("quiet", sow=True, settled=False)
+    follower.news()
+    assert follower.error is not None
+    assert follower.error.reason is Reason.DATA_DAMAGED
+
+
 def test_a_topic_that_is_created_while_a_pattern_is_followed_is_followed_from_its_first_change(
     rig: Rig, subscribers: Subscribers
 ) -> None:
@@ -753,18 +793,34 @@ def test_a_conflating_subscriber_is_bounded_by_its_keys(rig: Rig, monkeypatch: p
     assert not behind(follower)
 
 
+def test_a_conflating_subscriber_that_catches_up_is_not_stopped_by_one_large_commit(rig: Rig) -> None:
+    """It waited for room that only it could have made: nothing was conflated, so nothing was ever emitted, and what had
+    come live stayed in the queue until somebody published again."""
+    subscribers = Subscribers(rig, queue_bytes_max=2000)
+    rig.run(Publish("orders", [px(1)], ["a"], durability=Durability.BUFFERED))
+    follower = subscribers.subscribe("orders", start=EARLIEST, conflation=SECOND, settled=False)
+    follower.pump()  # it attaches behind what is not yet durable
+    keys = [str(number) for number in range(20)]
+    rig.run(Publish("orders", [px(2)] * 20, keys))
+    assert follower.news() == [("put", "a", px(1))]
+    rig.time.tick(SECOND)
+    assert follower.news() == [("put", key, px(2)) for key in keys]
+    assert not behind(follower)
+
+
 def test_a_backlog_that_grows_too_large_is_served_from_the_journal(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DI4: filters that cannot keep up with the publishers cost bounded memory."""
-    monkeypatch.setattr("sow_server.subscriptions.dispatch.BACKLOG_BYTES_MAX", 2000)
+    for name, value in (("BACKLOG_BYTES_MAX", 2000), ("SLICE_CHANGES", 1), ("BLOCK_CHANGES", 1)):
+        monkeypatch.setattr(f"sow_server.subscriptions.dispatch.{name}", value)
     follower = subscribers.subscribe("orders", oof=True)
     late = None
     wanted = []
-    for number in range(60):
-        rig.put("orders", str(number), px(number))  # and the loop does not turn
-        wanted.append(("put", str(number), px(number)))
-        if number == 15:
+    for number in range(0, 60, 2):  # a slice takes half of what comes
+        rig.run(Publish("orders", [px(number), px(number + 1)], [str(number), str(number + 1)]))
+        wanted += [("put", str(each), px(each)) for each in (number, number + 1)]
+        if number == 14:
             late = subscribers.subscribe("orders", settled=False)
     assert follower.news() == wanted
     assert subscribers.hub.dispatcher.dropped_total > 0
@@ -799,7 +855,8 @@ def test_a_pattern_follows_topics_in_one_order_and_new_ones_too(rig: Rig, subscr
         ("put", "a", px(4)),
         ("oof deleted", "a", px(4)),
     ]
-    assert [frame.topic for frame in follower.change_frames()] == ["orders", "orders.b", "orders", "orders.c"]
+    frames = [(frame.topic, len(frame.rows)) for frame in follower.change_frames()]
+    assert frames == [("orders", 1), ("orders.b", 1), ("orders", 1), ("orders.c", 1), ("orders.c", 1)]
     assert [row.sequence for row in follower.changes()] == [3, 5, 6, 7, 8]
 
 
@@ -840,6 +897,40 @@ def test_a_deleted_topic_ends_its_subscription_after_what_came_before(rig: Rig, 
     assert follower.error.reason is Reason.TOPIC_DELETED
     assert several.news() == [("put", "a", px(1)), ("put", "b", px(2))]
     assert several.error is None
+
+
+def test_a_topic_that_is_deleted_while_somebody_subscribes_is_told(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's thread may delete it between the look-up and the registration: of a topic that was not there any
+    more nobody was registered, and the subscription stood for ever without a word."""
+    dispatcher = subscribers.hub.dispatcher
+    register = dispatcher.register
+
+    def too_late(member: Member) -> bool:
+        rig.delete_topic("orders")
+        return register(member)
+
+    monkeypatch.setattr(dispatcher, "register", too_late)
+    assert refused(subscribers.subscribe, "orders").reason is Reason.TOPIC_DELETED
+    assert subscribers.hub.count == 0
+
+
+def test_a_topic_that_is_changed_while_somebody_subscribes_is_looked_at_anew(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise: it failed when its turn to attach came, and with it the dispatching of everything else."""
+    dispatcher = subscribers.hub.dispatcher
+    register = dispatcher.register
+
+    def too_late(member: Member) -> bool:
+        rig.alter_topic("orders", message_type=MessageType.BINARY)
+        return register(member)
+
+    monkeypatch.setattr(dispatcher, "register", too_late)
+    error = refused(subscribers.subscribe, "orders", filter="/px > 1", start=EARLIEST)
+    assert error.reason is Reason.UNSUPPORTED_FOR_MESSAGE_TYPE
+    assert subscribers.hub.count == 0
 
 
 def test_a_topic_of_another_kind_does_not_come_into_a_pattern(rig: Rig, subscribers: Subscribers) -> None:
@@ -970,3 +1061,27 @@ def test_on_a_failed_store_a_new_subscription_is_told_so(rig: Rig, subscribers: 
 
 def _ttl(micros: int) -> Lifetime:
     return Lifetime(LifetimeKind.TTL, micros)
+
+
+def test_a_fault_while_giving_out_ends_the_subscriptions_and_later_ones_go_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5 of the dispatcher. An exception between two slices left the backlog where it was until the next commit, and
+    those who follow waiting."""
+    subscribers = Subscribers(rig)
+    follower = subscribers.subscribe("orders")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(subscribers.hub.dispatcher, "_flush", broken)
+        rig.put("orders", "a", b'{"px":1}')
+        subscribers.settle()
+    follower.pump()
+    assert follower.error is not None
+    assert follower.error.reason is Reason.INTERNAL
+    later = subscribers.subscribe("orders")
+    rig.put("orders", "b", b'{"px":2}')
+    subscribers.settle()
+    assert later.news() == [("put", "b", b'{"px":2}')]
