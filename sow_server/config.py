@@ -405,7 +405,7 @@ class ServerConfig:
     durability: Durability = _named(Durability.FSYNC)
     dynamic_topics: bool = _flag(False)
     insecure: bool = _flag(False)
-    max_concurrent_rpcs: int = _count(1000, 1, 1_000_000)
+    max_concurrent_rpcs: int = _count(2000, 1, 1_000_000)
     reader_threads: int = _count(4, 1, 64)
     stop_grace_micros: int = _duration(5 * MICROS, 0, _HOUR)
 

@@ -5,7 +5,7 @@
     C3  A forward jump of the wall clock against elapsed time beyond `jump_micros` pauses sweeping; while paused the
         clock advances by elapsed time alone, until the wall clock has come back or an operator accepts it.
 
-Who calls what: `now_micros` any thread, at any time; `check` a timer, about once a second; `accept` an operator.
+Who calls what: `now_micros` and `paused` any thread, at any time; `accept` an operator.
 """
 
 from __future__ import annotations

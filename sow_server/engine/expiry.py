@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,7 +93,7 @@ class Sweep:
     def swept(self, stage: Stage) -> None:
         """The sweep staged last has been committed."""
         self.floor = self._next_floor
-        self.next_due = self._next_known
+        self.next_due = min(self._next_known, stage.earliest)  # at once: others read it
         self.committed(stage)
 
     def lower(self, stage: Stage) -> None:
@@ -140,18 +141,19 @@ class Sweep:
         counts = Counter(key[:4] for key in found)
         return {int.from_bytes(topic, "big"): count for topic, count in counts.items()}
 
-    def overdue_cut(self) -> OverdueCut:
-        """What `overdue` reads, as of now; of one instant if the caller sees to it that nothing is committed."""
+    def overdue_cut(self, topics: Iterable[Topic] | None = None) -> OverdueCut:
+        """What `overdue` reads of `topics` (None: of all), as of now; of one instant if the caller sees to it that
+        nothing is committed."""
         return OverdueCut(
-            self.floor, self._rocks.cursor(EXPIRY, fill_cache=False), self._rocks.cursor(RECORDS, fill_cache=False)
+            self.floor,
+            frozenset([topic.prefix for topic in topics or self._topics.by_id.values() if topic.acts]),
+            self._rocks.cursor(EXPIRY, fill_cache=False),
+            self._rocks.cursor(RECORDS, fill_cache=False),
         )
 
     def _add_overdue(self, store_keys: list[bytes], due: bytes, found: set[bytes], cut: OverdueCut) -> None:
-        topics = self._topics.by_id
         for key in sorted(store_keys):  # in order, so that a seek lands near the one before
-            value = cut.records.find(key)
-            topic = topics.get(int.from_bytes(key[:4], "big"))
-            if value is not None and topic is not None and topic.acts and value[24:32] <= due:
+            if key[:4] in cut.acting and (value := cut.records.find(key)) is not None and value[24:32] <= due:
                 found.add(key)
 
 
@@ -160,6 +162,8 @@ class OverdueCut:
     """The expiry index and the records at one instant."""
 
     floor: bytes
+    acting: frozenset[bytes]
+    """The prefixes of the topics that act on expiration: others have nothing that is overdue."""
     entries: Cursor
     records: Cursor
 

@@ -192,6 +192,8 @@ def prune(rocks: Rocks, topic: Topic, now_micros: int, batch: Batch) -> tuple[St
     whether there may be more. An entry exactly at the cut-off goes (rule J4).
     """
     settings, figures = topic.settings, topic.statistics
+    if not figures.journal_entries:
+        return figures, False  # most topics of many are quiet, and each cursor costs the publishers' time
     cut = None if settings.retain_time_micros is None else now_micros - settings.retain_time_micros
     cursor = rocks.cursor(JOURNAL, fill_cache=False)
     removed_to: bytes | None = None
@@ -224,6 +226,8 @@ def prune_commits(rocks: Rocks, topics: Mapping[int, Topic], batch: Batch, last_
     cursor = rocks.cursor(JOURNAL, fill_cache=False)
     try:
         for topic in topics.values():
+            if not topic.statistics.journal_entries:
+                continue
             for key in cursor.keys(topic.prefix, topic.stop, limit=1):
                 first_kept = min(first_kept, unpack_i64(key[4:]))
     finally:

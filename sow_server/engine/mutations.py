@@ -181,15 +181,7 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
             job.keys = _given_keys(keys, limits)
         case Delete(payload=payload):
             assert payload is not None, "as above"
-            if topic.derive_keys is None:
-                raise StoreError(
-                    Reason.KEY_REQUIRED,
-                    f"payload: topic {topic.name} has no key fields to derive a key from; delete by key",
-                    field="by_payload",
-                )
-            job.keys = topic.derive_keys([payload])
-            if isinstance(bad := job.keys[0], BadRecord):
-                raise StoreError(bad.reason, bad.message, field="by_payload")
+            job.keys = [payload_key(topic, payload)]
     job.all_have_keys = BadRecord not in set(map(type, job.keys))
     prefix = topic.prefix
     job.store_keys = [prefix + key if type(key) is bytes else b"" for key in job.keys]
@@ -223,6 +215,20 @@ def check_size(request: Publish, size: int, limits: Limits) -> None:
             f"payload: {count} records are more than the limit of {limits.atomic_records_max} per atomic request",
             field="payload",
         )
+
+
+def payload_key(topic: Topic, payload: bytes) -> bytes:
+    """The record key of the record that a delete means by its payload (rule D1). Raises StoreError."""
+    if topic.derive_keys is None:
+        raise StoreError(
+            Reason.KEY_REQUIRED,
+            f"payload: topic {topic.name} has no key fields to derive a key from; delete by key",
+            field="by_payload",
+        )
+    (key,) = topic.derive_keys([payload])
+    if isinstance(key, BadRecord):
+        raise StoreError(key.reason, key.message, field="by_payload")
+    return key
 
 
 def _check_topic(topic_id: int | None, topic: Topic) -> None:
@@ -420,7 +426,8 @@ def _skip_duplicates(
     """Answers the records that were decided before with their original outcome; returns where new ones begin."""
     first_new = min(stop, max(start, publisher.highest_sequence + 1 - position.first_sequence))
     for index in range(start, first_new):
-        conditional = request.conditions is not None and request.conditions[index] is not None
+        # The same request as then: also an atomic one may have been refused for another reason than its records'.
+        conditional = request.atomic or (request.conditions is not None and request.conditions[index] is not None)
         refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional)
         key = job.keys[index]
         if refusal is not None:

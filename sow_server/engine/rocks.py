@@ -80,7 +80,7 @@ class RocksOptions:
 class Batch:
     """What one atomic write changes: first ranges, then deletes, then puts, per column family.
 
-    Plain data, so that it survives a write that stalls (T6). A key stands in at most one of deletes and puts.
+    Plain data, so that it survives a write that stalls (T6). Of a key in both deletes and puts, the put counts.
     """
 
     puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})

@@ -288,11 +288,11 @@ class Stage:
         self.batch.puts[EXPIRY][i64(expire_time) + store_key] = b""
         self.earliest = min(self.earliest, expire_time)
 
-    def arm_all(self, expire_time: int, entries: list[bytes]) -> None:
-        """Puts expiry entries of one expire time, whole (`expire time ‖ store key`)."""
+    def arm_all(self, earliest: int, entries: list[bytes]) -> None:
+        """Puts expiry entries, whole (`expire time ‖ store key`), none of them before the time `earliest`."""
         if entries:
             self.batch.puts[EXPIRY].update(dict.fromkeys(entries, b""))
-            self.earliest = min(self.earliest, expire_time)
+            self.earliest = min(self.earliest, earliest)
 
     def _remove(self, topic: Topic, key: bytes, store_key: bytes, head: bytes, *, change: int, version: int) -> int:
         sequence = self.next_sequence

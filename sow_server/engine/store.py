@@ -40,6 +40,7 @@ from sow_server.engine.codec import (
     unpack_i64,
 )
 from sow_server.engine.errors import OpenError, Reason, StoreError
+from sow_server.engine.expiry import OverdueCut, Sweep
 from sow_server.engine.fields import Steps
 from sow_server.engine.heads import HeadCache
 from sow_server.engine.indexes import (
@@ -54,8 +55,8 @@ from sow_server.engine.indexes import (
 )
 from sow_server.engine.journal import JournalCut
 from sow_server.engine.model import MICROS, NEVER, Outcome, Request, TopicSettings, TopicStatistics
-from sow_server.engine.mutations import Job
-from sow_server.engine.payloads import BadRecord, index_paths
+from sow_server.engine.mutations import Job, payload_key
+from sow_server.engine.payloads import index_paths
 from sow_server.engine.publishers import decode as decode_publisher
 from sow_server.engine.rocks import (
     COMMITS,
@@ -126,6 +127,8 @@ class Cut:
     records: Cursor
     indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
     """Those of the indexes that were asked for which are complete (IX3), by the steps of their paths."""
+    total: Total | None = None
+    """Where it was asked for: how many there are."""
 
     def find(self, key: bytes) -> bytes | None:
         """The stored value of the live record of `key`."""
@@ -156,10 +159,12 @@ class Cut:
         return following, scanned
 
     def close(self) -> None:
-        """Lets go of the records and the indexes."""
+        """Lets go of everything."""
         self.records.close()
         for index in self.indexes.values():
             index.close()
+        if self.total is not None:
+            self.total.close()
 
 
 class IndexCursor:
@@ -186,6 +191,34 @@ class IndexCursor:
     def close(self) -> None:
         """Lets go of the entries."""
         self._cursor.close()
+
+
+class Total:
+    """The number of live records of a topic at one instant (rule L16): those stored, less the overdue ones."""
+
+    __slots__ = ("_cut", "_now", "_stored", "_sweep", "_topic")
+
+    def __init__(self, topic: Topic, now_micros: int, cut: OverdueCut | Cut | None, sweep: Sweep) -> None:
+        """Under the cut lock. `cut`: None where none is overdue, the records where the expiry index is incomplete."""
+        self._topic = topic
+        self._now = now_micros
+        self._stored = topic.statistics.records
+        self._cut = cut
+        self._sweep = sweep
+
+    def count(self) -> int:
+        """The number; asked once, and without the cut lock, as it may take a while."""
+        if self._cut is None:
+            return self._stored
+        if isinstance(self._cut, Cut):
+            return _count_live(self._cut)
+        overdue = self._sweep.overdue(self._now, prefix=self._topic.prefix, at_most=self._stored, cut=self._cut)
+        return max(0, self._stored - overdue.get(self._topic.id, 0))
+
+    def close(self) -> None:
+        """For who does not want to know any more."""
+        if self._cut is not None:
+            self._cut.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +313,9 @@ class Store:
         except Damaged as error:
             rocks.close()
             raise OpenError(f"{path}: the data is damaged ({error}); restore it from a backup or a replica") from error
+        except (RocksError, OSError) as error:
+            rocks.close()
+            raise OpenError(f"{path}: cannot be opened ({error})") from error
         except ClockBehindError as error:
             rocks.close()
             raise OpenError(f"{path}: {error}") from error
@@ -400,33 +436,26 @@ class Store:
 
     def key_of(self, topic: Topic, payload: bytes) -> bytes:
         """The record key that a topic's key fields give a payload. Raises StoreError."""
-        if topic.derive_keys is None:
-            raise StoreError(
-                Reason.KEY_REQUIRED,
-                f"payload: topic {topic.name} has no key fields to derive a key from",
-                field="by_payload",
-            )
-        key = topic.derive_keys([payload])[0]
-        if isinstance(key, BadRecord):
-            raise StoreError(key.reason, key.message, field="by_payload")
-        return key
+        return payload_key(topic, payload)
 
-    def cut(self, topic: Topic, index_paths: Collection[Steps] = ()) -> Cut:
+    def cut(self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False) -> Cut:
         """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
-        are there and complete."""
+        are there and complete; `counted`: with their total."""
         with self.writer.cut_lock:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
                 for index in topic.indexes.all
                 if index.complete and index.steps in index_paths
             }
+            now = self._clock.now_micros()
             return Cut(
                 topic,
-                self._clock.now_micros(),
+                now,
                 self.writer.last_sequence,
                 topic.acts,
                 self._rocks.cursor(RECORDS),
                 indexes,
+                self._total(topic, now) if counted else None,
             )
 
     def cut_many(self, choose: Callable[[Collection[Topic]], Sequence[Topic]]) -> ManyCut:
@@ -465,20 +494,21 @@ class Store:
         return f"{self.epoch}.{sequence}"
 
     def count(self, topic: Topic) -> int:
-        """Live records of a topic: those stored, less the overdue ones (rule L16)."""
+        """Live records of a topic, now."""
         with self.writer.cut_lock:
-            stored, now = topic.statistics.records, self._clock.now_micros()
-            if not topic.acts:
-                return stored
-            if self._rocks.get(META, REARM_KEY + topic.prefix) is not None:
-                # Its expiry index is not complete yet, so its records are asked; this lasts for moments after enabling.
-                return _count_live(Cut(topic, now, 0, acts=True, records=self._rocks.cursor(RECORDS, fill_cache=False)))
-            if self.writer.sweep.next_due > now:
-                return stored
-            # Of the same instant as `stored`: what the sweep removes from here on must still be subtracted.
-            cut = self.writer.sweep.overdue_cut()
-        overdue = self.writer.sweep.overdue(now, prefix=topic.prefix, at_most=stored, cut=cut)
-        return max(0, stored - overdue.get(topic.id, 0))
+            total = self._total(topic, self._clock.now_micros())
+        return total.count()
+
+    def _total(self, topic: Topic, now_micros: int) -> Total:
+        """Under the cut lock: what the sweep removes from here on must still be subtracted from what is stored now."""
+        sweep = self.writer.sweep
+        cut: OverdueCut | Cut | None = None
+        if topic.acts and self._rearming(topic):
+            # Its expiry index is not complete yet, so its records are asked; this lasts for moments after enabling.
+            cut = Cut(topic, now_micros, 0, acts=True, records=self._rocks.cursor(RECORDS, fill_cache=False))
+        elif topic.acts and sweep.next_due <= now_micros:
+            cut = sweep.overdue_cut([topic])
+        return Total(topic, now_micros, cut, sweep)
 
     def overdue(self, topic: Topic | None = None) -> int:
         """Expired records that are not yet swept, of one topic or of all."""
@@ -585,7 +615,7 @@ class Store:
         """Changes settings; stamps never change (rule L12). Disabling expiration first expires what is overdue, in the
         same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY, INVALID_ARGUMENT."""
 
-        def stage_alter(stage: Stage) -> Callable[[], Topic]:
+        def stage_alter(stage: Stage) -> Callable[[], Topic | None]:
             topic = self._alterable(name, in_config=in_config)
             settings = change(topic.settings)
             check_settings(settings)
@@ -599,11 +629,16 @@ class Store:
             meta = stage.batch.puts[META]
             disables = topic.acts and not settings.acts_on_expiration
             enables = settings.acts_on_expiration and not topic.acts
+            if disables and self._rearming(topic):
+                # What is overdue and not in the expiry index yet would reappear: re-arming is brought to its end first.
+                self._stage_rearm(stage, topic)
+                return lambda: None
             if disables:
                 self.writer.sweep.stage(stage, 2**31)
-                stage.batch.deletes[META].append(REARM_KEY + topic.prefix)
-            if settings.journal != topic.settings.journal:
-                # What is not journaled is as good as discarded: nobody may read across the gap (rule J1).
+            refounded = any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
+            if refounded or settings.journal != topic.settings.journal:
+                # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
+                # anybody read changes whose payloads and keys are of another kind.
                 for chunk in stage.chunks:
                     if chunk.topic is topic:
                         chunk.journaled = False
@@ -631,7 +666,16 @@ class Store:
 
             return after
 
-        self._control(stage_alter, done, sweep_first=True)
+        def altered(topic: Topic | StoreError | None) -> None:
+            if topic is not None:
+                done(topic)
+                return
+            try:
+                self._control(stage_alter, altered, sweep_first=True)
+            except StoreError as error:
+                done(error)
+
+        self._control(stage_alter, altered, sweep_first=True)
 
     def delete_topic(self, name: str, done: Callable[[int | StoreError], None]) -> None:
         """Deletes a topic with its records, indexes and journal; answers how many live records it had. Its id is never
@@ -711,7 +755,7 @@ class Store:
         not wait for either."""
         self._work_begun = True
         for topic in self.topics.by_id.values():
-            if self._rocks.get(META, REARM_KEY + topic.prefix) is not None:
+            if self._rearming(topic):
                 self._rearm(topic)
             for index in topic.indexes.all:
                 if not index.complete:
@@ -720,69 +764,85 @@ class Store:
     def _rearm(self, topic: Topic) -> None:
         """Puts the expiry entries of a topic whose expiration has been enabled. Until they are there L8 holds all the
         same: reads judge by the stamp, not by the index."""
+        self._in_chunks(topic, REARM_KEY + topic.prefix, lambda stage: self._stage_rearm(stage, topic))
 
-        def stage_entries(stage: Stage, keys: list[bytes], values: list[bytes]) -> None:
+    def _rearming(self, topic: Topic) -> bool:
+        """Whether the topic's expiry index is not complete yet."""
+        return self._rocks.get(META, REARM_KEY + topic.prefix) is not None
+
+    def _stage_rearm(self, stage: Stage, topic: Topic) -> Callable[[], bool]:
+        def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
             for key, value in zip(keys, values, strict=True):
                 expire_time = unpack_i64(value[24:32])
                 if expire_time != NEVER:
                     stage.arm(expire_time, key)
 
-        self._in_chunks(topic, REARM_KEY + topic.prefix, REARM_CHUNK, stage_entries, lambda: None)
+        return self._stage_chunk(
+            stage, topic, REARM_KEY + topic.prefix, REARM_CHUNK, stage_entries, finished=lambda: None
+        )
 
     def _build(self, topic: Topic, index: Index) -> None:
         """Puts the entries of the records that were there before the index. What changes meanwhile has its entries from
         the change (IX1), so that after the last chunk all are there (IX2)."""
 
-        def stage_entries(stage: Stage, keys: list[bytes], values: list[bytes]) -> None:
-            decode, entries = topic.decode_indexed, stage.batch.puts[INDEXES]
-            for key, value in zip(keys, values, strict=True):
-                entries.update(dict.fromkeys(entry_keys(index, decode(value[HEADER_BYTES:]), key[4:]), b""))
+        row = INDEX_KEY + index.prefix
+
+        def stage_build(stage: Stage) -> Callable[[], bool]:
+            def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
+                decode, entries = topic.decode_indexed, stage.batch.puts[INDEXES]
+                for key, value in zip(keys, values, strict=True):
+                    entries.update(dict.fromkeys(entry_keys(index, decode(value[HEADER_BYTES:]), key[4:]), b""))
+
+            return self._stage_chunk(stage, topic, row, INDEX_CHUNK, stage_entries, finished)
 
         def finished() -> None:
             built = [other._replace(complete=True) if other.id == index.id else other for other in topic.indexes.all]
             topic.indexes = topic.indexes._replace(all=tuple(built))
             log.info("index_built", topic=topic.name, path=index.path)
 
-        self._in_chunks(topic, INDEX_KEY + index.prefix, INDEX_CHUNK, stage_entries, finished)
+        self._in_chunks(topic, row, stage_build)
 
-    def _in_chunks(
+    def _stage_chunk(
         self,
+        stage: Stage,
         topic: Topic,
         row: bytes,
         count: int,
-        stage_records: Callable[[Stage, list[bytes], list[bytes]], None],
+        stage_records: Callable[[list[bytes], list[bytes]], None],
         finished: Callable[[], None],
-    ) -> None:
-        """Does something for all stored records of a topic, `count` at a time, in commits between those of others.
+    ) -> Callable[[], bool]:
+        """Does something for the next `count` stored records of a topic; what it returns, for `Stage.after`, says
+        whether there may be more.
 
         The position is stored in the meta row `row`, so that a restart goes on. The row goes with the last commit, with
         which `finished` is called as `Stage.after` is; or with what it was for, which ends the work.
         """
+        start = self._rocks.get(META, row)
+        if start is None:
+            return lambda: False
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        cursor = self._rocks.cursor(RECORDS, fill_cache=False)
+        try:
+            following = cursor.fill(start, topic.stop, count, keys, values)
+        finally:
+            cursor.close()
+        stage_records(keys, values)
+        if following is not None:
+            stage.batch.puts[META][row] = following
+            return lambda: True
+        stage.batch.deletes[META].append(row)
+
+        def after() -> bool:
+            finished()
+            return False
+
+        return after
+
+    def _in_chunks(self, topic: Topic, row: bytes, stage_chunk: Callable[[Stage], Callable[[], bool]]) -> None:
+        """Does something for all stored records of a topic, with `_stage_chunk`, in commits between those of others."""
         if not self._work_begun:
             return  # the row is there, and `_resume_work` finds it
-
-        def stage_chunk(stage: Stage) -> Callable[[], bool]:
-            start = self._rocks.get(META, row)
-            if start is None:
-                return lambda: False
-            keys: list[bytes] = []
-            values: list[bytes] = []
-            cursor = self._rocks.cursor(RECORDS, fill_cache=False)
-            try:
-                following = cursor.fill(start, topic.stop, count, keys, values)
-            finally:
-                cursor.close()
-            stage_records(stage, keys, values)
-            if following is not None:
-                stage.batch.puts[META][row] = following
-                return lambda: True
-            stage.batch.deletes[META].append(row)
-
-            def after() -> bool:
-                finished()
-                return False
-
-            return after
 
         def chunk_done(more: bool | StoreError) -> None:
             if more is True or (isinstance(more, StoreError) and more.reason is Reason.WRITE_STALLED):
@@ -825,29 +885,37 @@ class Store:
         self._control(stage_prune, pruned)
 
     def forget_publishers(self) -> None:
-        """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), up to a bound a call."""
+        """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), in bounded steps between
+        the commits of others."""
+        self._forget_publishers(PUBLISHER_KEY)
 
-        def stage_forget(stage: Stage) -> Callable[[], None]:
-            forgotten: list[bytes] = []
-            rows = self._rocks.cursor(META, fill_cache=False)
-            cut = stage.now - self._options.publisher_ttl_micros
+    def _forget_publishers(self, start: bytes) -> None:
+        """One step, and then the next: looks at `PUBLISHERS_CHUNK` rows from `start` on."""
+
+        def stage_forget(stage: Stage) -> Callable[[], bytes | None]:
+            keys: list[bytes] = []
+            rows: list[bytes] = []
+            cursor = self._rocks.cursor(META, fill_cache=False)
             try:
-                for key, value in rows.rows(PUBLISHER_KEY, PUBLISHER_KEY + b"\xff"):
-                    if decode_publisher(value).last_use_micros <= cut:
-                        forgotten.append(key)
-                        if len(forgotten) == PUBLISHERS_CHUNK:
-                            break
+                following = cursor.fill(start, PUBLISHER_KEY + b"\xff", PUBLISHERS_CHUNK, keys, rows)
             finally:
-                rows.close()
-            stage.batch.deletes[META] += forgotten
+                cursor.close()
+            cut = stage.now - self._options.publisher_ttl_micros
+            idle = [key for key, row in zip(keys, rows, strict=True) if decode_publisher(row).last_use_micros <= cut]
+            stage.batch.deletes[META] += idle
 
-            def after() -> None:
-                for key in forgotten:
+            def after() -> bytes | None:
+                for key in idle:
                     self.writer.publishers.forget(key[len(PUBLISHER_KEY) :].decode())
+                return following
 
             return after
 
-        self._control_quietly(stage_forget, lambda _: None)
+        def forgotten(following: bytes | StoreError | None) -> None:
+            if isinstance(following, bytes):
+                self._forget_publishers(following)
+
+        self._control_quietly(stage_forget, forgotten)
 
     def mark_clock(self) -> None:
         """Persists the clock's high-water mark (rule L15)."""
@@ -890,6 +958,8 @@ class Store:
                     cursor.close()
         except Damaged as error:
             self.writer.fail(StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}"))
+        except RocksError:
+            log.exception("scrub_failed")  # nobody waits for its result
 
     @property
     def verified_at_start(self) -> bool:

@@ -45,7 +45,7 @@ from sow_server.engine.mutations import (
 )
 from sow_server.engine.publishers import PublisherCache
 from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
-from sow_server.engine.stage import Stage
+from sow_server.engine.stage import PUBLISHER_KEY, Stage
 from sow_server.engine.topics import Topic, Topics
 
 log = structlog.get_logger(__name__)
@@ -174,7 +174,7 @@ class Writer:
         """Held while a commit is written: who holds it sees all column families between two commits."""
         self.sweep: Final = Sweep(rocks, topics)
         self.heads: Final = heads
-        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, b"publisher/" + name.encode()))
+        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, PUBLISHER_KEY + name.encode()))
         self._deliver: Deliver = lambda answers: answers()
         self._queue: SimpleQueue[Job | Control | _Stop] = SimpleQueue()
         self._admission = threading.Lock()
@@ -407,7 +407,10 @@ class Writer:
         stage.atomic = chosen[0][0].alone
         parts: list[tuple[Job, Slice]] = []
         try:
-            chosen = self._fetch(stage, chosen, whole=whole)
+            self._fetch_heads(stage, chosen)
+            if not whole:
+                chosen = self._fitting(stage, chosen)
+            self._fetch_values(stage, chosen)
             for job, count in chosen:
                 parts.append((job, stage_job(stage, job, count, self.publishers)))
         except AtomicAborted as aborted:
@@ -428,27 +431,28 @@ class Writer:
             return
         self._finish_jobs(stage, parts, started)
 
-    def _fetch(self, stage: Stage, chosen: list[tuple[Job, int]], *, whole: bool) -> list[tuple[Job, int]]:
-        """Looks up the heads of the jobs' records, and in one list-get the records that they read; answers the jobs
-        that the commit takes."""
+    def _fetch_heads(self, stage: Stage, chosen: list[tuple[Job, int]]) -> None:
+        """Looks up the heads of the jobs' records."""
         keys: list[bytes] = []
         for job, count in chosen:
             if not isinstance(job.request, FETCH_LATER):
                 keys += store_keys(job, count)
         stage.fetch_heads(keys)
-        if not whole and any(job.delta is not None for job, _ in chosen):
-            chosen = self._fitting(stage, chosen)
+
+    def _fetch_values(self, stage: Stage, chosen: list[tuple[Job, int]]) -> None:
+        """Reads, in one list-get, the records that the jobs need whole."""
         wanted: list[bytes] = []
         for job, count in chosen:
             assert job.topic is not None, "the job has been prepared"
             if job.delta is not None or (job.topic.wants_previous and not isinstance(job.request, FETCH_LATER)):
                 wanted += store_keys(job, count)
         stage.fetch_values(wanted)
-        return chosen
 
     def _fitting(self, stage: Stage, chosen: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
         """As many of the jobs, in order, as merge into records of at most `commit_merged_bytes_max` together; the rest
         goes back to the backlog. A delta of some bytes writes the whole record that it is merged into."""
+        if all(job.delta is None for job, _ in chosen):
+            return chosen
         limit = room = self._options.commit_merged_bytes_max
         taken: list[tuple[Job, int]] = []
         for at, (job, count) in enumerate(chosen):
@@ -607,7 +611,7 @@ class Writer:
             self.sweep.lower(stage)
             batch = stage.finish()
             self._reserve(stage)
-            self._write_patiently(lambda: self._rocks.write(batch), stage)
+            self._write_patiently(batch, stage)
         except Stalled as error:
             self._observer.stalled()
             return StoreError(
@@ -628,15 +632,16 @@ class Writer:
                 return failed
         return None
 
-    def _write_patiently(self, write: Callable[[], None], stage: Stage) -> None:
-        """Writes, waiting out short stalls (T6). What follows from the commit is taken over under the cut lock."""
+    def _write_patiently(self, batch: Batch, stage: Stage | None = None) -> None:
+        """Writes, waiting out short stalls (T6). What follows from a commit is taken over under the cut lock."""
         give_up = time.monotonic() + self._options.stall_patience_micros / MICROS
         pause = 0.005
         while True:
             try:
                 with self.cut_lock:
-                    write()
-                    self._take_over(stage)
+                    self._rocks.write(batch)
+                    if stage is not None:
+                        self._take_over(stage)
                 return
             except Stalled:
                 if time.monotonic() >= give_up:
@@ -675,7 +680,7 @@ class Writer:
     def _write_meta(self, rows: dict[bytes, bytes]) -> None:
         batch = Batch()
         batch.puts[META].update(rows)
-        self._rocks.write(batch)
+        self._write_patiently(batch)
         self._rocks.sync()
 
     def _sync(self) -> StoreError | None:

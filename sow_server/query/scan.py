@@ -111,7 +111,6 @@ class Scan:
         a page token of another query."""
         _check(query)
         self.query: Final = query
-        self._store = store
         self._after = _read_token(query) if query.page_token else None
         self._plan = _plan(query)
         # A count goes through all of them, and then says how many would have been returned.
@@ -128,7 +127,9 @@ class Scan:
         self._matched = self._returned = self._scanned = 0
         self._rows: _Rows | None = None
         self._way = Explanation(self._plan.access, "", 0, 0)
-        self.cut: Final[Cut] = store.cut(query.topic, [bound.steps for bound in self._plan.bounds])
+        self.cut: Final[Cut] = store.cut(
+            query.topic, [bound.steps for bound in self._plan.bounds], counted=_counts_all(query)
+        )
         self._sieve = _sieve(query, self.cut.now_micros)
 
     def next_batch(self) -> RecordBatch | None:
@@ -143,8 +144,8 @@ class Scan:
         """A piece of work (Q-c): the records that it has found, perhaps none; None when there are no more."""
         if self._ended:
             return None
-        if self.query.count_only and self._sieve is None and not self.query.keys:
-            self._matched = self._store.count(self.query.topic)  # from the figures
+        if self.cut.total is not None:
+            self._matched = self.cut.total.count()  # from the figures
             self._end()
             return None
         if self._rows is None:
@@ -323,6 +324,11 @@ def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
 
 _Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
 """From record keys and stored values to which of them match."""
+
+
+def _counts_all(query: Query) -> bool:
+    """Whether the figures of the topic are the answer."""
+    return query.count_only and not query.keys and (query.filter is None or query.filter.predicate.constant is True)
 
 
 def _sieve(query: Query, now_micros: int) -> _Sieve | None:
@@ -621,7 +627,7 @@ def _read_token(query: Query) -> bytes:
                 field="page_token",
             )
         return base64.b64decode(key, validate=True)
-    except (ValueError, TypeError, binascii.Error):
+    except (ValueError, TypeError, RecursionError, binascii.Error):
         raise StoreError(
             Reason.PAGE_TOKEN_INVALID, "page_token: is not one that a query returned", field="page_token"
         ) from None

@@ -111,7 +111,7 @@ def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
     if message.publisher_epoch < 0:
         raise invalid("publisher.publisher_epoch", "must not be negative")
     if not 1 <= message.first_sequence <= 2**62:
-        raise invalid("publisher.first_sequence", "must be 1 or more")
+        raise invalid("publisher.first_sequence", "must be between 1 and 2^62")
     return PublisherPosition(message.publisher_id, message.publisher_epoch, message.first_sequence)
 
 
@@ -398,10 +398,11 @@ def settings(message: admin_pb2.TopicSettings) -> TopicSettings:
         duration: Duration = getattr(message, field)
         return duration.ToMicroseconds() if message.HasField(field) else None  # type: ignore[arg-type]  # a field name
 
-    try:
-        message_type, expiration = _TYPES[message.message_type], _EXPIRATIONS[message.expiration]
-    except KeyError as error:
-        raise invalid("settings", f"{error} is not a message type or an expiration") from None
+    message_type, expiration = _TYPES.get(message.message_type), _EXPIRATIONS.get(message.expiration)
+    if message_type is None:
+        raise invalid("settings.message_type", f"{message.message_type} is not a message type of this server")
+    if expiration is None:
+        raise invalid("settings.expiration", f"{message.expiration} is not an expiration of this server")
     separator = defaults.separator
     if message.fix_separator:
         try:

@@ -12,6 +12,9 @@ from google.rpc import error_details_pb2, status_pb2
 from sow_server.engine.errors import Reason, StoreError
 
 DOMAIN: Final = "sow"
+MESSAGE_BYTES_MAX: Final = 1000
+"""A longer message, one that quotes what was sent, is cut. It travels in the trailers, twice in the details and once
+percent-encoded, and of trailers beyond 8 KiB a client only says that they are too large: the reason would be lost."""
 _BAD_REQUEST: Final = grpc.StatusCode.INVALID_ARGUMENT
 
 CODES: Final[dict[Reason, grpc.StatusCode]] = {
@@ -79,19 +82,28 @@ def status(error: StoreError) -> status_pb2.Status:
     if error.applied:
         metadata["applied"] = str(error.applied)
     add(error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=metadata))
+    message = _cut(error.message)
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         add(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_micros:
         delay = Duration()
         delay.FromMicroseconds(error.retry_after_micros)
         add(error_details_pb2.RetryInfo(retry_delay=delay))
     code: int = CODES[error.reason].value[0]
-    return status_pb2.Status(code=code, message=error.message, details=details)
+    return status_pb2.Status(code=code, message=message, details=details)
+
+
+def _cut(message: str) -> str:
+    encoded = message.encode()
+    if len(encoded) <= MESSAGE_BYTES_MAX:
+        return message
+    return encoded[: MESSAGE_BYTES_MAX - len("…".encode())].decode(errors="ignore") + "…"
 
 
 async def abort(context: grpc.aio.ServicerContext[object, object], error: StoreError) -> NoReturn:
     """Ends a call with the error's status and details."""
-    trailing = (("grpc-status-details-bin", status(error).SerializeToString()),)
-    await context.abort(CODES[error.reason], error.message, trailing)
+    told = status(error)
+    trailing = (("grpc-status-details-bin", told.SerializeToString()),)
+    await context.abort(CODES[error.reason], told.message, trailing)
     raise AssertionError("abort has raised")

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.model import RecordMatcher
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan
+
+T = TypeVar("T")
 
 CHANGE_RECORDS: Final = 1000
 """Records that one commit of a change by filter takes; up to this many it is atomic (rule D2)."""
@@ -53,14 +55,19 @@ async def selected(store: Store, readers: Executor, topic: Topic, text: str) -> 
         if found:
             yield Selected(found, matches)
     finally:
-        _close_after(scan, reading)
+        close_after(scan, reading)
 
 
 async def count_selected(store: Store, readers: Executor, topic: Topic, text: str) -> int:
     """How many records of `topic` match the filter `text` now."""
+    given = await asyncio.get_running_loop().run_in_executor(readers, record_filter, topic, text, 0)
+    return await count(store, readers, Query(topic, filter=given, count_only=True))
+
+
+async def count(store: Store, readers: Executor, query: Query) -> int:
+    """How many records match a query that only counts. Raises StoreError."""
     loop = asyncio.get_running_loop()
-    given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
-    scan = Scan(store, Query(topic, filter=given, count_only=True))
+    scan = Scan(store, query)
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
         while True:
@@ -68,13 +75,13 @@ async def count_selected(store: Store, readers: Executor, topic: Topic, text: st
             if await asyncio.shield(reading) is None:
                 return scan.footer().matched
     finally:
-        _close_after(scan, reading)
+        close_after(scan, reading)
 
 
-def _close_after(scan: Scan, reading: asyncio.Future[RecordBatch | None] | None) -> None:
+def close_after(scan: Scan, reading: asyncio.Future[T] | None) -> None:
     """Closes a scan once its last step has ended: a cursor must not be closed under a reader's hands."""
 
-    def close(done: asyncio.Future[RecordBatch | None]) -> None:
+    def close(done: asyncio.Future[T]) -> None:
         if not done.cancelled():
             done.exception()  # told already, or nobody listens
         scan.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_server.engine import model
@@ -20,7 +20,7 @@ from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
-from sow_server.services.selection import CHANGE_RECORDS, count_selected, selected
+from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.stream import stream
 
@@ -32,6 +32,7 @@ OVERLOAD_PATIENCE_SECONDS: Final = 30.0
 """How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
 GET_KEYS_MAX: Final = 10_000
 GET_BYTES_MAX: Final = 16 * 2**20
+"""Payloads and keys of one answer: with what comes with them it stays below the largest gRPC message."""
 GET_CHUNK: Final = 256
 """Keys that a get reads on the event loop at a time; more go to a reader thread."""
 
@@ -177,7 +178,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 continue
             payload = None if projected is None else topic.format.project(payload_of(value), projected)
             found = convert.record(self._store, topic, key, value, payload)
-            size += len(found.payload)
+            size += len(found.payload) + len(key)
             if size > GET_BYTES_MAX:
                 raise StoreError(
                     Reason.REQUEST_TOO_LARGE,
@@ -234,8 +235,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 )
             )
         finally:
-            # A cursor must not be closed under a reader's hands: it goes when the work ahead is done.
-            ahead.add_done_callback(lambda done: _close(scan, done))
+            close_after(scan, ahead)
 
     def _scan(self, topic: Topic, request: sow_pb2.QueryRequest) -> Scan:
         return Scan(
@@ -297,34 +297,34 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             else:
                 delete.payload = request.by_payload
             responses = self._delete_some(delete, topic, dry_run=request.dry_run)
-        async for response in responses:
-            yield response
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
 
     async def _delete_some(
         self, delete: Delete, topic: Topic, *, dry_run: bool
-    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+    ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         if dry_run:
-            yield sow_pb2.SowDeleteResponse(matched=self._count(delete, topic), done=True)
+            query = Query(topic, keys=self._keys_of(delete, topic), count_only=True)
+            matched = await count(self._store, self._readers, query)
+            yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         outcome = await self._changes.submit(delete)
         yield sow_pb2.SowDeleteResponse(
             matched=outcome.applied, deleted=outcome.applied, done=True, last_sequence=outcome.last_sequence
         )
 
-    def _count(self, delete: Delete, topic: Topic) -> int:
-        keys: Sequence[bytes]
+    def _keys_of(self, delete: Delete, topic: Topic) -> tuple[bytes, ...]:
+        """The keys that a delete selects, at least one."""
         if delete.payload is not None:
-            keys = [self._store.key_of(topic, delete.payload)]
-        elif delete.keys:
-            keys = sorted(set(point_keys(delete.keys)))
-        else:
+            return (self._store.key_of(topic, delete.payload),)
+        if not delete.keys:
             raise convert.invalid("by_keys.keys", "at least one key is needed")
-        _, values = self._store.get(topic, keys)
-        return sum(value is not None for value in values)
+        return point_keys(delete.keys)
 
     async def _delete_matching(
         self, topic: Topic, text: str, durability: Durability, *, dry_run: bool
-    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+    ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         """Deletes the records that match now, in batches, each if it still does; an answer is the progress so far."""
         if dry_run:
             matched = await count_selected(self._store, self._readers, topic, text)
@@ -346,7 +346,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     async def _delete_all(
         self, topic: Topic, durability: Durability, *, dry_run: bool
-    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+    ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         """Deletes the keys that are there now, in batches; each answer is the progress so far."""
         loop = asyncio.get_running_loop()
         if dry_run:
@@ -378,18 +378,10 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             progress.done = True
             yield progress
         finally:
-            if reading is not None:
-                reading.add_done_callback(lambda done: _close(scan, done))
+            close_after(scan, reading)
 
 
 def _close_opened(opening: asyncio.Future[Scan]) -> None:
     """Closes a scan that nobody waits for any more."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _close(scan: Scan, reading: asyncio.Future[Any]) -> None:
-    """Closes a scan whose last read has ended; what that read raised has been told already, or nobody listens."""
-    if not reading.cancelled():
-        reading.exception()
-    scan.close()

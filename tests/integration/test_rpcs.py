@@ -226,6 +226,25 @@ def test_delete_by_keys_by_document_and_dry(client: Client, topic: str) -> None:
     assert reason_of(lambda: client.sow_delete(topic, data={"id": 1})) == "KEY_REQUIRED"
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_delete_takes_each_key_once_and_a_bounded_number(client: Client, topic: str, dry_run: bool) -> None:
+    """K8; a dry run took any number of keys, and looked them up on the event loop."""
+    client.publish_many(topic, [{}, {}], keys=["a", "b"])
+    assert client.sow_delete(topic, keys=["b", "a", "b", "none"], dry_run=dry_run).matched == 2
+    many = list(map(str, range(10_001)))
+    assert reason_of(lambda: client.sow_delete(topic, keys=many, dry_run=dry_run)) == "REQUEST_TOO_LARGE"
+
+
+def test_a_get_whose_keys_are_what_is_large_says_so(client: Client, topic: str) -> None:
+    """K8; only the payloads were counted, and the answer was more than gRPC sends."""
+    keys = [f"{number:01000d}" for number in range(8_000)]
+    payload = b'{"text":"%s"}' % (b"x" * 1_700)
+    for start in range(0, len(keys), 1_000):
+        part = keys[start : start + 1_000]
+        client.publish_many(topic, [payload] * len(part), keys=part)
+    assert reason_of(lambda: client.get_many(topic, keys)) == "REQUEST_TOO_LARGE"
+
+
 def test_delete_all_tells_how_far_it_is(client: Client, topic: str) -> None:
     with client.publisher(topic) as publisher:
         for number in range(5_500):

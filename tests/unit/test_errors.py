@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from typing import NoReturn
 
-from google.rpc import error_details_pb2
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
 
-from sow.v1 import types_pb2
+from sow.v1 import admin_pb2, types_pb2
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.services.errors import CODES, DOMAIN, status
+from sow_server.services import convert
+from sow_server.services.errors import CODES, DOMAIN, MESSAGE_BYTES_MAX, abort, status
+from sow_server.services.guard import Context
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,3 +50,46 @@ def test_a_status_names_the_reason_the_field_and_when_to_retry() -> None:
     )
     assert bad.field_violations[0].field == "payload"
     assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+@pytest.mark.parametrize("text", ["x" * 20_000, "é" * 10_000, "\n" * 5_000])
+def test_an_error_that_quotes_much_arrives_with_its_reason(text: str) -> None:
+    """X1: what a client takes of trailers is bounded; beyond that it said RESOURCE_EXHAUSTED, whatever it was."""
+
+    async def refuse(request: bytes, context: Context) -> NoReturn:
+        await abort(context, StoreError(Reason.INVALID_ARGUMENT, f"select: {text}", field="select"))
+
+    async def call() -> grpc.aio.AioRpcError:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=bytes, response_serializer=bytes)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Refuse": method}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                ask = channel.unary_unary("/test/Refuse", request_serializer=bytes, response_deserializer=bytes)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await ask(b"")
+                return caught.value
+        finally:
+            await server.stop(0)
+
+    error = asyncio.run(call())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    told = status_pb2.Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])
+    assert len(told.message.encode()) <= MESSAGE_BYTES_MAX
+    assert f"select: {text}".startswith(told.message.removesuffix("…"))
+    info = error_details_pb2.ErrorInfo()
+    assert told.details[0].Unpack(info)
+    assert (info.reason, dict(info.metadata)) == ("INVALID_ARGUMENT", {"field": "select"})
+
+
+@pytest.mark.parametrize("field", ["message_type", "expiration"])
+def test_a_setting_that_this_server_does_not_know_is_named(field: str) -> None:
+    """X2."""
+    settings = admin_pb2.TopicSettings()
+    setattr(settings, field, 99)
+    with pytest.raises(StoreError) as caught:
+        convert.settings(settings)
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, f"settings.{field}")
+    assert "99" in caught.value.message

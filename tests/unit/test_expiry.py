@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine import store
+from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.expiry import Sweep
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
 from sow_server.engine.rocks import META
@@ -363,9 +364,58 @@ def test_disabling_ends_a_rearming_that_is_under_way(rig: Rig, monkeypatch: pyte
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.DISABLED})
     rig.store.writer.step()
     assert not rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
-    assert rig.entries() == []
+    rig.time.tick(MINUTE)
+    rig.store.sweep()
+    assert (rig.count("orders"), rig.entries()) == (10, [])
     rig.alter_topic("orders", expiration=Expiration.ENABLED)
     assert len(rig.entries()) == 10
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_is_hidden_and_not_rearmed_yet_does_not_reappear_when_its_topic_is_disabled(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """L12. Disabling expired what the expiry index knew to be overdue. While the index was being made anew, the rest
+    had been hidden by the enabling, and was shown again."""
+    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    disabled_with_stamps(rig, 10)
+    rig.time.tick(MINUTE)
+    rig.put("orders", "lasting", ttl=MINUTE)
+    rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
+    rig.turn()
+    assert list(rig.live("orders")) == [b"lasting"]
+    if restarted:  # as a start does that takes it from the configuration, before the work goes on
+        rig.kill()
+        rig.clock = rig.time.clock()
+        rig._store = store.Store.open(rig.path, clock=rig.clock)
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    assert rig.topic("orders").settings.expiration is Expiration.DISABLED
+    assert list(rig.live("orders")) == [b"lasting"]
+    assert [kind for kind, _ in rig.kinds("orders")].count("expire") == 10
+    rig.time.tick(DAY)
+    rig.store.sweep()
+    assert rig.count("orders") == 1
+
+
+def test_a_disabling_that_waits_for_the_rearming_hears_why_it_cannot_be(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X2: whoever asked is answered once, also when writing ends while it waits."""
+    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    disabled_with_stamps(rig, 10)
+    answers: list[object] = []
+    rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
+    rig.submit_alter("orders", answers.append, {"expiration": Expiration.DISABLED})
+    rig.turn()
+    writer = rig.store.writer
+    writer._turn()  # a chunk of the re-arming
+    writer.fail(StoreError(Reason.DATA_DAMAGED, "a check found damage"))
+    assert answers == []
+    writer.step()
+    (answer,) = answers
+    assert isinstance(answer, StoreError)
+    assert answer.reason is Reason.DATA_DAMAGED
+    assert rig.topic("orders").settings.expiration is Expiration.ENABLED
 
 
 def test_what_is_not_rearmed_yet_is_not_counted_either(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +430,25 @@ def test_what_is_not_rearmed_yet_is_not_counted_either(rig: Rig, monkeypatch: py
     rig.time.tick(MINUTE)
     assert rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
     assert (rig.live("orders"), rig.count("orders")) == ({}, 0)
+
+
+def test_counting_a_topic_that_is_rearmed_keeps_no_writer_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L14. All its records were read under the lock that every commit needs."""
+    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    disabled_with_stamps(rig, 10)
+    rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
+    rig.turn()
+    locked: list[bool] = []
+    fill = store.Cut.fill
+
+    def watched(*arguments: object, **named: object) -> object:
+        locked.append(rig.store.writer.cut_lock.locked())
+        return fill(*arguments, **named)  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(store.Cut, "fill", watched)
+    assert rig.count("orders") == 10
+    assert locked
+    assert not any(locked)
 
 
 def test_a_topic_deleted_while_it_is_rearmed_leaves_nothing_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,3 +538,20 @@ def test_a_count_is_of_one_instant_while_the_sweep_goes_on(rig: Rig, monkeypatch
     monkeypatch.setattr(Sweep, "overdue", sweep_then_count)
 
     assert rig.store.count(rig.store.topics.by_name["sessions"]) == 1
+
+
+def test_a_count_is_of_one_instant_while_its_topic_is_disabled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L12, L16. Whether the topic acts on expiration was asked again after the cut, and then what had been overdue in
+    it was counted as live."""
+    rig.create_topic("sessions")
+    load(rig, "sessions", 10, SECOND)
+    rig.put("sessions", "lasting", ttl=MINUTE)
+    rig.time.tick(SECOND)
+    count_overdue = Sweep.overdue
+
+    def disable_then_count(*arguments: object, **named: object) -> dict[int, int]:
+        rig.alter_topic("sessions", expiration=Expiration.DISABLED)
+        return count_overdue(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Sweep, "overdue", disable_then_count)
+    assert rig.count("sessions") == 1

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sow_server.engine import journal
 from sow_server.engine.codec import Column, decode_commit, unpack_i64
-from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, Touch
-from sow_server.engine.rocks import COMMITS
+from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, Touch
+from sow_server.engine.rocks import COMMITS, JOURNAL, Cursor
 from tests.support.stores import MINUTE, SECOND, Rig
 
 
@@ -110,6 +110,17 @@ def test_switching_the_journal_off_and_on_leaves_a_gap_that_nobody_can_read_over
     assert (entry.payload, entry.previous) == (b"3", last)
     figures = rig.store.statistics(rig.topic("orders"))
     assert (figures.journal_entries, figures.floor_sequence) == (1, last)
+
+
+def test_changes_in_another_message_type_are_no_longer_to_be_read(rig: Rig) -> None:
+    """J1. They stayed in the journal when an emptied topic got another message type, and were then decoded in it."""
+    rig.put("orders", "a", b"1")
+    rig.delete("orders", "a")
+    last = rig.store.writer.last_sequence
+    rig.alter_topic("orders", message_type=MessageType.NVFIX)
+    assert rig.journal("orders") == []
+    figures = rig.store.statistics(rig.topic("orders"))
+    assert (figures.journal_entries, figures.journal_bytes, figures.floor_sequence) == (0, 0, last)
 
 
 def test_the_floor_of_a_new_topic_is_the_sequence_of_its_creation(rig: Rig) -> None:
@@ -218,6 +229,23 @@ def test_pruning_goes_in_bounded_steps_and_ends(rig: Rig, monkeypatch: pytest.Mo
         left.append(len(rig.journal("orders")))
     assert left == [7, 4, 1]
     assert rig.journal("orders") == []
+
+
+def test_quiet_topics_cost_pruning_no_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J11: in proportion to what there is; it runs between the publishers' commits."""
+    for number in range(20):
+        rig.create_topic(f"quiet-{number}")
+    rig.put("orders", "a")
+    opened: list[str] = []
+    cursor = rig.store._rocks.cursor
+
+    def counted(family: str, *, fill_cache: bool = True) -> Cursor:
+        opened.append(family)
+        return cursor(family, fill_cache=fill_cache)
+
+    monkeypatch.setattr(rig.store._rocks, "cursor", counted)
+    rig.prune()
+    assert opened == [JOURNAL, JOURNAL, COMMITS], "the topic with entries, the first of them, the rows before it"
 
 
 def test_commit_rows_go_once_no_topic_retains_a_change_from_before_them(rig: Rig) -> None:

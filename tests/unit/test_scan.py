@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -190,6 +191,24 @@ def test_changes_after_the_cut_are_not_seen(rig: Rig, text: str) -> None:
     found.close()
 
 
+@pytest.mark.parametrize("text", ["", "true", "@version > 0"])
+def test_a_count_is_that_of_the_cut_however_it_is_found(rig: Rig, text: str) -> None:
+    """Q1, L8. What is known from the figures was asked of them later, when the header had been sent."""
+    put(rig, {"id": 1}, {"id": 2})
+    put(rig, {"id": 3}, {"id": 4}, {"id": 5}, ttl=SECOND)
+    rig.time.tick(SECOND)
+    put(rig, {"id": 6}, ttl=SECOND)
+    found, given_up = (Scan(rig.store, query(rig, text, count_only=True)) for _ in range(2))
+    given_up.close()
+    put(rig, {"id": 7})
+    rig.delete("quotes", "1", "2")
+    rig.time.tick(SECOND)
+    rig.store.sweep()
+    assert found.next_batch() is None
+    assert found.footer()[:2] == (3, 3)
+    found.close()
+
+
 def test_now_is_that_of_the_cut(rig: Rig) -> None:
     put(rig, {"id": 1}, ttl=10 * SECOND)
     put(rig, {"id": 2}, ttl=30 * SECOND)
@@ -346,7 +365,8 @@ def test_a_token_belongs_to_its_topic_and_filter(rig: Rig) -> None:
     for text, topic in (("/px >= 2", "quotes"), ("", "quotes"), ("/px >= 1", "others")):
         error = refused(rig, text, topic=topic, page_size=3, page_token=token)
         assert (error.reason, error.field) == (Reason.PAGE_TOKEN_INVALID, "page_token")
-    for nonsense in ("x", "bm9uc2Vuc2U=", token[:-4]):
+    deep = base64.urlsafe_b64encode(b"[" * 100_000).decode()
+    for nonsense in ("x", "bm9uc2Vuc2U=", token[:-4], deep):
         assert refused(rig, "/px >= 1", page_size=3, page_token=nonsense).reason is Reason.PAGE_TOKEN_INVALID
 
 

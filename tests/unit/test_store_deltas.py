@@ -27,7 +27,7 @@ from sow_server.engine.model import (
     TtlMode,
 )
 from sow_server.engine.mutations import Limits
-from sow_server.engine.rocks import COMMITS
+from sow_server.engine.rocks import COMMITS, Damaged
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.writer import WriterOptions
 from tests.support.stores import SECOND, Rig
@@ -312,3 +312,24 @@ def test_records_are_read_for_a_delta_with_one_look_up(rig: Rig, monkeypatch: py
     outcome = rig.run(delta(*documents, *documents))
     assert not any(isinstance(result, Refusal) for result in outcome.results or ())
     assert reads == [20]
+
+
+def test_damage_met_after_a_commit_was_cut_to_size_is_answered_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W1, W5. What did not fit had gone back to the queue, and was then committed with the others besides: its request
+    was answered twice."""
+    publish(rig, {"id": 1, "a": "x" * 170}, {"id": 2, "a": "x" * 170})
+    multi_get = rig.store._rocks.multi_get
+
+    def damaged(family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if any(key.endswith(b"2") for key in keys):
+            raise Damaged("Corruption: block checksum mismatch")
+        return multi_get(family, keys)
+
+    monkeypatch.setattr(rig.store._rocks, "multi_get", damaged)
+    bad, good = delta({"id": 2, "n": 1}), delta(*[{"id": 1, "n": number} for number in range(4)])
+    answers = rig.run_together([bad, good, delta({"id": 1, "m": 1})])  # each is to be answered once
+    assert isinstance(answers[0], StoreError)
+    assert answers[0].reason is Reason.DATA_DAMAGED
+    assert [answer.applied for answer in answers[1:] if isinstance(answer, Outcome)] == [4, 1]
+    assert document(rig) == {"id": 1, "a": "x" * 170, "n": 3, "m": 1}
+    assert rig.store.writer.queue_depth == (0, 0)

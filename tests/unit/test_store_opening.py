@@ -8,7 +8,7 @@ import pytest
 
 from sow_server.engine.codec import u32
 from sow_server.engine.errors import OpenError
-from sow_server.engine.rocks import META, Batch, Rocks
+from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks
 from sow_server.engine.store import FORMAT_KEY, Store, StoreOptions
 from tests.support.stores import Rig
 
@@ -86,6 +86,28 @@ def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(OpenError, match="file"):
         Store.open(tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (DiskFull("IO error: No space left on device"), "cannot be opened .*No space left"),
+        (Damaged("Corruption: checksum mismatch"), "the data is damaged .*checksum"),
+    ],
+)
+def test_what_fails_once_the_database_is_open_is_told_in_one_message_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    """A disk that was full at the first start ended in a traceback."""
+
+    def fails(rocks: Rocks, batch: Batch) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rocks, "write", fails)
+        with pytest.raises(OpenError, match=message):
+            Store.open(tmp_path / "data")
+    Store.open(tmp_path / "data").close()  # the lock is free, and nothing is in the way
 
 
 def test_an_instance_may_be_renamed_and_old_records_keep_their_origin(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine import store
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import (
     Applied,
@@ -22,9 +23,11 @@ from sow_server.engine.model import (
     Refusal,
     TopicSettings,
 )
+from sow_server.engine.rocks import META
+from sow_server.engine.stage import PUBLISHER_KEY
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.writer import WriterOptions
-from tests.support.stores import DAY, SECOND, Rig
+from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
 
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)
 
@@ -242,6 +245,21 @@ def test_publishers_idle_for_a_week_are_forgotten(rig: Rig) -> None:
     assert rig.store.publisher_position("p") == (0, 0)
     assert rig.store.publisher_position("q") == (1, 1)
     assert rig.run(batch(1, "a")).applied == 1
+
+
+def test_all_idle_publishers_are_forgotten_in_bounded_steps(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6, L14. A call looked at all rows at once, and forgot a thousand at most: where more fall idle an hour, they
+    became more and more."""
+    monkeypatch.setattr(store, "PUBLISHERS_CHUNK", 3)
+    for number in range(10):
+        rig.run(batch(1, "a", name=f"idle-{number}"))
+    rig.time.tick(7 * DAY)
+    rig.run(batch(1, "a", name="idle-5-not"))
+    rocks = FaultyRocks(rig)
+    rig.store.forget_publishers()
+    rig.store.writer.step()
+    assert [len(attempt.deletes[META]) for attempt in rocks.attempts] == [3, 3, 2, 2]
+    assert [key for key, _ in rig.rows(META, PUBLISHER_KEY, PUBLISHER_KEY + b"\xff")] == [PUBLISHER_KEY + b"idle-5-not"]
 
 
 def test_a_lifetime_that_is_refused_is_a_kept_outcome_too(rig: Rig) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from sow_server.engine import mutations
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.expiry import Sweep
 from sow_server.engine.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
-from sow_server.engine.rocks import META, RECORDS, Damaged, DiskFull, Failed, Stalled
+from sow_server.engine.rocks import META, RECORDS, Cursor, Damaged, DiskFull, Failed, Stalled
 from sow_server.engine.stage import Stage
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
@@ -195,6 +196,19 @@ def test_a_change_of_settings_is_not_made_when_the_sweep_before_it_failed(rig: R
     assert rig.topic("orders").settings == settings
 
 
+def test_a_check_that_cannot_read_says_so_in_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X3. The scrub runs where nobody waits for it: an error other than damage was lost with it."""
+
+    def unreadable(self: Cursor, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[bytes]:
+        raise Failed("IO error: bad disk")
+
+    monkeypatch.setattr(Cursor, "keys", unreadable)
+    with structlog.testing.capture_logs() as logs:
+        rig.store.scrub(lambda: True)
+    assert [entry["event"] for entry in logs] == ["scrub_failed"]
+    assert rig.store.writer.failure is None
+
+
 def test_damage_found_from_outside_ends_writing(rig: Rig) -> None:
     """X3."""
     rig.store.writer.fail(StoreError(Reason.DATA_DAMAGED, "a check found damage"))
@@ -216,6 +230,16 @@ def test_a_stalled_commit_is_tried_again_unchanged(rig: Rig) -> None:
     assert len(rocks.attempts) == 4
     assert all(attempt == rocks.attempts[0] for attempt in rocks.attempts)
     assert rig.kinds("orders") == [("put", "first"), ("put", "a")]
+
+
+def test_a_stalled_reservation_is_tried_again(rig: Rig) -> None:
+    """W3, W4: bounds are moved every other second, and a request that met a stall just then was refused at once."""
+    rig.crash()
+    rocks = FaultyRocks(rig)
+    stall = Stalled("Result incomplete: Write stall")
+    rocks.writes += [stall, stall]
+    assert rig.put("orders", "a").applied == 1
+    assert [BOUNDS_KEY in attempt.puts[META] for attempt in rocks.attempts] == [True, True, True, False]
 
 
 def test_a_stall_that_lasts_refuses_the_request_and_not_the_store(tmp_path: Path) -> None:
