@@ -28,13 +28,18 @@ from sow_server import __version__
 from sow_server.config import Config, TlsConfig, clock_options, store_options
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS, TopicSettings
+from sow_server.engine.model import MICROS
+from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.metrics import ListenError, Metrics, serve_metrics
+from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
+from sow_server.services.admission import Admission
 from sow_server.services.guard import handlers
+from sow_server.services.sight import Sight
 from sow_server.services.sow_service import SowService
+from sow_server.subscriptions.durables import Consumers, Door
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.timers import Timers
 
@@ -47,6 +52,8 @@ M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 MMAP_BYTES: Final = 512 * 2**10
 """Allocations from this size on go back to the system when they are freed. Left alone, glibc raises its limit to 32 MiB
 as large messages come and go, and after a flood of them a server keeps twice the memory that it uses."""
+SCAN_RECORDS: Final = 1000
+"""Entries that a frame holds where durables are scanned; nobody is sent these."""
 SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService")
 
 
@@ -90,12 +97,21 @@ async def _serve(config: Config) -> int:
                 subscriptions_max=config.subscriptions.subscriptions_max,
             ),
         )
+        consumers = Consumers(
+            store, clock, Door(hub.subscribe, hub.start), lambda text: Sight(store, text, (), (), SCAN_RECORDS).view
+        )
+        admission = Admission(store, clock)
         metrics.watch_subscriptions(hub)
+        metrics.watch_durables(consumers, admission)
+        idle = IdleTopics(store, clock)
+        metrics.watch_idle(idle)
         store.start(loop.call_soon_threadsafe)
         timers = Timers(
             store,
             clock,
             readers,
+            consumers,
+            idle,
             prune_interval_micros=config.journal.prune_interval_micros,
             mark_interval_micros=config.clock.mark_interval_micros,
         )
@@ -111,8 +127,10 @@ async def _serve(config: Config) -> int:
             ),
             maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
         )
-        sow = SowService(store, hub, readers, config.server.durability, metrics)
-        admin = AdminService(store, clock, readers, metrics, instance=config.server.instance, version=__version__)
+        sow = SowService(store, hub, consumers, admission, readers, config.server.durability, metrics)
+        admin = AdminService(
+            store, clock, consumers, readers, metrics, instance=config.server.instance, version=__version__
+        )
         server.add_generic_rpc_handlers(
             (
                 handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
@@ -147,6 +165,7 @@ async def _serve(config: Config) -> int:
         stopped.set()
         watch.cancel()
         await healthy.enter_graceful_shutdown()
+        idle.stop()
         hub.stop()
         await server.stop(config.server.stop_grace_micros / MICROS)
         timers.stop()
@@ -160,7 +179,7 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-def declare_topics(store: Store, declared: Mapping[str, TopicSettings]) -> None:
+def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
     """Makes the topics of the configuration file what it says; the ones that have left it stay, as an
     administrator's (rule K1). Raises StartError."""
 
@@ -175,7 +194,7 @@ def declare_topics(store: Store, declared: Mapping[str, TopicSettings]) -> None:
         found = store.topics.by_name.get(name)
         if found is None:
             finish(name, lambda done, n=name, s=settings: store.create_topic(n, s, done, in_config=True))  # type: ignore[misc]  # bound now
-        elif found.settings != settings or not found.in_config:
+        elif found.declared != settings or not found.in_config:
             finish(
                 name,
                 lambda done, n=name, s=settings: store.alter_topic(n, lambda _: s, done, in_config=True),  # type: ignore[misc]  # bound now

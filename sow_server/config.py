@@ -29,10 +29,12 @@ from types import MappingProxyType
 from typing import Final, Protocol, TypeVar, cast
 
 from sow.durations import DURATION_MICROS_MAX, DurationError, format_micros, parse_micros
+from sow.sizes import format_bytes, parse_bytes
 from sow_server.engine.clock import ClockOptions
 from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS, Durability, Expiration, MessageType, TopicSettings
+from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing, TopicSettings
 from sow_server.engine.mutations import Limits
+from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, tidy
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.topics import check_name, check_settings
@@ -281,45 +283,6 @@ def _micros(text: str) -> int:
         raise ValueError(str(error)) from None
 
 
-_SIZE = re.compile(r"([0-9]+)(?:\.([0-9]{1,18}))? *([A-Za-z]+)")
-_SIZE_UNITS: Final = {
-    "B": 1,
-    "KiB": KIB,
-    "MiB": MIB,
-    "GiB": GIB,
-    "TiB": 2**40,
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
-
-
-def parse_bytes(text: str) -> int:
-    """The bytes of a size such as `64MiB`, `1.5GiB`, `10MB`, `0B`. Raises ValueError."""
-    match = _SIZE.fullmatch(text)
-    units = "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
-    if match is None or len(text) > 50:
-        raise ValueError(f'size {_quoted(text[:50])} is not a number with a unit ({units}), such as "64MiB"')
-    unit = _SIZE_UNITS.get(match[3])
-    if unit is None:
-        raise ValueError(f"size {_quoted(text)} has the unknown unit {match[3]!r} (known: {units})")
-    fraction = match[2] or ""
-    size, rest = divmod(int(match[1] + fraction) * unit, cast(int, 10 ** len(fraction)))
-    if rest:
-        raise ValueError(f"size {_quoted(text)} is not a whole number of bytes")
-    return size
-
-
-def format_bytes(size: int) -> str:
-    """A size with the largest binary unit that divides it: `64MiB`, `1000B`, `0B`."""
-    for unit, name in ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size and size % unit == 0:
-            return f"{size // unit}{name}"
-    return f"{size}B"
-
-
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[ipv6]:port`; port 0 lets the system choose. Raises ValueError."""
     host, colon, port = text.rpartition(":")
@@ -520,28 +483,56 @@ class Config:
     metrics: MetricsConfig = MetricsConfig()
     tls: TlsConfig | None = None
     log: LogConfig = LogConfig()
-    topics: Mapping[str, TopicSettings] = field(default_factory=lambda: MappingProxyType({}))
+    defaults: Declared = field(default_factory=lambda: NOTHING)
+    """What [defaults] writes: settings of topics that neither they nor a policy declare (rule T2)."""
+    topics: Mapping[str, Declared] = field(default_factory=lambda: MappingProxyType({}))
+    """What the file writes of each topic, and nothing else."""
     accept_clock: bool = False
 
 
+def _limit(kind: Kind[int]) -> int | None:
+    return _knob(None, _Maybe(kind))
+
+
+_LONG: Final = _Duration(0, DURATION_MICROS_MAX)
+_LARGE: Final = _Size(0, DURATION_MICROS_MAX)
+
+
 @dataclass(frozen=True, slots=True)
-class _TopicForm:
+class _DefaultsForm:
+    """[defaults]: settings of topics as they are written, but for those that only a topic can have."""
+
+    expiration: str = _knob("disabled", _Text(what='"disabled", "enabled", "reject", or a duration such as "30s"'))
+    default_ttl_micros: int | None = _limit(_LONG)
+    min_ttl_micros: int | None = _limit(_LONG)
+    max_ttl_micros: int | None = _limit(_LONG)
+    retain_time_micros: int | None = _knob(_TOPIC.retain_time_micros, _Unless(_LONG, "unlimited"))
+    retain_bytes: int | None = _knob(_TOPIC.retain_bytes, _Unless(_LARGE, "unlimited"), key="retain_bytes")
+    max_age_micros: int | None = _limit(_LONG)
+    max_bytes: int | None = _knob(None, _Maybe(_LARGE), key="max_bytes")
+    max_entries: int | None = _limit(_Count(0, DURATION_MICROS_MAX))
+    backlog_ttl_micros: int | None = _limit(_LONG)
+    backlog_quota_bytes: int | None = _knob(None, _Maybe(_LARGE), key="backlog_quota_bytes")
+    backlog_quota_age_micros: int | None = _limit(_LONG)
+    backlog_action: BacklogAction = _named(_TOPIC.backlog_action)
+    durable_idle_ttl_micros: int | None = _limit(_LONG)
+    idle_ttl_micros: int | None = _limit(_LONG)
+    publish_is_use: bool = _flag(_TOPIC.publish_is_use)
+    only_if_empty: bool = _flag(_TOPIC.only_if_empty)
+    auto_delete: bool = _flag(_TOPIC.auto_delete)
+    dead_letter: str = _knob(_TOPIC.dead_letter, _Text(what="the name of a topic"))
+    dead_letter_by_key: bool = _flag(_TOPIC.dead_letter_by_key)
+    on_missing: OnMissing = _named(_TOPIC.on_missing)
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicForm(_DefaultsForm):
     """[topics.NAME]: settings of a topic as they are written."""
 
     key: tuple[str, ...] = _knob(_TOPIC.key, _Texts('key paths such as ["/id"]'))
     message_type: MessageType = _named(_TOPIC.message_type)
-    expiration: str = _knob("disabled", _Text(what='"disabled", "enabled", "reject", or a duration such as "30s"'))
-    default_ttl_micros: int | None = _knob(None, _Maybe(_Duration(0, DURATION_MICROS_MAX)))
-    min_ttl_micros: int | None = _knob(None, _Maybe(_Duration(0, DURATION_MICROS_MAX)))
-    max_ttl_micros: int | None = _knob(None, _Maybe(_Duration(0, DURATION_MICROS_MAX)))
     journal: bool = _flag(_TOPIC.journal)
     separator: str = _knob(_TOPIC.separator.decode("latin-1"), _Text(r"[\x00-\xff]", "one byte as text"))
-    retain_time_micros: int | None = _knob(
-        _TOPIC.retain_time_micros, _Unless(_Duration(0, DURATION_MICROS_MAX), "unlimited")
-    )
-    retain_bytes: int | None = _knob(
-        _TOPIC.retain_bytes, _Unless(_Size(0, DURATION_MICROS_MAX), "unlimited"), key="retain_bytes"
-    )
     index: tuple[str, ...] = _knob(_TOPIC.index, _Texts('paths such as ["/symbol"]'))
 
 
@@ -556,6 +547,7 @@ _SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("subscriptions", SubscriptionsConfig),
     ("metrics", MetricsConfig),
     ("log", LogConfig),
+    ("defaults", _DefaultsForm),
     ("topics.NAME", _TopicForm),
 )
 
@@ -674,6 +666,7 @@ class _Reader:
             metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
             tls=None if tls_table is None else self._tls(tls_table),
             log=self.section(LogConfig, "log", self._table("log", tables)),
+            defaults=self._defaults(tables),
             topics=MappingProxyType(
                 {name: self._topic(name, value) for name, value in self._table("topics", tables).items()}
             ),
@@ -689,6 +682,14 @@ class _Reader:
 
     def section(self, make: Callable[..., T], table: str, given: dict[str, object]) -> T:
         """Reads a table into the dataclass `make`."""
+        values = self._values(make, table, given)
+        for entry in dataclasses.fields(cast(type, make)):
+            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in values:
+                raise self.error(table, entry.name, "is missing")
+        return make(**values)
+
+    def _values(self, make: Callable[..., object], table: str, given: dict[str, object]) -> dict[str, object]:
+        """What a table for the dataclass `make` writes, by fields."""
         known = {knob.key: knob for knob in _knobs(table, cast(type, make))}
         values: dict[str, object] = {}
         for key, value in given.items():
@@ -699,10 +700,7 @@ class _Reader:
                 values[knob.field] = knob.kind.read(value, self._folder)
             except ValueError as error:
                 raise self.error(table, key, str(error)) from None
-        for entry in dataclasses.fields(cast(type, make)):
-            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in values:
-                raise self.error(table, entry.name, "is missing")
-        return make(**values)
+        return values
 
     def _tls(self, value: object) -> TlsConfig:
         table = "server.tls"
@@ -727,56 +725,55 @@ class _Reader:
                 raise self.error(table, "client_ca", f"{tls.client_ca} holds no certificate ({error})") from error
         return tls
 
-    def _topic(self, name: str, value: object) -> TopicSettings:
+    def _defaults(self, tables: dict[str, object]) -> Declared:
+        table = "defaults"
+        declared = self._declared(table, self._values(_DefaultsForm, table, self._table(table, tables)))
+        self._checked(table, lambda: check_limits_and_values(declared))
+        return declared
+
+    def _topic(self, name: str, value: object) -> Declared:
         table = f"topics.{_toml_key(name)}"
-        form = self.section(_TopicForm, table, self._as_table(table, value))
+        declared = self._declared(table, self._values(_TopicForm, table, self._as_table(table, value)))
+        self._checked(table, lambda: check_name(name))
+        self._checked(table, lambda: check_settings(declared, topic=name, in_config=True))
+        return declared
+
+    def _checked(self, table: str, check: Callable[[], None]) -> None:
         try:
-            check_name(name)
-            settings = self._settings(table, form)
-            check_settings(settings)
+            check()
         except StoreError as error:
             if error.field == "topic":
                 raise self.error(table, "", error.message.removeprefix("topic: ")) from None
             key = error.field.removeprefix("settings.")
             message = error.message.removeprefix(f"{key}: ")
             raise self.error(table, "separator" if key == "fix_separator" else key, message) from None
-        return settings
 
-    def _settings(self, table: str, form: _TopicForm) -> TopicSettings:
-        words = tuple(word.value for word in Expiration)
-        default_ttl = form.default_ttl_micros
-        if form.expiration in words:
-            expiration = Expiration(form.expiration)
-        else:
-            if not form.expiration[:1].isdigit() and form.expiration[:1] not in (".", "-"):
-                near = difflib.get_close_matches(form.expiration, words, n=1)
+    def _declared(self, table: str, written: dict[str, object]) -> Declared:
+        """The settings that a table writes, as the engine has them."""
+        declared = dict(written)
+        if "separator" in declared:
+            declared["separator"] = str(declared["separator"]).encode("latin-1")
+        if "expiration" in declared:
+            text = str(declared["expiration"])
+            words = tuple(word.value for word in Expiration)
+            if text in words:
+                declared["expiration"] = Expiration(text)
+                return tidy(declared)
+            if not text[:1].isdigit() and text[:1] not in (".", "-"):
+                near = difflib.get_close_matches(text, words, n=1)
                 hint = f", did you mean {_quoted(near[0])}?" if near else ""
                 expected = 'expected "disabled", "enabled", "reject", or a duration such as "30s"'
-                raise self.error(table, "expiration", f"{expected}, found {_noun(form.expiration)}{hint}")
+                raise self.error(table, "expiration", f"{expected}, found {_noun(text)}{hint}")
             try:
-                duration = _micros(form.expiration)
+                duration = _micros(text)
             except ValueError as error:
                 raise self.error(table, "expiration", str(error)) from None
-            if default_ttl is not None:
+            if "default_ttl_micros" in declared:
                 raise self.error(
-                    table,
-                    "default_ttl",
-                    f"expiration = {_quoted(form.expiration)} sets it already; write one of the two",
+                    table, "default_ttl", f"expiration = {_quoted(text)} sets it already; write one of the two"
                 )
-            expiration, default_ttl = Expiration.ENABLED, duration
-        return TopicSettings(
-            key=form.key,
-            message_type=form.message_type,
-            expiration=expiration,
-            default_ttl_micros=default_ttl,
-            min_ttl_micros=form.min_ttl_micros,
-            max_ttl_micros=form.max_ttl_micros,
-            journal=form.journal,
-            separator=form.separator.encode("latin-1"),
-            retain_time_micros=form.retain_time_micros,
-            retain_bytes=form.retain_bytes,
-            index=form.index,
-        )
+            declared |= {"expiration": Expiration.ENABLED, "default_ttl_micros": duration}
+        return tidy(declared)
 
     def _unknown_table(self, name: str, value: object, known: list[str]) -> ConfigError:
         if isinstance(value, dict):
@@ -795,7 +792,8 @@ class _Reader:
             )
         homes = [knob.table for knob in knobs() if knob.key == key and knob.table != table]
         if homes:
-            return self.error(table, key, f"unknown key, it belongs in [{homes[0]}]")
+            home = "topics.NAME" if table == "defaults" and "topics.NAME" in homes else homes[0]
+            return self.error(table, key, f"unknown key, it belongs in [{home}]")
         return self.error(table, key, f"unknown key{_known(known)}")
 
 
@@ -864,7 +862,8 @@ def _check_relations(reader: _Reader, config: Config) -> None:
 
 
 def render(config: Config) -> str:
-    """The configuration as TOML with every key written out; `load` reads the same `Config` back (F3)."""
+    """The configuration as TOML with every key written out, but of settings of topics those that were written: others
+    come from policies and defaults. `load` reads the same `Config` back (F3)."""
     parts = [
         _rendered("server", config.server),
         *([] if config.tls is None else [_rendered("server.tls", config.tls)]),
@@ -876,7 +875,11 @@ def render(config: Config) -> str:
         _rendered("subscriptions", config.subscriptions),
         _rendered("metrics", config.metrics),
         _rendered("log", config.log),
-        *(_rendered(f"topics.{_toml_key(name)}", _form(settings)) for name, settings in config.topics.items()),
+        _rendered_settings("defaults", _DefaultsForm, config.defaults),
+        *(
+            _rendered_settings(f"topics.{_toml_key(name)}", _TopicForm, declared)
+            for name, declared in config.topics.items()
+        ),
     ]
     return "\n".join(parts)
 
@@ -890,20 +893,15 @@ def _rendered(table: str, section: object) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _form(settings: TopicSettings) -> _TopicForm:
-    return _TopicForm(
-        key=settings.key,
-        message_type=settings.message_type,
-        expiration=settings.expiration.value,
-        default_ttl_micros=settings.default_ttl_micros,
-        min_ttl_micros=settings.min_ttl_micros,
-        max_ttl_micros=settings.max_ttl_micros,
-        journal=settings.journal,
-        separator=settings.separator.decode("latin-1"),
-        retain_time_micros=settings.retain_time_micros,
-        retain_bytes=settings.retain_bytes,
-        index=settings.index,
-    )
+def _rendered_settings(table: str, section: type, declared: Declared) -> str:
+    lines = [f"[{table}]"]
+    for knob in _knobs(table, section):
+        if knob.field in declared:
+            value = declared[knob.field]
+            if isinstance(value, bytes):
+                value = value.decode("latin-1")
+            lines.append(f"{knob.key} = {knob.kind.show(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def _toml_key(name: str) -> str:
@@ -922,6 +920,7 @@ def store_options(config: Config) -> StoreOptions:
         head_cache_records=storage.head_cache_records,
         verify_at_start_bytes=storage.verify_at_start_bytes,
         publisher_ttl_micros=storage.publisher_ttl_micros,
+        defaults=config.defaults,
         writer=WriterOptions(
             commit_records_max=storage.commit_records_max,
             commit_merged_bytes_max=storage.commit_merged_bytes_max,

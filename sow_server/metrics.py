@@ -26,6 +26,10 @@ from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import Reason
 from sow_server.engine.model import MICROS
 from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.retention.idle import IdleTopics
+from sow_server.services.admission import Admission
+from sow_server.subscriptions.durables import Consumers
 from sow_server.subscriptions.hub import Hub
 
 TOPICS_MAX: Final = 1000
@@ -37,6 +41,11 @@ OVERDUE_MAX: Final = 2000
 FAILURES: Final = (Reason.DISK_FULL, Reason.STORE_FAILED, Reason.DATA_DAMAGED, Reason.INTERNAL)
 """Why writing may have ended (rule X3); always shown, so that an alert has a series to look at."""
 
+DISCARDS: Final = (
+    *("retention", "max_age", "max_bytes", "max_entries"),
+    *("evicted", "conflated", "backlog_ttl"),
+)
+"""What lets changes go: of the journal, and of a durable (rules J3, J5, J8, J9)."""
 FEW: Final = 8
 """Below this many values adding them one by one is cheaper than looking for each bound among them."""
 
@@ -104,6 +113,9 @@ class Metrics(Collector):
         self._store: Store | None = None
         self._clock: GuardedClock | None = None
         self._hub: Hub | None = None
+        self._consumers: Consumers | None = None
+        self._admission: Admission | None = None
+        self._idle: IdleTopics | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
         self._commit_seconds = Distribution(_COMMIT_SECONDS)
@@ -126,10 +138,20 @@ class Metrics(Collector):
         with self._scrape:
             self._hub = hub
 
+    def watch_durables(self, consumers: Consumers, admission: Admission) -> None:
+        """From now on a scrape tells of the durables too."""
+        with self._scrape:
+            self._consumers, self._admission = consumers, admission
+
+    def watch_idle(self, idle: IdleTopics) -> None:
+        """From now on a scrape tells of deleted topics too."""
+        with self._scrape:
+            self._idle = idle
+
     def release(self) -> None:
         """Waits for a scrape that is under way; later ones leave the store alone (Z3). Before the store is closed."""
         with self._scrape:
-            self._store = self._clock = self._hub = None
+            self._store = self._clock = self._hub = self._consumers = self._admission = self._idle = None
 
     # -- what the writer tells: engine.writer.Observer --------------------------------------------------------------
 
@@ -176,6 +198,12 @@ class Metrics(Collector):
             held = [] if store is None or clock is None else [*_store_metrics(store, clock), *_topic_metrics(store)]
             if self._hub is not None:
                 held += _subscription_metrics(self._hub)
+            if store is not None and clock is not None:
+                held += _durable_metrics(store, clock)
+            if self._idle is not None:
+                held += _idle_metrics(self._idle)
+            if self._consumers is not None and self._admission is not None:
+                held += _consumer_metrics(self._consumers, self._admission)
         yield from held
 
     def _writer_metrics(self) -> Iterator[Metric]:
@@ -224,6 +252,10 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "sow_records_expired", "Records that have expired and been removed.", writer.expired_total
     )
+    letters = CounterMetricFamily("sow_dead_letters", "Dead letters of expired records.", labels=["fate"])
+    for fate, count in writer.letters_total.items():
+        letters.add_metric([fate.value], count)
+    yield letters
     yield GaugeMetricFamily("sow_last_sequence", "The last sequence written to the journal.", writer.last_sequence)
     yield CounterMetricFamily("sow_clock_jumps", "Forward jumps of the wall clock, see rule L15.", clock.jumps_total)
     yield GaugeMetricFamily(
@@ -237,6 +269,13 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     yield failed
     yield GaugeMetricFamily("sow_disk_bytes", "Bytes that the data directory takes on disk.", store.disk_bytes())
     yield GaugeMetricFamily("sow_topics", "Topics.", len(store.topics.by_name))
+
+
+def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
+    deleted = CounterMetricFamily("sow_topics_unused", "Topics deleted because nobody used them.", labels=["cause"])
+    for cause, count in idle.deleted_total.items():
+        deleted.add_metric([cause.value], count)
+    yield deleted
 
 
 def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
@@ -269,6 +308,54 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
         dispatcher.dropped_total,
     )
     yield CounterMetricFamily("sow_resyncs", "Subscriptions that ended with RESYNC_REQUIRED.", hub.resyncs_total)
+
+
+def _durable_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
+    discarded = CounterMetricFamily(
+        "sow_journal_discarded", "Changes let go by the journal, or by a durable, by what let go.", labels=["reason"]
+    )
+    for reason in DISCARDS:
+        discarded.add_metric([reason], store.durables.discarded.get(reason, 0))
+    yield discarded
+    durables = GaugeMetricFamily("sow_durables", "Durable subscriptions.", labels=["topic"])
+    entries = GaugeMetricFamily("sow_backlog_entries", "Changes that the slowest has left.", labels=["topic"])
+    size = GaugeMetricFamily("sow_backlog_bytes", "Their bytes.", labels=["topic"])
+    age = GaugeMetricFamily("sow_backlog_age_seconds", "Age of the oldest of them.", labels=["topic"])
+    size_quota = GaugeMetricFamily("sow_backlog_quota_bytes", "The topic's backlog_quota_bytes.", labels=["topic"])
+    age_quota = GaugeMetricFamily("sow_backlog_quota_seconds", "Its backlog_quota_age.", labels=["topic"])
+    now = clock.now_micros()
+    topics = [topic for topic in store.topics.by_id.values() if _has_backlog(store, topic)]
+    for topic in sorted(topics, key=lambda topic: topic.name)[:TOPICS_MAX]:
+        label, settings, slowest = [topic.name], topic.settings, store.durables.slowest(topic)
+        backlog = store.durables.backlog(topic)
+        durables.add_metric(label, store.durables.count(topic))
+        left = 0 if slowest is None else max(0, topic.statistics.appended_entries - slowest.entries)
+        entries.add_metric(label, left)
+        size.add_metric(label, 0 if backlog is None else backlog.bytes)
+        oldest = None if backlog is None else backlog.oldest_micros
+        age.add_metric(label, 0 if oldest is None else max(0, now - oldest) / MICROS)
+        if settings.backlog_quota_bytes is not None:
+            size_quota.add_metric(label, settings.backlog_quota_bytes)
+        if settings.backlog_quota_age_micros is not None:
+            age_quota.add_metric(label, settings.backlog_quota_age_micros / MICROS)
+    yield from (durables, entries, size, age, size_quota, age_quota)
+
+
+def _has_backlog(store: Store, topic: Topic) -> bool:
+    settings = topic.settings
+    return (
+        store.durables.count(topic) > 0
+        or settings.backlog_quota_bytes is not None
+        or settings.backlog_quota_age_micros is not None
+    )
+
+
+def _consumer_metrics(consumers: Consumers, admission: Admission) -> Iterator[Metric]:
+    yield GaugeMetricFamily("sow_durables_attached", "Durables with a consumer.", consumers.attached_count)
+    yield CounterMetricFamily("sow_publishes_held", "Requests that waited for a backlog quota.", admission.held_total)
+    yield CounterMetricFamily(
+        "sow_publishes_rejected", "Requests that were refused for a backlog quota.", admission.rejected_total
+    )
 
 
 def _topic_metrics(store: Store) -> Iterator[Metric]:

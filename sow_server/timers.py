@@ -1,4 +1,5 @@
-"""The periodic jobs, on APScheduler: pruning, forgetting idle publishers, the clock's mark and watch, compaction.
+"""The periodic jobs, on APScheduler: pruning, what time does to durables, deleting unused topics, forgetting idle
+publishers, the clock's mark and watch, compaction.
 
 Expiry is not among them: the writer's thread waits for the next deadline itself, so that a busy event loop cannot
 delay it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
@@ -17,11 +18,15 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import MICROS
+from sow_server.engine.rocks import RocksError
 from sow_server.engine.store import Store
+from sow_server.retention.idle import TICK_SECONDS, IdleTopics
+from sow_server.subscriptions.durables import Consumers
 
 log = structlog.get_logger(__name__)
 
 CLOCK_WATCH_SECONDS: Final = 1
+DURABLES_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 COMPACT_CHECK_SECONDS: Final = 30
 COMPACT_AFTER_EXPIRED: Final = 200_000
@@ -36,6 +41,8 @@ class Timers:
         store: Store,
         clock: GuardedClock,
         readers: Executor,
+        consumers: Consumers,
+        idle: IdleTopics,
         *,
         prune_interval_micros: int,
         mark_interval_micros: int,
@@ -43,6 +50,8 @@ class Timers:
         self._store = store
         self._clock = clock
         self._readers = readers
+        self._consumers = consumers
+        self._idle = idle
         self._was_paused = False
         self._compacted_at = 0
         self._scheduler = AsyncIOScheduler(job_defaults={"coalesce": True, "misfire_grace_time": None})
@@ -51,6 +60,9 @@ class Timers:
         every(self._watch_clock, "interval", seconds=CLOCK_WATCH_SECONDS)
         every(store.mark_clock, "interval", seconds=mark_interval_micros / MICROS)
         every(store.forget_publishers, "interval", seconds=FORGET_SECONDS)
+        every(store.forget_durables, "interval", seconds=FORGET_SECONDS)
+        every(consumers.upkeep, "interval", seconds=DURABLES_SECONDS, max_instances=1)
+        every(self._delete_unused, "interval", seconds=TICK_SECONDS, max_instances=1)
         every(self._compact_swept, "interval", seconds=COMPACT_CHECK_SECONDS, max_instances=1)
 
     def start(self) -> None:
@@ -63,7 +75,12 @@ class Timers:
         self._scheduler.shutdown(wait=False)
 
     async def _prune(self) -> None:
-        """Prunes in bounded steps, until nothing is left to prune."""
+        """Prunes in bounded steps, until nothing is left to prune. Before that the durables that hold topics are
+        looked at: a rare filter must not pin them (rule J2)."""
+        try:
+            await self._scan()
+        except asyncio.CancelledError:
+            return
         while True:
             pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
             try:
@@ -80,6 +97,21 @@ class Timers:
                 log.error("prune_failed", reason=more.reason.name, cause=more.message)
             if more is not True:
                 return
+
+    async def _scan(self) -> None:
+        run = asyncio.get_running_loop().run_in_executor
+        for scan in self._consumers.scans():
+            try:
+                position = await run(self._readers, scan.read)
+            except (StoreError, RocksError) as error:
+                log.error("scan_failed", topic=scan.topic.name, durable=scan.durable.name, cause=str(error))
+                continue
+            if position is not None:
+                self._consumers.scanned(scan, position)
+
+    async def _delete_unused(self) -> None:
+        """A coroutine, so that it runs on the event loop and not in a thread."""
+        self._idle.tick()
 
     def _watch_clock(self) -> None:
         paused = self._clock.paused

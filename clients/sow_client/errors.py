@@ -68,7 +68,7 @@ class InvalidArgument(SowError):
 
 
 class NotFound(SowError):
-    """There is no such topic, or no longer, or no live record of that key."""
+    """There is no such topic, durable subscription or policy, or no longer, or no live record of that key."""
 
 
 class AlreadyExists(SowError):
@@ -90,11 +90,12 @@ class ConditionFailed(FailedPrecondition):
 
 
 class Aborted(SowError):
-    """Not done because of something else: another record of the atomic request, an earlier one of the stream."""
+    """Not done, or ended, because of something else: another record of the atomic request, an earlier one of the
+    stream, somebody who took over, rewound or deleted the durable subscription."""
 
 
 class ResourceExhausted(SowError):
-    """The server is at a limit: a full queue or disk, a write stall, a message or a result too large."""
+    """The server is at a limit: a full queue or disk, a backlog quota, a write stall, too large a message or result."""
 
 
 class ResyncRequired(SowError):
@@ -214,6 +215,13 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "PATTERN_MATCHES_NOTHING": NotFound,
     "RESYNC_REQUIRED": ResyncRequired,
     "TOPIC_DELETED": NotFound,
+    "DURABLE_NOT_FOUND": NotFound,
+    "DURABLE_IN_USE": FailedPrecondition,
+    "DURABLE_TAKEN_OVER": Aborted,
+    "DURABLE_DETACHED": Aborted,
+    "DURABLE_DIFFERS": FailedPrecondition,
+    "POLICY_NOT_FOUND": NotFound,
+    "BACKLOG_QUOTA_EXCEEDED": ResourceExhausted,
 }
 """Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
 

@@ -18,6 +18,7 @@
 
     journal   key    topic u32 | first sequence i64
               value  format u8 | flags u8 (1: of one atomic request) | count u32 | commit time i64
+                     | entries before i64 | bytes before i64 (of the topic, ever, in front of this chunk)
                      | columns: change u8*count, then (version, publish time, expire time, origin, previous sequence,
                        removed version, removed origin), each
                        kind u8: 0 constant (one i64), 1 counting up by one (first i64), 2 as it is (i64*count)
@@ -31,7 +32,9 @@
               "accepted" i64   last sequence when an operator last accepted the clock: no time up to it counts for it
               "rearm/" u32   where putting the expiry entries of a topic goes on
               "index/" u32 u16   where building an index goes on; without this row it is complete
-              "topic/" u32   JSON      "stats/" u32   six i64                      "publisher/" id   see publishers.py
+              "deliver/" u32   where moving the dead letters that have waited for a topic goes on
+              "topic/" u32   JSON      "stats/" u32   nine i64                     "publisher/" id   see publishers.py
+              "durable/" u32 name   JSON, see durables.py
 
 Stamps of expire times are compared as their eight bytes: all of them are positive, so the order is the same.
 """
@@ -45,7 +48,7 @@ from itertools import repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.model import Expiration, MessageType, Record, TopicSettings
+from sow_server.engine.model import BacklogAction, Expiration, MessageType, OnMissing, Record, TopicSettings
 
 FORMAT: Final = 1
 
@@ -54,10 +57,10 @@ _HEADER: Final = Struct(">BBHIqqqq")
 _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
 _I64: Final = Struct(">q")
-_JOURNAL_HEAD: Final = Struct(">BBIq")
+_JOURNAL_HEAD: Final = Struct(">BBIqqq")
 _COMMIT_HEAD: Final = Struct(">qq")
 _RUN: Final = Struct(">IqI")
-_STATS: Final = Struct(">6q")
+_STATS: Final = Struct(">9q")
 
 PUT: Final = 1
 TOUCH: Final = 2
@@ -271,7 +274,8 @@ class Changes(NamedTuple):
     The payload is the new record's for PUT and TOUCH, the removed record's for DELETE and EXPIRE; `previous` is the
     sequence of the key's previous change, 0 when there was no live record (rule J1). A DELETE has a version of its own,
     an EXPIRE that of the record; `removed_version` and `removed_origin` are those of the record that went, else 0.
-    `atomic`: all of the commit belongs to one atomic request.
+    `atomic`: all of the commit belongs to one atomic request. `entries_before` and `bytes_before` are what was ever
+    journaled of the topic in front of this chunk, so that what lies between two positions is a subtraction (rule J7).
     """
 
     first_sequence: int
@@ -287,6 +291,8 @@ class Changes(NamedTuple):
     keys: Sequence[bytes]
     payloads: Sequence[bytes]
     atomic: bool = False
+    entries_before: int = 0
+    bytes_before: int = 0
 
 
 def journal_key(topic_id: int, first_sequence: int) -> bytes:
@@ -299,7 +305,14 @@ def encode_changes(changes: Changes) -> bytes:
     count = len(changes.keys)
     return b"".join(
         [
-            _JOURNAL_HEAD.pack(FORMAT, changes.atomic, count, changes.commit_time_micros),
+            _JOURNAL_HEAD.pack(
+                FORMAT,
+                changes.atomic,
+                count,
+                changes.commit_time_micros,
+                changes.entries_before,
+                changes.bytes_before,
+            ),
             changes.change,
             changes.version.encode(),
             changes.publish_time_micros.encode(),
@@ -318,7 +331,7 @@ def encode_changes(changes: Changes) -> bytes:
 
 def decode_changes(first_sequence: int, value: bytes) -> Changes:
     """The changes of a journal value."""
-    _, flags, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
+    _, flags, count, commit_time, entries_before, bytes_before = _JOURNAL_HEAD.unpack_from(value)
     at = _JOURNAL_HEAD.size
     change = value[at : at + count]
     at += count
@@ -351,6 +364,8 @@ def decode_changes(first_sequence: int, value: bytes) -> Changes:
         keys,
         payloads,
         atomic=bool(flags & 1),
+        entries_before=entries_before,
+        bytes_before=bytes_before,
     )
 
 
@@ -368,7 +383,7 @@ class Entry(NamedTuple):
 
 def decode_entry(value: bytes, index: int) -> Entry:
     """The change at a position of a journal value, without decoding the others."""
-    _, _, count, _ = _JOURNAL_HEAD.unpack_from(value)
+    count = changes_head(value).entries
     at = _JOURNAL_HEAD.size
     change = value[at + index]
     at += count
@@ -398,10 +413,18 @@ def decode_entry(value: bytes, index: int) -> Entry:
     )
 
 
-def changes_head(value: bytes) -> tuple[int, int]:
-    """(count, commit time) of a journal value, without decoding the rest."""
-    _, _, count, commit_time = _JOURNAL_HEAD.unpack_from(value)
-    return count, commit_time
+class ChangesHead(NamedTuple):
+    """What is in front of the columns; the fields are those of `Changes`."""
+
+    entries: int
+    commit_time_micros: int
+    entries_before: int
+    bytes_before: int
+
+
+def changes_head(value: bytes) -> ChangesHead:
+    """The head of a journal value, without decoding the rest."""
+    return ChangesHead(*_JOURNAL_HEAD.unpack_from(value)[2:])
 
 
 def _big_endian(typecode: str, numbers: Sequence[int]) -> bytes:
@@ -457,18 +480,41 @@ def decode_commit(key: bytes, value: bytes) -> Commit:
 
 
 class StoredStatistics(NamedTuple):
-    """What is counted per topic, in the same batch as what it counts."""
+    """What is counted per topic, in the same batch as what it counts. Of the journal it is what was ever appended and
+    what of that was let go (at or below the floor; bytes chunk by chunk): both only grow."""
 
     records: int = 0
     record_bytes: int = 0
-    journal_entries: int = 0
-    journal_bytes: int = 0
+    appended_entries: int = 0
+    appended_bytes: int = 0
+    trimmed_entries: int = 0
+    trimmed_bytes: int = 0
     floor_sequence: int = 0
     created_sequence: int = 0
+    last_sequence: int = 0
+    """Of the last journaled change; 0 when there was none."""
+
+    @property
+    def journal_entries(self) -> int:
+        """Entries above the floor."""
+        return self.appended_entries - self.trimmed_entries
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of the chunks that have entries above the floor."""
+        return self.appended_bytes - self.trimmed_bytes
+
+    def trimmed(self, floor: int) -> StoredStatistics:
+        """As they are when everything journaled so far is let go: the floor is at least `floor`."""
+        return self._replace(
+            trimmed_entries=self.appended_entries,
+            trimmed_bytes=self.appended_bytes,
+            floor_sequence=max(self.floor_sequence, floor),
+        )
 
 
 def encode_statistics(statistics: StoredStatistics) -> bytes:
-    """Six words."""
+    """Nine words."""
     return _STATS.pack(*statistics)
 
 
@@ -491,5 +537,7 @@ def settings_from_json(fields: dict[str, object]) -> TopicSettings:
     known["index"] = tuple(known.get("index", ()))  # type: ignore[arg-type]  # as above
     known["message_type"] = MessageType(str(known["message_type"]))
     known["expiration"] = Expiration(str(known["expiration"]))
+    known["backlog_action"] = BacklogAction(str(known.get("backlog_action", BacklogAction.HOLD.value)))
+    known["on_missing"] = OnMissing(str(known.get("on_missing", OnMissing.RETAIN.value)))
     known["separator"] = str(known["separator"]).encode("latin-1")
     return TopicSettings(**known)  # type: ignore[arg-type]  # as above

@@ -73,8 +73,8 @@ class Sweep:
             topic = self._topics.by_id.get(int.from_bytes(prefix, "big"))
             if topic is not None and topic.acts:
                 self._decide(stage, topic, {key: value for key, value in found.items() if key[:4] == prefix})
-        # An expired record's own entry is among these too; deleting it once is enough.
-        stage.batch.deletes[EXPIRY] = entries
+        # An expired record's own entry is among these too, but not that of one which a dead letter has met.
+        stage.batch.deletes[EXPIRY] += entries
         self._next_floor = entries[-1] + b"\0"
         stage.batch.puts[META][FLOOR_KEY] = self._next_floor
         return len(entries)
@@ -82,6 +82,14 @@ class Sweep:
     def _decide(self, stage: Stage, topic: Topic, found: dict[bytes, bytes]) -> None:
         """Expires the records that are due, re-arms the others. A topic at a time, in deadline order within it."""
         now = stage.now_bytes
+        heads = stage.heads
+        if heads and not heads.keys().isdisjoint(found):
+            # Dead letters of another topic have come to these keys, in this very commit: what was read is no more.
+            for key in [key for key in found if key in heads]:
+                del found[key]
+                head = heads[key]
+                if head is not None and head[24:32] != _NEVER_BYTES:
+                    stage.arm(unpack_i64(head[24:32]), key)
         due = {key: value for key, value in found.items() if value[24:32] <= now}
         if due:
             stage.expire_all(topic, list(due), list(due.values()))

@@ -1,16 +1,19 @@
-"""The journal: every change of a journaled topic, in the same batch as the change (rule J1); reading it; trimming it
-(rule J3).
+"""The journal: every change of a journaled topic, in the same batch as the change (rule J1); reading it, and finding
+what lies outside a period, a size or a number of entries (rule J3). `durables.py` decides what is let go.
 
 J-a  A chunk holds consecutive sequences of one topic in one commit; its key is the first of them.
-J-b  A topic's floor is the highest sequence ever discarded from it, and never falls.
+J-b  A topic's floor is the highest sequence ever discarded from it, and never falls. Nothing at or below it is read,
+     though its row may be there until the next prune.
 J-c  A commit row goes once no topic retains a change from before it.
+J-d  A chunk's head says how many entries and bytes were ever in front of it, so that what lies between two positions
+     is a subtraction, and a bound is found by bisection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from sow_server.engine.codec import (
     Changes,
@@ -32,8 +35,8 @@ from sow_server.engine.codec import (
 from sow_server.engine.rocks import COMMITS, JOURNAL, Batch, Cursor, Rocks
 from sow_server.engine.topics import Topic
 
-PRUNE_CHUNKS_MAX: Final = 64
-"""Chunks that one step of pruning looks at, so that it never holds publishers up for long."""
+MEMOS_MAX: Final = 16
+"""Bounds of one topic that are remembered: those that are in force no more are forgotten with the others."""
 
 
 @dataclass(slots=True)
@@ -63,8 +66,8 @@ class ChunkBuilder:
     keys: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
 
-    def finish(self, commit_time_micros: int) -> Changes:
-        """The chunk."""
+    def finish(self, commit_time_micros: int, entries_before: int = 0, bytes_before: int = 0) -> Changes:
+        """The chunk; what was before counts in the journal only."""
         return Changes(
             self.first_sequence,
             commit_time_micros,
@@ -79,6 +82,8 @@ class ChunkBuilder:
             self.keys,
             self.payloads,
             atomic=self.atomic,
+            entries_before=entries_before,
+            bytes_before=bytes_before,
         )
 
 
@@ -93,12 +98,14 @@ def append(
             continue
         topic = chunk.topic
         count = len(chunk.keys)
-        value = encode_changes(chunk.finish(commit_time_micros))
+        figures = statistics[topic.id]
+        value = encode_changes(chunk.finish(commit_time_micros, figures.appended_entries, figures.appended_bytes))
         rows[journal_key(topic.id, chunk.first_sequence)] = value
         runs.append(Run(topic.id, chunk.first_sequence, count))
-        figures = statistics[topic.id]
         statistics[topic.id] = figures._replace(
-            journal_entries=figures.journal_entries + count, journal_bytes=figures.journal_bytes + len(value)
+            appended_entries=figures.appended_entries + count,
+            appended_bytes=figures.appended_bytes + len(value),
+            last_sequence=chunk.first_sequence + count - 1,
         )
     if not runs:
         return
@@ -142,10 +149,14 @@ class JournalCut:
     def chunk(self, topic: Topic, first_sequence: int) -> Changes | None:
         """The chunk that begins with a sequence; None when it has been discarded."""
         value = self._entries.find(journal_key(topic.id, first_sequence))
-        return None if value is None else decode_changes(first_sequence, value)
+        if value is None or first_sequence + changes_head(value).entries - 1 <= self.floors.get(topic.id, 0):
+            return None
+        return decode_changes(first_sequence, value)
 
     def entry(self, topic: Topic, sequence: int) -> Entry | None:
         """The change with a sequence; None when it has been discarded."""
+        if sequence <= self.floors.get(topic.id, 0):
+            return None
         row = self._entries.last_before(journal_key(topic.id, sequence))
         if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
             return None
@@ -182,56 +193,220 @@ class JournalCut:
 
 def _last_of(key: bytes, value: bytes) -> int:
     """The last sequence of a journal row."""
-    return unpack_i64(key[4:]) + changes_head(value)[0] - 1
+    return unpack_i64(key[4:]) + changes_head(value).entries - 1
 
 
-def prune(rocks: Rocks, topic: Topic, now_micros: int, batch: Batch) -> tuple[StoredStatistics, bool]:
-    """Puts into `batch` the removal of what topic's retention no longer covers.
+# --- finding bounds --------------------------------------------------------------------------------------------------
 
-    Stops at the first chunk inside retention, and after `PRUNE_CHUNKS_MAX`. Returns the topic's new figures, and
-    whether there may be more. An entry exactly at the cut-off goes (rule J4).
-    """
-    settings, figures = topic.settings, topic.statistics
-    if not figures.journal_entries:
-        return figures, False  # most topics of many are quiet, and each cursor costs the publishers' time
-    cut = None if settings.retain_time_micros is None else now_micros - settings.retain_time_micros
-    cursor = rocks.cursor(JOURNAL, fill_cache=False)
-    removed_to: bytes | None = None
-    looked_at = 0
-    try:
-        for key, value in cursor.rows(topic.prefix, topic.stop, limit=PRUNE_CHUNKS_MAX):
-            count, commit_time = changes_head(value)
-            too_old = cut is not None and commit_time <= cut
-            too_many = settings.retain_bytes is not None and figures.journal_bytes > settings.retain_bytes
-            if not (too_old or too_many):
+
+class Chunk(NamedTuple):
+    """What the head of a chunk says, and where it is."""
+
+    first_sequence: int
+    entries: int
+    commit_time_micros: int
+    entries_before: int
+    bytes_before: int
+    size: int
+
+    @property
+    def last_sequence(self) -> int:
+        """Of its last entry."""
+        return self.first_sequence + self.entries - 1
+
+
+class Counts(NamedTuple):
+    """Entries and bytes that were ever journaled of a topic, up to some position."""
+
+    entries: int
+    bytes: int
+
+
+class Heads:
+    """Reads heads of chunks, from a cursor that is opened when it is first needed. One thread; close it."""
+
+    opened_total = 0
+    """How many were needed, in the whole process; what a step of pruning is measured by."""
+
+    def __init__(self, rocks: Rocks) -> None:
+        self._rocks = rocks
+        self._cursor: Cursor | None = None
+
+    def from_(self, topic: Topic, sequence: int) -> Chunk | None:
+        """The first chunk that begins at a sequence or after it."""
+        for row in self._open().rows(journal_key(topic.id, sequence), topic.stop, limit=1):
+            return _chunk(*row)
+        return None
+
+    def upto(self, topic: Topic, sequence: int) -> Chunk | None:
+        """The last chunk that begins at a sequence or before it."""
+        row = self._open().last_before(journal_key(topic.id, sequence))
+        return _chunk(*row) if row is not None and row[0].startswith(topic.prefix) else None
+
+    def after(self, topic: Topic, position: int) -> Chunk | None:
+        """The chunk with the first entry after a position."""
+        found = self.upto(topic, position + 1)
+        return found if found is not None and found.last_sequence > position else self.from_(topic, position + 1)
+
+    def counts(self, topic: Topic, figures: StoredStatistics, position: int) -> Counts:
+        """What was ever journaled up to a position, which is not below the floor. Of a chunk that reaches over it no
+        byte counts."""
+        if position >= figures.last_sequence:
+            return Counts(figures.appended_entries, figures.appended_bytes)
+        chunk = self.upto(topic, position)
+        if chunk is None:
+            return Counts(figures.trimmed_entries, figures.trimmed_bytes)
+        if chunk.last_sequence <= position:
+            return Counts(chunk.entries_before + chunk.entries, chunk.bytes_before + chunk.size)
+        return Counts(chunk.entries_before + position - chunk.first_sequence + 1, chunk.bytes_before)
+
+    def first(self, topic: Topic, start: int, keeps: Callable[[Chunk], bool]) -> Chunk | None:
+        """The first chunk from `start` on that is kept; none behind it is not. None: none is kept.
+
+        From the front in steps that double, then by bisection between the last two: what it costs grows with the
+        logarithm of what is passed over.
+        """
+        found = self.from_(topic, start)
+        if found is None or keeps(found):
+            return found
+        step, low = 1, found.last_sequence + 1
+        high: Chunk | None = None
+        while (probe := self.from_(topic, low + step - 1)) is not None:
+            if keeps(probe):
+                high = probe
                 break
-            looked_at += 1
-            last = unpack_i64(key[4:]) + count - 1
-            removed_to = key[:4] + i64(last + 1)
-            figures = figures._replace(
-                journal_entries=figures.journal_entries - count,
-                journal_bytes=figures.journal_bytes - len(value),
-                floor_sequence=max(figures.floor_sequence, last),
-            )
-    finally:
-        cursor.close()
-    if removed_to is not None:
-        batch.ranges.append((JOURNAL, topic.prefix, removed_to))
-    return figures, looked_at == PRUNE_CHUNKS_MAX
+            low, step = probe.last_sequence + 1, step * 2
+        stop = low + step if high is None else high.first_sequence
+        while low < stop:  # no chunk that begins before `low` is kept; what begins at `stop` or after it is known
+            middle = (low + stop) // 2
+            probe = self.from_(topic, middle)
+            if probe is None or probe.first_sequence >= stop:
+                stop = middle
+            elif keeps(probe):
+                high, stop = probe, middle
+            else:
+                low = probe.last_sequence + 1
+        return high
+
+    def close(self) -> None:
+        """Lets go of the cursor."""
+        if self._cursor is not None:
+            self._cursor.close()
+
+    def open(self) -> None:
+        """Opens the cursor now: from here on it sees what there is at this moment."""
+        self._open()
+
+    def _open(self) -> Cursor:
+        if self._cursor is None:
+            Heads.opened_total += 1
+            self._cursor = self._rocks.cursor(JOURNAL, fill_cache=False)
+        return self._cursor
 
 
-def prune_commits(rocks: Rocks, topics: Mapping[int, Topic], batch: Batch, last_sequence: int) -> None:
-    """Puts into `batch` the removal of the commit rows from before the first retained change of any topic."""
-    first_kept = last_sequence + 1
-    cursor = rocks.cursor(JOURNAL, fill_cache=False)
-    try:
-        for topic in topics.values():
-            if not topic.statistics.journal_entries:
-                continue
-            for key in cursor.keys(topic.prefix, topic.stop, limit=1):
-                first_kept = min(first_kept, unpack_i64(key[4:]))
-    finally:
-        cursor.close()
+def _chunk(key: bytes, value: bytes) -> Chunk:
+    return Chunk(unpack_i64(key[4:]), *changes_head(value), len(value))
+
+
+class Bounds(NamedTuple):
+    """How far back a journal is kept. None: no bound of that kind."""
+
+    time_micros: int | None = None
+    bytes: int | None = None
+
+
+NO_BOUNDS: Final = Bounds()
+
+
+class Retention:
+    """Remembers where the kept part of a topic begins, so that a topic where nothing has changed costs no read.
+
+    Used by the writer's thread alone.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, dict[Bounds, Chunk]] = {}
+
+    def first(self, heads: Heads, topic: Topic, figures: StoredStatistics, bounds: Bounds, now_micros: int) -> int:
+        """The first sequence inside the bounds, above the floor; behind the last where there is none.
+
+        An entry exactly at the cut-off is outside (rule J4). As times only rise and the journal only grows, what is
+        outside once stays outside.
+        """
+        if bounds == NO_BOUNDS or figures.last_sequence <= figures.floor_sequence:
+            return figures.floor_sequence + 1
+        chunk = self.chunk(heads, topic, figures, bounds, now_micros)
+        if chunk is None:
+            return figures.last_sequence + 1
+        if chunk.entries_before <= figures.trimmed_entries:
+            return figures.floor_sequence + 1  # nothing lies in between
+        return max(chunk.first_sequence, figures.floor_sequence + 1)
+
+    def chunk(
+        self, heads: Heads, topic: Topic, figures: StoredStatistics, bounds: Bounds, now_micros: int
+    ) -> Chunk | None:
+        """The first chunk inside the bounds that has entries above the floor; None: there is none."""
+        floor = figures.floor_sequence
+        found = self._found.setdefault(topic.id, {})
+        known = found.get(bounds)
+        if known is not None and known.last_sequence > floor:
+            if _keeps(known, bounds, figures, now_micros):
+                return known
+            start = known.first_sequence
+        else:
+            reaching = heads.after(topic, floor)
+            start = floor + 1 if reaching is None else reaching.first_sequence
+        first = heads.first(topic, start, lambda chunk: _keeps(chunk, bounds, figures, now_micros))
+        if first is None:
+            found.pop(bounds, None)
+            return None
+        if len(found) >= MEMOS_MAX:
+            found.clear()
+        found[bounds] = first
+        return first
+
+    def forget(self, topic_id: int) -> None:
+        """The topic is gone."""
+        self._found.pop(topic_id, None)
+
+
+def first_inside(heads: Heads, topic: Topic, figures: StoredStatistics, bounds: Bounds, now_micros: int) -> int:
+    """As `Retention.first`, from any thread."""
+    return Retention().first(heads, topic, figures, bounds, now_micros)
+
+
+def _keeps(chunk: Chunk, bounds: Bounds, figures: StoredStatistics, now_micros: int) -> bool:
+    time, size = bounds
+    return (time is None or chunk.commit_time_micros > now_micros - time) and (
+        size is None or figures.appended_bytes - chunk.bytes_before <= size
+    )
+
+
+def beyond_entries(heads: Heads, topic: Topic, figures: StoredStatistics, entries_max: int) -> int:
+    """The last sequence beyond the newest `entries_max` entries; at most the floor where there is none."""
+    allowed = figures.appended_entries - entries_max
+    if allowed <= figures.trimmed_entries:
+        return 0
+    chunk = heads.first(
+        topic,
+        heads_start(heads, topic, figures),
+        lambda chunk: chunk.entries_before + chunk.entries > allowed,
+    )
+    if chunk is None:
+        return figures.last_sequence
+    return chunk.first_sequence + allowed - chunk.entries_before - 1
+
+
+def heads_start(heads: Heads, topic: Topic, figures: StoredStatistics) -> int:
+    """Where the first chunk with an entry above the floor begins."""
+    reaching = heads.after(topic, figures.floor_sequence)
+    return figures.floor_sequence + 1 if reaching is None else reaching.first_sequence
+
+
+def prune_commits(rocks: Rocks, firsts: Iterable[int], batch: Batch, last_sequence: int) -> None:
+    """Puts into `batch` the removal of the commit rows from before the first retained change of any topic; `firsts` are
+    those changes."""
+    first_kept = min([last_sequence + 1, *firsts])
     rows = rocks.cursor(COMMITS, fill_cache=False)
     try:
         # The row whose commit reaches over the first kept sequence begins at or before it, and stays.

@@ -227,6 +227,22 @@ class Record(NamedTuple):
     sequence: int
 
 
+class BacklogAction(enum.StrEnum):
+    """What happens beyond a topic's backlog quota (rule J9)."""
+
+    HOLD = "hold"
+    REJECT = "reject"
+    EVICT = "evict"
+    CONFLATE = "conflate"
+
+
+class OnMissing(enum.StrEnum):
+    """What becomes of dead letters while their target does not exist (rule T3)."""
+
+    RETAIN = "retain"
+    DROP = "drop"
+
+
 class TopicSettings(NamedTuple):
     """What an administrator sets on a topic. None: no such bound, or unlimited."""
 
@@ -241,11 +257,35 @@ class TopicSettings(NamedTuple):
     retain_time_micros: int | None = 600 * MICROS
     retain_bytes: int | None = 256 * 2**20
     index: tuple[str, ...] = ()  # type: ignore[assignment]  # hides tuple.index, which nobody needs of settings
+    max_age_micros: int | None = None
+    max_bytes: int | None = None
+    max_entries: int | None = None
+    backlog_ttl_micros: int | None = None
+    backlog_quota_bytes: int | None = None
+    backlog_quota_age_micros: int | None = None
+    backlog_action: BacklogAction = BacklogAction.HOLD
+    durable_idle_ttl_micros: int | None = None
+    idle_ttl_micros: int | None = None
+    publish_is_use: bool = False
+    only_if_empty: bool = False
+    auto_delete: bool = False
+    dead_letter: str = ""
+    dead_letter_by_key: bool = False
+    on_missing: OnMissing = OnMissing.RETAIN
 
     @property
     def acts_on_expiration(self) -> bool:
         """Whether a stamp makes a record expire (rule L7). Stamps from before `reject` was set still count."""
         return self.expiration is not Expiration.DISABLED
+
+
+class DurableSettings(NamedTuple):
+    """What is in force for a durable subscription. None: unlimited, or never."""
+
+    retain_time_micros: int | None = TopicSettings().retain_time_micros
+    retain_bytes: int | None = TopicSettings().retain_bytes
+    backlog_ttl_micros: int | None = None
+    idle_ttl_micros: int | None = None
 
 
 class TopicStatistics(NamedTuple):
@@ -256,3 +296,8 @@ class TopicStatistics(NamedTuple):
     journal_bytes: int
     journal_entries: int
     floor_sequence: int
+    durables: int = 0
+    backlog_bytes: int = 0
+    """What the slowest durable leaves unacknowledged (rule J9)."""
+    backlog_age_micros: int | None = None
+    """Of the oldest entry of it."""

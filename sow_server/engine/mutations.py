@@ -56,7 +56,7 @@ from sow_server.engine.payloads import BadRecord, KeyColumn, check_flat
 from sow_server.engine.publishers import Publisher, PublisherCache
 from sow_server.engine.rocks import RECORDS
 from sow_server.engine.stage import Stage
-from sow_server.engine.topics import Topic
+from sow_server.engine.topics import UNDELIVERED_ID, Topic, check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,8 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
     """Checks a request against its topic and the limits, and derives its keys. Raises StoreError."""
     request = job.request
     job.topic = topic
+    if topic.id == UNDELIVERED_ID and not isinstance(request, Delete):
+        check_name(topic.name)
     match request:
         case Publish():
             check_size(request, job.size, limits)

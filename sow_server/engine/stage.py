@@ -8,6 +8,8 @@ sequences from the writer's counters, which the writer takes over only after the
     ST2  Every record that can expire has an expiry entry at or before its expire time. So an update to a later expire
          time costs no index write: the old entry comes first, and the sweep re-arms it.
     ST3  An overdue record is expired before anything else is done with its key (rule L10).
+    ST4  The dead letter of an expiry comes with it, in this commit, and with consequences of its own: it may replace an
+         overdue record, or be due at once (rule T3). So any expiry may change other topics, and even this one.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sow_server.engine import journal
+from sow_server.engine import dead_letters, journal, lifetimes
 from sow_server.engine.codec import (
     DELETE,
     EXPIRE,
     HEADER_BYTES,
+    PUT,
     TOUCH,
     StoredStatistics,
     encode_statistics,
@@ -29,14 +32,15 @@ from sow_server.engine.codec import (
     read_header,
     u32,
 )
+from sow_server.engine.dead_letters import HOPS_MAX, Fate
 from sow_server.engine.heads import HeadCache
 from sow_server.engine.indexes import changed_keys
 from sow_server.engine.journal import ChunkBuilder
-from sow_server.engine.model import NEVER
+from sow_server.engine.model import ABSENT, NEVER
 from sow_server.engine.publishers import Publisher
 from sow_server.engine.publishers import encode as encode_publisher
 from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
-from sow_server.engine.topics import Topic
+from sow_server.engine.topics import UNDELIVERED_ID, Topic, Topics, undelivered_topic
 
 STATISTICS_KEY: Final = b"stats/"
 PUBLISHER_KEY: Final = b"publisher/"
@@ -47,16 +51,22 @@ class Stage:
 
     __slots__ = (
         "_cache",
+        "_hops",
         "_rocks",
+        "_topics",
+        "_unposted",
         "_values",
         "after",
+        "also",
         "atomic",
         "batch",
         "chunks",
         "dropped",
         "earliest",
         "expire_times",
+        "founded",
         "heads",
+        "letters",
         "next_sequence",
         "next_version",
         "now",
@@ -69,10 +79,23 @@ class Stage:
     )
 
     def __init__(
-        self, rocks: Rocks, cache: HeadCache, *, now_micros: int, last_version: int, next_sequence: int, origin: int
+        self,
+        rocks: Rocks,
+        cache: HeadCache,
+        topics: Topics,
+        *,
+        now_micros: int,
+        last_version: int,
+        next_sequence: int,
+        origin: int,
     ) -> None:
         self._rocks = rocks
         self._cache = cache
+        self._topics = topics
+        self._hops = 0
+        self._unposted: list[tuple[Topic, list[bytes], list[bytes]]] = []
+        """Topics, keys and stored values of expired records whose dead letters have to wait for the end of an atomic
+        request."""
         self._values: dict[bytes, bytes] = {}
         self.now = now_micros
         self.now_bytes = i64(now_micros)
@@ -94,10 +117,16 @@ class Stage:
         """Topics that this commit deletes."""
         self.after: Callable[[], object] | None = None
         """What else follows from the commit, such as a topic's new settings: done before anybody can see a cut."""
+        self.also: list[Callable[[], object]] = []
+        """What follows from it besides, whether it is a control or not; done before `after`."""
         self.result: object = None
         """What `after` has returned."""
         self.expire_times: list[int] = []
         """Expire times of the records that this commit expires, for the lag metric."""
+        self.founded: Topic | None = None
+        """The topic `_undelivered`, when this commit makes it."""
+        self.letters: dict[Fate, int] = {}
+        """What becomes of their dead letters, where they have any."""
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +181,7 @@ class Stage:
         head = self.heads[store_key]
         if head is not None and topic.acts and head[24:32] <= self.now_bytes:
             self.expire(topic, key, store_key, head)
-            return None
+            return self.heads[store_key]  # None; or a dead letter has found its way here (ST4)
         return head
 
     # -- changing ---------------------------------------------------------------------------------------------------
@@ -235,8 +264,11 @@ class Stage:
     def expire(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> None:
         """Expires the overdue record with `head` (rule L10)."""
         due = read_header(head)
+        value = self.value(store_key) if topic.settings.dead_letter else b""
         self._remove(topic, key, store_key, head, change=EXPIRE, version=due.version)
         self.expire_times.append(due.expire_time_micros)
+        if value:
+            self._post(topic, [key], [value])
 
     def expire_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
         """Expires overdue records of one topic, each given once, with their stored values: what `expire` does,
@@ -267,6 +299,74 @@ class Stage:
         self.next_sequence += count
         stored = sum(map(len, store_keys)) + sum(map(len, values))
         self.count(topic, -count, (4 + HEADER_BYTES) * count - stored)
+        if topic.settings.dead_letter:
+            self._post(topic, [key[4:] for key in store_keys], values)
+
+    def _post(self, topic: Topic, keys: list[bytes], values: list[bytes]) -> None:
+        """Puts the dead letters of records that have just expired where they belong (ST4)."""
+        if self.atomic:
+            self._unposted.append((topic, keys, values))
+            return
+        if self._hops == HOPS_MAX:
+            self._note(Fate.DROPPED, len(keys))
+            return
+        post = dead_letters.post(self._topics, topic, keys, values)
+        self._note(Fate.DROPPED, post.dropped)
+        self._note(Fate.ENDED, post.ended)
+        if not post.keys:
+            return
+        self._note(post.fate, len(post.keys))
+        self._deliver(post.target or self.undelivered(), post.keys, post.payloads)
+
+    def undelivered(self) -> Topic:
+        """The store's own topic of dead letters without a target. It is made when it is first asked for."""
+        found = self._topics.by_id.get(UNDELIVERED_ID) or self.founded
+        if found is None:
+            found = self.founded = undelivered_topic(self.now, self.next_sequence - 1)
+        return found
+
+    def _deliver(self, target: Topic, keys: list[bytes], payloads: list[bytes]) -> None:
+        """Puts copies into their topic, which gives them their lifetime. A record that is there is replaced."""
+        expire_time = lifetimes.expire_time(target.settings, ABSENT, self.now)
+        store_keys = [target.prefix + key for key in keys]
+        self.fetch_heads(store_keys)
+        self._hops += 1
+        for key, store_key, payload in zip(keys, store_keys, payloads, strict=True):
+            head = self.live_head(target, key, store_key)
+            self.put(target, key, store_key, head, payload, change=PUT, publish_time=self.now, expire_time=expire_time)
+        self._hops -= 1
+
+    def deliver_waiting(self, box: Topic, target: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
+        """Moves to `target` those of the records of `box`, the store's own topic, that it can take."""
+        keys: list[bytes] = []
+        payloads: list[bytes] = []
+        self.fetch_bodies(store_keys)
+        for store_key, value in zip(store_keys, values, strict=True):
+            key = dead_letters.waiting_for(store_key[4:], target)
+            if key is None:
+                continue
+            self.delete(box, store_key[4:], store_key, value[:HEADER_BYTES])
+            there = target.prefix + key
+            self.fetch_heads([there])
+            head = self.live_head(target, key, there)
+            # What has come to that key since is newer: it would have replaced the copy, had that not been kept waiting.
+            if head is None or head[16:24] < value[16:24]:
+                keys.append(key)
+                payloads.append(value[HEADER_BYTES:])
+        self._note(Fate.DELIVERED, len(keys))
+        self._deliver(target, keys, payloads)
+
+    def _note(self, fate: Fate, count: int) -> None:
+        if count:
+            self.letters[fate] = self.letters.get(fate, 0) + count
+
+    def end_request(self) -> None:
+        """All requests have been staged. The dead letters of an atomic one come after it, as it is told as a whole to
+        those who follow its topic: they are no part of it."""
+        self.atomic = False
+        unposted, self._unposted = self._unposted, []
+        for topic, keys, values in unposted:
+            self._post(topic, keys, values)
 
     def reindex(self, topic: Topic, key: bytes, old: bytes | None, payload: bytes | None) -> None:
         """Turns the index entries of the record with the stored value `old` into those of `payload`; None where there

@@ -15,6 +15,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -23,7 +24,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from sow_server.engine import journal
+from sow_server.engine import dead_letters, journal
 from sow_server.engine.clock import ClockBehindError, GuardedClock
 from sow_server.engine.codec import (
     FORMAT,
@@ -39,6 +40,8 @@ from sow_server.engine.codec import (
     u32,
     unpack_i64,
 )
+from sow_server.engine.durables import Durable, Durables, DurableStage, prune_topic
+from sow_server.engine.durables import Figures as DurableFigures
 from sow_server.engine.errors import OpenError, Reason, StoreError
 from sow_server.engine.expiry import OverdueCut, Sweep
 from sow_server.engine.fields import Steps
@@ -53,10 +56,27 @@ from sow_server.engine.indexes import (
     index_prefix,
     record_keys,
 )
-from sow_server.engine.journal import JournalCut
-from sow_server.engine.model import MICROS, NEVER, Outcome, Request, TopicSettings, TopicStatistics
+from sow_server.engine.journal import Heads, JournalCut
+from sow_server.engine.model import MICROS, NEVER, OnMissing, Outcome, Request, TopicSettings, TopicStatistics
 from sow_server.engine.mutations import Job, payload_key
 from sow_server.engine.payloads import index_paths
+from sow_server.engine.policies import (
+    NOTHING,
+    Declared,
+    Effective,
+    Policies,
+    Policy,
+    PolicyTarget,
+    check_policy,
+    declared_from_json,
+    declared_of,
+    declared_to_json,
+    decode_policy,
+    durable_origins,
+    encode_policy,
+    resolve_topic,
+    tidy,
+)
 from sow_server.engine.publishers import decode as decode_publisher
 from sow_server.engine.rocks import (
     COMMITS,
@@ -76,7 +96,15 @@ from sow_server.engine.rocks import (
     disk_bytes,
 )
 from sow_server.engine.stage import PUBLISHER_KEY, STATISTICS_KEY, Stage
-from sow_server.engine.topics import DYNAMIC_SETTINGS, ONLY_WHILE_EMPTY, Topic, Topics, check_name, check_settings
+from sow_server.engine.topics import (
+    ONLY_WHILE_EMPTY,
+    UNDELIVERED,
+    UNDELIVERED_ID,
+    Topic,
+    Topics,
+    check_name,
+    check_settings,
+)
 from sow_server.engine.writer import (
     BOUNDS_KEY,
     CLOCK_KEY,
@@ -93,12 +121,20 @@ log = structlog.get_logger(__name__)
 TOPIC_KEY: Final = b"topic/"
 REARM_KEY: Final = b"rearm/"
 INDEX_KEY: Final = b"index/"
+POLICY_KEY: Final = b"policy/"
+OPERATOR_POLICY_KEY: Final = b"opolicy/"
 FORMAT_KEY: Final = b"format"
 ACCEPTED_KEY: Final = b"accepted"
 INSTANCE_KEY: Final = b"instance"
 NEXT_TOPIC_KEY: Final = b"next_topic"
+DELIVER_KEY: Final = b"deliver/"
 REARM_CHUNK: Final = 1000
 INDEX_CHUNK: Final = 1000
+LETTERS_CHUNK: Final = 250
+PRUNE_TOPICS: Final = 100
+"""Topics that one step of pruning looks at, most of which cost no read."""
+PRUNE_READS: Final = 32
+"""Topics that one step of pruning reads, so that it never holds publishers up for long."""
 PUBLISHERS_CHUNK: Final = 1000
 T = TypeVar("T")
 
@@ -112,6 +148,8 @@ class StoreOptions:
     head_cache_records: int = 400_000
     verify_at_start_bytes: int = 16 * 2**20
     publisher_ttl_micros: int = 7 * 86_400 * MICROS
+    defaults: Declared = field(default_factory=lambda: NOTHING)
+    """Settings of topics that neither they nor a policy declare (rule T2)."""
     writer: WriterOptions = field(default_factory=WriterOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
 
@@ -248,6 +286,9 @@ class Store:
         self._options = options
         self.topics: Final = Topics()
         self.instance_id, self.epoch, self.origins = self._load_instance()
+        self.policies = self._load_policies()
+        """Replaced by the writer thread, after the commit that stored the change."""
+        self.durables: Final = Durables(rocks, lambda: self.policies)
         self._load_topics()
         bounds = rocks.get(META, BOUNDS_KEY) or bytes(16)
         self.writer: Final = Writer(
@@ -259,11 +300,16 @@ class Store:
             version_bound=unpack_i64(bounds[:8]),
             sequence_bound=unpack_i64(bounds[8:]),
             create_dynamic=self._create_dynamic if options.dynamic_topics else None,
+            topic_row=_topic_row,
             observer=observer,
             heads=HeadCache(options.head_cache_records),
         )
         self._threaded = False
         self._work_begun = False
+        self._pruned_to = 0
+        """The topic that the last step of pruning ended with; 0: the next step begins at the first."""
+        self._first_kept: dict[int, int] = {}
+        """By topic: the first sequence that it retains, as this round of pruning has found it."""
         self.created: Callable[[Topic], None] = lambda topic: None
         """Hears of a new topic before anybody can publish to it: on the writer's thread, under the cut lock."""
 
@@ -309,7 +355,9 @@ class Store:
             clock.start(_high_water(rocks), accept=accept_clock)
             if accept_clock:
                 _accept_clock(rocks, clock.now_micros())
-            return cls(path, rocks, clock, options, observer or NoObserver())
+            store = cls(path, rocks, clock, options, observer or NoObserver())
+            store._resolve_at_open()
+            return store
         except Damaged as error:
             rocks.close()
             raise OpenError(f"{path}: the data is damaged ({error}); restore it from a backup or a replica") from error
@@ -371,6 +419,9 @@ class Store:
                     fields["name"],
                     settings,
                     in_config=fields["in_config"],
+                    # Data from before there were policies has no more than what is in force.
+                    declared=declared_from_json(fields["declared"]) if "declared" in fields else declared_of(settings),
+                    dynamic=fields.get("dynamic", False),
                     create_time_micros=fields["create_time_micros"],
                     statistics=decode_statistics(figures) if figures else StoredStatistics(),
                     # Data from before there were indexes has neither.
@@ -379,6 +430,9 @@ class Store:
                     ),
                 )
             )
+        now = self._clock.now_micros()
+        for topic in self.topics.by_id.values():
+            topic.last_use_micros = now  # of what was before the start nothing is known (rule T1)
 
     def _load_indexes(self, topic_id: int, settings: TopicSettings, ids: Mapping[str, int], next_id: int) -> Indexes:
         found: list[Index] = []
@@ -425,6 +479,7 @@ class Store:
     def get(self, topic: Topic, keys: Sequence[bytes]) -> tuple[int, list[bytes | None]]:
         """The stored values of the live records of `keys`, None for those without one, and the `now` of the request."""
         now = self._clock.now_micros()
+        topic.last_use_micros = now
         # Before the values: were expiration disabled in between, an expired value would pass for a live one (rule L8).
         acts = topic.acts
         prefix = topic.prefix
@@ -447,7 +502,7 @@ class Store:
                 for index in topic.indexes.all
                 if index.complete and index.steps in index_paths
             }
-            now = self._clock.now_micros()
+            now = topic.last_use_micros = self._clock.now_micros()
             return Cut(
                 topic,
                 now,
@@ -524,13 +579,17 @@ class Store:
 
     def statistics(self, topic: Topic) -> TopicStatistics:
         """Figures of a topic."""
-        figures = topic.statistics
+        figures, backlog = topic.statistics, self.durables.backlog(topic)
+        oldest = None if backlog is None else backlog.oldest_micros
         return TopicStatistics(
             figures.records,
             figures.record_bytes,
             figures.journal_bytes,
             figures.journal_entries,
             max(figures.floor_sequence, figures.created_sequence),
+            self.durables.count(topic),
+            0 if backlog is None else backlog.bytes,
+            None if oldest is None else max(0, self._clock.now_micros() - oldest),
         )
 
     def publisher_position(self, publisher_id: str) -> tuple[int, int]:
@@ -562,26 +621,28 @@ class Store:
     def create_topic(
         self,
         name: str,
-        settings: TopicSettings,
+        declared: Declared,
         done: Callable[[Topic | StoreError], None],
         *,
         in_config: bool = False,
     ) -> None:
-        """Creates a topic. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
-        self._control(lambda stage: self._stage_create(stage, name, settings, in_config=in_config), done)
+        """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
+        self._control(lambda stage: self._stage_create(stage, name, declared, in_config=in_config), done)
 
     def _create_dynamic(self, name: str) -> Control:
-        return Control(
-            lambda stage: self._stage_create(stage, name, DYNAMIC_SETTINGS, in_config=False), lambda result: None
-        )
+        return Control(lambda stage: self._stage_create(stage, name, NOTHING, dynamic=True), lambda result: None)
 
     def _stage_create(
-        self, stage: Stage, name: str, settings: TopicSettings, *, in_config: bool
+        self, stage: Stage, name: str, declared: Declared, *, in_config: bool = False, dynamic: bool = False
     ) -> Callable[[], Topic]:
         check_name(name)
-        if name in self.topics.by_name:
+        if (found := self.topics.by_name.get(name)) is not None:
+            found.last_use_micros = stage.now  # who declares it again is about to use it (rule T1)
             raise StoreError(Reason.TOPIC_EXISTS, f"topic: {name} exists already", field="name")
-        check_settings(settings)
+        declared = tidy(declared)
+        check_settings(declared, topic=name, in_config=in_config)
+        settings = self._resolve(name, declared, self.policies, in_config=in_config, dynamic=dynamic).settings
+        self._check_dead_letters(stage, name, settings)
         topic_id = int.from_bytes(self._rocks.get(META, NEXT_TOPIC_KEY) or u32(1), "big")
         topic = Topic(
             topic_id,
@@ -591,15 +652,22 @@ class Store:
             create_time_micros=stage.now,
             statistics=StoredStatistics(created_sequence=stage.next_sequence - 1),
             indexes=altered(NO_INDEXES, topic_id, _index_paths(settings), keep=False, complete=True),
+            declared=declared,
+            dynamic=dynamic,
         )
         meta = stage.batch.puts[META]
         meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
-        meta[TOPIC_KEY + topic.prefix] = _encode_topic(topic, settings, topic.indexes, in_config=in_config)
+        meta[TOPIC_KEY + topic.prefix] = _encode_topic(
+            topic, settings, topic.indexes, declared=declared, in_config=in_config, dynamic=dynamic
+        )
         meta[STATISTICS_KEY + topic.prefix] = encode_statistics(topic.statistics)
+        waiting = self._stage_waiting(stage, topic)
 
         def after() -> Topic:
             self.created(topic)
             self.topics.add(topic)
+            if waiting:
+                self._deliver(topic)
             return topic
 
         return after
@@ -607,123 +675,191 @@ class Store:
     def alter_topic(
         self,
         name: str,
-        change: Callable[[TopicSettings], TopicSettings],
+        change: Callable[[Declared], Declared],
         done: Callable[[Topic | StoreError], None],
         *,
         in_config: bool = False,
     ) -> None:
-        """Changes settings; stamps never change (rule L12). Disabling expiration first expires what is overdue, in the
-        same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY, INVALID_ARGUMENT."""
+        """Changes what a topic declares; stamps never change (rule L12). Disabling expiration first expires what is
+        overdue, in the same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY,
+        INVALID_ARGUMENT."""
 
-        def stage_alter(stage: Stage) -> Callable[[], Topic | None]:
+        def stage_alter(stage: Stage) -> Callable[[], Topic] | None:
             topic = self._alterable(name, in_config=in_config)
-            settings = change(topic.settings)
-            check_settings(settings)
-            for name_of_setting in ONLY_WHILE_EMPTY:
-                if getattr(settings, name_of_setting) != getattr(topic.settings, name_of_setting) and self.count(topic):
-                    raise StoreError(
-                        Reason.TOPIC_NOT_EMPTY,
-                        f"{name_of_setting}: changes only while the topic is empty",
-                        field=f"settings.{name_of_setting}",
-                    )
-            meta = stage.batch.puts[META]
-            disables = topic.acts and not settings.acts_on_expiration
-            enables = settings.acts_on_expiration and not topic.acts
-            if disables and self._rearming(topic):
-                # What is overdue and not in the expiry index yet would reappear: re-arming is brought to its end first.
-                self._stage_rearm(stage, topic)
-                return lambda: None
-            if disables:
-                self.writer.sweep.stage(stage, 2**31)
-            refounded = any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
-            if refounded or settings.journal != topic.settings.journal:
-                # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
-                # anybody read changes whose payloads and keys are of another kind.
-                for chunk in stage.chunks:
-                    if chunk.topic is topic:
-                        chunk.journaled = False
-                stage.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
-                stage.statistics[topic.id] = stage.figures(topic)._replace(
-                    journal_entries=0, journal_bytes=0, floor_sequence=stage.next_sequence - 1
-                )
-            if enables:
-                meta[REARM_KEY + topic.prefix] = topic.prefix
-            indexes = self._stage_indexes(stage, topic, settings)
-            meta[TOPIC_KEY + topic.prefix] = _encode_topic(topic, settings, indexes, in_config=in_config)
+            declared = tidy(change(topic.declared))
+            check_settings(declared, topic=name, in_config=in_config)
+            return self._stage_settings(
+                stage, topic, declared, in_config=in_config, dynamic=topic.dynamic and not in_config
+            )
 
-            def after() -> Topic:
-                if disables:
-                    self.writer.sweep.swept(stage)
-                before = topic.indexes
-                topic.apply(settings, indexes)
-                topic.in_config = in_config
-                if enables:
-                    self._rearm(topic)
-                for new in _others(indexes, before):
-                    if not new.complete:
-                        self._build(topic, new)
-                return topic
-
-            return after
-
-        def altered(topic: Topic | StoreError | None) -> None:
-            if topic is not None:
-                done(topic)
-                return
-            try:
-                self._control(stage_alter, altered, sweep_first=True)
-            except StoreError as error:
-                done(error)
-
-        self._control(stage_alter, altered, sweep_first=True)
-
-    def delete_topic(self, name: str, done: Callable[[int | StoreError], None]) -> None:
-        """Deletes a topic with its records, indexes and journal; answers how many live records it had. Its id is never
-        used again, so what is left in the expiry index is dropped by the sweep."""
-
-        def stage_delete(stage: Stage) -> Callable[[], int]:
-            topic = self._alterable(name, in_config=False)
-            live = self.count(topic)
-            stage.dropped.append(topic)
-            stage.batch.ranges += [
-                (RECORDS, topic.prefix, topic.stop),
-                (JOURNAL, topic.prefix, topic.stop),
-                (INDEXES, topic.prefix, topic.stop),
-            ]
-            stage.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
-            stage.batch.deletes[META] += [
-                TOPIC_KEY + topic.prefix,
-                STATISTICS_KEY + topic.prefix,
-                REARM_KEY + topic.prefix,
-            ]
-
-            def after() -> int:
-                self.topics.remove(topic)
-                return live
-
-            return after
-
-        self._control(stage_delete, done)
+        self._control_in_rounds(stage_alter, done)
 
     def release_topic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
         """A topic that has left the configuration file stays, as if an administrator had created it (rule K1)."""
 
-        def stage_release(stage: Stage) -> Callable[[], Topic]:
+        def stage_release(stage: Stage) -> Callable[[], Topic] | None:
             topic = self.topics.find(name)
-            stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
-                topic, topic.settings, topic.indexes, in_config=False
-            )
+            return self._stage_settings(stage, topic, topic.declared, in_config=False, dynamic=topic.dynamic)
 
-            def after() -> Topic:
-                topic.in_config = False
-                return topic
+        self._control_in_rounds(stage_release, done)
 
-            return after
+    def _control_in_rounds(
+        self, stage_change: Callable[[Stage], Callable[[], T] | None], done: Callable[[T | StoreError], None]
+    ) -> None:
+        """A control that may need commits before its own: while `stage_change` returns None, what it has staged is
+        committed, and it is called again. What is overdue is expired first, in commits of its own."""
 
-        self._control(stage_release, done)
+        def stage_round(stage: Stage) -> Callable[[], T | None]:
+            return stage_change(stage) or (lambda: None)
+
+        def round_done(result: T | StoreError | None) -> None:
+            if result is not None:
+                done(result)
+                return
+            try:
+                self._control(stage_round, round_done, sweep_first=True)
+            except StoreError as error:
+                done(error)
+
+        self._control(stage_round, round_done, sweep_first=True)
+
+    def _stage_settings(
+        self, stage: Stage, topic: Topic, declared: Declared, *, in_config: bool, dynamic: bool
+    ) -> Callable[[], Topic] | None:
+        """Stages new settings of one topic; None: what is staged has to be committed first, see `_control_in_rounds`.
+        TOPIC_NOT_EMPTY."""
+        settings = self._resolve(topic.name, declared, self.policies, in_config=in_config, dynamic=dynamic).settings
+        self._check_dead_letters(stage, topic.name, settings)
+        for name_of_setting in ONLY_WHILE_EMPTY:
+            if getattr(settings, name_of_setting) != getattr(topic.settings, name_of_setting) and self.count(topic):
+                raise StoreError(
+                    Reason.TOPIC_NOT_EMPTY,
+                    f"{name_of_setting}: changes only while the topic is empty",
+                    field=f"settings.{name_of_setting}",
+                )
+        if not self._stage_expiration(stage, [(topic, settings)]):
+            return None
+        refounded = any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
+        if refounded or settings.journal != topic.settings.journal:
+            # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
+            # anybody read changes whose payloads and keys are of another kind.
+            for chunk in stage.chunks:
+                if chunk.topic is topic:
+                    chunk.journaled = False
+            stage.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
+            stage.statistics[topic.id] = stage.figures(topic).trimmed(stage.next_sequence - 1)
+        with self.durables.stage(stage, self.topics.by_id) as staged:
+            if refounded or settings.journal != topic.settings.journal:
+                staged.reset(topic)
+            else:
+                staged.freeze(topic)
+        waiting = refounded and self._stage_waiting(stage, topic)
+        indexes = self._stage_indexes(stage, topic, settings)
+        stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
+            topic, settings, indexes, declared=declared, in_config=in_config, dynamic=dynamic
+        )
+
+        def after() -> Topic:
+            topic.declared, topic.in_config, topic.dynamic = declared, in_config, dynamic
+            before = topic.indexes
+            self._settled(stage, [(topic, settings, indexes)])
+            if waiting:
+                self._deliver(topic)
+            for new in _others(indexes, before):
+                if not new.complete:
+                    self._build(topic, new)
+            return topic
+
+        return after
+
+    def _stage_expiration(self, stage: Stage, changes: Sequence[tuple[Topic, TopicSettings]]) -> bool:
+        """Stages what new settings mean for what expires (rule L12): before a topic is disabled what is overdue goes,
+        and with enabling its expiry index begins to be filled. False: commit this, and stage it anew."""
+        disabled = [topic for topic, settings in changes if topic.acts and not settings.acts_on_expiration]
+        rearming = [topic for topic in disabled if self._rearming(topic)]
+        for topic in rearming:
+            # What is overdue and not in the expiry index yet would reappear: re-arming is brought to its end first.
+            self._stage_rearm(stage, topic)
+        if rearming:
+            return False
+        if disabled:
+            self.writer.sweep.stage(stage, 2**31)
+        for topic, settings in changes:
+            if settings.acts_on_expiration and not topic.acts:
+                stage.batch.puts[META][REARM_KEY + topic.prefix] = topic.prefix
+        return True
+
+    def _settled(self, stage: Stage, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
+        """After the commit: takes new settings into force."""
+        enabled: list[Topic] = []
+        disables = False
+        for topic, settings, indexes in changes:
+            disables = disables or (topic.acts and not settings.acts_on_expiration)
+            if settings.acts_on_expiration and not topic.acts:
+                enabled.append(topic)
+            topic.apply(settings, indexes)
+        if disables:
+            self.writer.sweep.swept(stage)
+        self._rearm(iter(enabled))
+
+    def delete_topic(self, name: str, done: Callable[[int | StoreError], None]) -> None:
+        """Deletes a topic with its records, indexes and journal; answers how many live records it had. Its id is never
+        used again, so what is left in the expiry index is dropped by the sweep."""
+        found = self.topics.by_name.get(name)
+        # What is overdue would have its dead letters by now, had the sweep been a moment faster.
+        self._control(
+            lambda stage: self._stage_delete(stage, self._alterable(name, in_config=False)),
+            done,
+            sweep_first=found is not None and bool(found.settings.dead_letter),
+        )
+
+    def delete_unused(
+        self, topic: Topic, unused: Callable[[Topic, int], bool], done: Callable[[bool | StoreError], None]
+    ) -> None:
+        """Deletes a topic if, when the writer comes to it, `unused` says so, of the topic and that time, and it has no
+        live records or may have some (rule T1). Answers whether it was deleted."""
+
+        def stage_unused(stage: Stage) -> Callable[[], bool]:
+            gone = self.topics.by_id.get(topic.id) is not topic
+            if gone or not unused(topic, stage.now) or (topic.settings.only_if_empty and self.count(topic)):
+                return lambda: False
+            after = self._stage_delete(stage, topic)
+
+            def deleted() -> bool:
+                after()
+                return True
+
+            return deleted
+
+        self._control(stage_unused, done, sweep_first=bool(topic.settings.dead_letter))
+
+    def _stage_delete(self, stage: Stage, topic: Topic) -> Callable[[], int]:
+        live = self.count(topic)
+        stage.dropped.append(topic)
+        stage.batch.ranges += [
+            (RECORDS, topic.prefix, topic.stop),
+            (JOURNAL, topic.prefix, topic.stop),
+            (INDEXES, topic.prefix, topic.stop),
+        ]
+        self.durables.stage_drop(stage, topic)
+        stage.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
+        stage.batch.deletes[META] += [
+            TOPIC_KEY + topic.prefix,
+            STATISTICS_KEY + topic.prefix,
+            REARM_KEY + topic.prefix,
+            DELIVER_KEY + topic.prefix,
+        ]
+
+        def after() -> int:
+            self.topics.remove(topic)
+            return live
+
+        return after
 
     def _alterable(self, name: str, *, in_config: bool) -> Topic:
         topic = self.topics.find(name)
+        if topic.reserved:
+            check_name(name)
         if topic.in_config and not in_config:
             raise StoreError(
                 Reason.SET_IN_CONFIG,
@@ -748,23 +884,200 @@ class Store:
                 stage.batch.puts[META][INDEX_KEY + new.prefix] = topic.prefix
         return after
 
+    # -- policies ---------------------------------------------------------------------------------------------------
+
+    def set_policy(self, policy: Policy, done: Callable[[Policy | StoreError], None]) -> None:
+        """Sets a policy, in the place of the one of its name, and with it the settings of the topics that it is about,
+        in one commit (rule T4). INVALID_ARGUMENT."""
+
+        def stage_set(stage: Stage) -> Callable[[], Policy] | None:
+            check_policy(policy)
+            after = self._stage_policies(stage, self.policies.including(policy))
+            if after is None:
+                return None
+            stage.batch.puts[META][_policy_key(policy)] = encode_policy(policy)
+
+            def set_in_force() -> Policy:
+                after()
+                return policy
+
+            return set_in_force
+
+        self._control_in_rounds(stage_set, done)
+
+    def delete_policy(self, name: str, done: Callable[[Policy | StoreError], None], *, operator: bool) -> None:
+        """Deletes a policy; answers it. What it has set takes its next source. POLICY_NOT_FOUND."""
+
+        def stage_delete(stage: Stage) -> Callable[[], Policy] | None:
+            policy = self.policies.find(name, operator=operator)
+            after = self._stage_policies(stage, self.policies.without(policy))
+            if after is None:
+                return None
+            stage.batch.deletes[META].append(_policy_key(policy))
+
+            def gone() -> Policy:
+                after()
+                return policy
+
+            return gone
+
+        self._control_in_rounds(stage_delete, done)
+
+    def effective(self, topic: Topic) -> Effective:
+        """The settings of a topic with their origins."""
+        return self._resolve(
+            topic.name, topic.declared, self.policies, in_config=topic.in_config, dynamic=topic.dynamic
+        )
+
+    def policy_matches(self) -> Counter[tuple[PolicyTarget, str]]:
+        """How many topics, and durables, take something from each origin, see `Effective`; looks at all of them."""
+        policies, taken = self.policies, Counter[tuple[PolicyTarget, str]]()
+        for topic in tuple(self.topics.by_id.values()):
+            taken.update({(PolicyTarget.TOPICS, origin) for origin in self.effective(topic).origins.values()})
+            if policies.of(PolicyTarget.DURABLES):
+                for durable in self.durables.of(topic):
+                    _, origins = durable_origins(topic.settings, topic.name, durable.name, durable.declared, policies)
+                    taken.update({(PolicyTarget.DURABLES, origin) for origin in origins.values()})
+        return taken
+
+    def _resolve(
+        self, name: str, declared: Declared, policies: Policies, *, in_config: bool, dynamic: bool
+    ) -> Effective:
+        if name == UNDELIVERED:  # the store's own: nobody else has a say in it
+            return resolve_topic(name, declared)
+        return resolve_topic(name, declared, policies, self._options.defaults, in_config=in_config, dynamic=dynamic)
+
+    def _stage_policies(self, stage: Stage, policies: Policies) -> Callable[[], None] | None:
+        """Stages the settings of all topics as `policies` make them; None as in `_stage_settings`. One commit for all:
+        so a crash leaves no topic behind, and it is short, some 50 µs a topic that changes."""
+        changed = set(policies) ^ set(self.policies)
+        changes: list[tuple[Topic, TopicSettings]] = []
+        for topic in self.topics.by_id.values():
+            if changed and not any(policy.matches(topic.name) for policy in changed):
+                continue
+            resolved = self._resolve(
+                topic.name, topic.declared, policies, in_config=topic.in_config, dynamic=topic.dynamic
+            )
+            if resolved.settings != topic.settings:
+                changes.append((topic, resolved.settings))
+        if not self._stage_expiration(stage, changes):
+            return None
+        # Retention may be longer from now on: what is gone for a durable stays gone.
+        touched = {topic.id for topic, _ in changes}
+        if policies.of(PolicyTarget.DURABLES) != self.policies.of(PolicyTarget.DURABLES):
+            touched.update(self.durables.topic_ids())
+        with self.durables.stage(stage, self.topics.by_id) as staged:
+            for topic_id in touched & self.topics.by_id.keys():
+                staged.freeze(self.topics.by_id[topic_id])
+        for topic, settings in changes:
+            stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
+                topic,
+                settings,
+                topic.indexes,
+                declared=topic.declared,
+                in_config=topic.in_config,
+                dynamic=topic.dynamic,
+            )
+
+        def after() -> None:
+            self.policies = policies
+            # A policy sets nothing that an index depends on.
+            self._settled(stage, [(topic, settings, topic.indexes) for topic, settings in changes])
+
+        return after
+
+    def _resolve_at_open(self) -> None:
+        """The server's defaults may be others than the last process had. Raises OpenError."""
+        if all(self.effective(topic).settings == topic.settings for topic in self.topics.by_id.values()):
+            return
+
+        def stage_all(stage: Stage) -> Callable[[], bool] | None:
+            after = self._stage_policies(stage, self.policies)
+            if after is None:
+                return None
+
+            def resolved() -> bool:
+                after()
+                return True
+
+            return resolved
+
+        answers: list[bool | StoreError] = []
+        self._control_in_rounds(stage_all, answers.append)
+        self.writer.step()
+        if isinstance(answers[0], StoreError):
+            raise OpenError(f"{self._path}: the settings of topics cannot be stored ({answers[0].message})")
+
+    def _load_policies(self) -> Policies:
+        found: list[Policy] = []
+        cursor = self._rocks.cursor(META)
+        try:
+            for prefix, operator in ((POLICY_KEY, False), (OPERATOR_POLICY_KEY, True)):
+                for key, row in cursor.rows(prefix, prefix + b"\xff"):
+                    found.append(decode_policy(key[len(prefix) :].decode(), row, operator=operator))
+        finally:
+            cursor.close()
+        return Policies(found)
+
+    # -- durables ---------------------------------------------------------------------------------------------------
+
+    def change_durables(self, change: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+        """Changes durables in one commit; `done` hears what `change` has returned, or raised. Raises StoreError at once
+        when nothing can be queued."""
+
+        def stage_change(stage: Stage) -> Callable[[], T]:
+            with self.durables.stage(stage, self.topics.by_id) as staged:
+                result = change(staged)
+            return lambda: result
+
+        self._control(stage_change, done)
+
+    def durable_figures(self, topic: Topic, name: str) -> tuple[Durable, DurableFigures, int]:
+        """A durable, its figures, and the `now` of both. Raises StoreError. Not on the event loop."""
+        with self.writer.cut_lock:
+            durable, statistics = self.durables.find(topic, name), topic.statistics
+            heads, now = Heads(self._rocks), self._clock.now_micros()
+            heads.open()
+        try:
+            return durable, self.durables.figures(topic, durable, statistics, heads, now), now
+        finally:
+            heads.close()
+
+    def forget_durables(self) -> None:
+        """Forgets the names of durables that were removed long ago."""
+
+        def stage_forget(stage: Stage) -> Callable[[], None]:
+            self.durables.forget_removed(stage)
+            return lambda: None
+
+        self._control_quietly(stage_forget, lambda _: None)
+
     # -- what takes more than one commit ----------------------------------------------------------------------------
 
     def _resume_work(self) -> None:
         """Takes up what the last process did not finish, and what the configuration has asked for since: a start does
         not wait for either."""
         self._work_begun = True
+        self._rearm(iter([topic for topic in self.topics.by_id.values() if self._rearming(topic)]))
         for topic in self.topics.by_id.values():
-            if self._rearming(topic):
-                self._rearm(topic)
+            if self._rocks.get(META, DELIVER_KEY + topic.prefix) is not None:
+                self._deliver(topic)
             for index in topic.indexes.all:
                 if not index.complete:
                     self._build(topic, index)
 
-    def _rearm(self, topic: Topic) -> None:
-        """Puts the expiry entries of a topic whose expiration has been enabled. Until they are there L8 holds all the
-        same: reads judge by the stamp, not by the index."""
-        self._in_chunks(topic, REARM_KEY + topic.prefix, lambda stage: self._stage_rearm(stage, topic))
+    def _rearm(self, topics: Iterator[Topic]) -> None:
+        """Puts the expiry entries of topics whose expiration has been enabled, of one after the other: a policy may
+        enable thousands, which the writer's queue would not take at once. Until they are there L8 holds all the same:
+        reads judge by the stamp, not by the index."""
+        topic = next(topics, None)
+        if topic is not None:
+            self._in_chunks(
+                topic,
+                REARM_KEY + topic.prefix,
+                lambda stage: self._stage_rearm(stage, topic),
+                then=lambda: self._rearm(topics),
+            )
 
     def _rearming(self, topic: Topic) -> bool:
         """Whether the topic's expiry index is not complete yet."""
@@ -802,6 +1115,34 @@ class Store:
 
         self._in_chunks(topic, row, stage_build)
 
+    def _check_dead_letters(self, stage: Stage, name: str, settings: TopicSettings) -> None:
+        """For new settings of a topic: what they say of dead letters has to go together with other topics (rule T3)."""
+        dead_letters.check(self.topics, name, settings)
+        if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
+            stage.undelivered()  # from now on it can be watched
+
+    def _stage_waiting(self, stage: Stage, topic: Topic) -> bool:
+        """For a topic that is new, or takes other payloads now: True when dead letters may have waited for it, so that
+        `_deliver` has to follow."""
+        box = self.topics.by_id.get(UNDELIVERED_ID) or stage.founded
+        if box is None or not stage.statistics.get(box.id, box.statistics).records:
+            return False
+        stage.batch.puts[META][DELIVER_KEY + topic.prefix] = box.prefix + dead_letters.undelivered_prefix(topic.name)
+        return True
+
+    def _deliver(self, topic: Topic) -> None:
+        """Moves the dead letters that have waited for a topic, and that it can take, out of `_undelivered`."""
+        box, row = self.topics.by_id[UNDELIVERED_ID], DELIVER_KEY + topic.prefix
+        stop = box.prefix + dead_letters.undelivered_stop(topic.name)
+
+        def stage_delivery(stage: Stage) -> Callable[[], bool]:
+            def stage_letters(keys: list[bytes], values: list[bytes]) -> None:
+                stage.deliver_waiting(box, topic, keys, values)
+
+            return self._stage_chunk(stage, box, row, LETTERS_CHUNK, stage_letters, lambda: None, stop=stop)
+
+        self._in_chunks(topic, row, stage_delivery)
+
     def _stage_chunk(
         self,
         stage: Stage,
@@ -810,6 +1151,8 @@ class Store:
         count: int,
         stage_records: Callable[[list[bytes], list[bytes]], None],
         finished: Callable[[], None],
+        *,
+        stop: bytes | None = None,
     ) -> Callable[[], bool]:
         """Does something for the next `count` stored records of a topic; what it returns, for `Stage.after`, says
         whether there may be more.
@@ -824,7 +1167,7 @@ class Store:
         values: list[bytes] = []
         cursor = self._rocks.cursor(RECORDS, fill_cache=False)
         try:
-            following = cursor.fill(start, topic.stop, count, keys, values)
+            following = cursor.fill(start, stop or topic.stop, count, keys, values)
         finally:
             cursor.close()
         stage_records(keys, values)
@@ -839,8 +1182,16 @@ class Store:
 
         return after
 
-    def _in_chunks(self, topic: Topic, row: bytes, stage_chunk: Callable[[Stage], Callable[[], bool]]) -> None:
-        """Does something for all stored records of a topic, with `_stage_chunk`, in commits between those of others."""
+    def _in_chunks(
+        self,
+        topic: Topic,
+        row: bytes,
+        stage_chunk: Callable[[Stage], Callable[[], bool]],
+        *,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Does something for all stored records of a topic, with `_stage_chunk`, in commits between those of others;
+        and `then` something else."""
         if not self._work_begun:
             return  # the row is there, and `_resume_work` finds it
 
@@ -850,6 +1201,8 @@ class Store:
             elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
                 # The next start takes it up again.
                 log.warning("work_interrupted", topic=topic.name, row=row.hex(), reason=more.reason.name)
+            elif more is False:
+                then()
 
         self._control_quietly(stage_chunk, chunk_done)
 
@@ -862,27 +1215,42 @@ class Store:
     # -- upkeep, driven by timers -----------------------------------------------------------------------------------
 
     def prune(self, done: Callable[[bool | StoreError], None]) -> None:
-        """One bounded step of journal pruning, for every topic; answers whether there may be more (rules J3, J11)."""
+        """One bounded step of journal pruning; answers whether there may be more: when not, every topic has had its
+        turn (rules J3, J11). A topic that cannot be pruned is logged, and the others are."""
+        self._control(self._stage_prune, done)
 
-        def stage_prune(stage: Stage) -> Callable[[], bool]:
-            more = False
-            for topic in self.topics.by_id.values():
-                figures, unfinished = journal.prune(self._rocks, topic, stage.now, stage.batch)
-                more = more or unfinished
-                if figures != topic.statistics:
-                    stage.statistics[topic.id] = figures
-            return lambda: more
+    def _stage_prune(self, stage: Stage) -> Callable[[], bool]:
+        topics = self.topics.by_id
+        begins = self._pruned_to == 0
+        if begins:
+            self._first_kept.clear()
+        ids = [topic_id for topic_id in topics if topic_id > self._pruned_to]  # in the order of creation
+        looked_at = 0
+        heads_before = Heads.opened_total
+        for topic_id in ids[:PRUNE_TOPICS]:
+            looked_at += 1
+            first = prune_topic(self.durables, stage, topics, topics[topic_id])
+            if first is not None:
+                self._first_kept[topic_id] = first
+            if Heads.opened_total - heads_before >= PRUNE_READS:
+                break
+        more = looked_at < len(ids)
+        reached = ids[looked_at - 1] if more else 0
+        if not more:
+            # A topic that has got its first entries since its turn keeps what was not yet there.
+            firsts = [first for topic_id, first in self._first_kept.items() if topic_id in topics]
+            firsts += [
+                topic.statistics.floor_sequence + 1
+                for topic_id, topic in topics.items()
+                if topic_id not in self._first_kept and stage.statistics.get(topic_id, topic.statistics).journal_entries
+            ]
+            journal.prune_commits(self._rocks, firsts, stage.batch, stage.next_sequence - 1)
 
-        def pruned(more: bool | StoreError) -> None:
-            if more is False:
-                self._control_quietly(stage_commits, lambda _: None)
-            done(more)
+        def after() -> bool:
+            self._pruned_to = reached
+            return more
 
-        def stage_commits(stage: Stage) -> Callable[[], None]:
-            journal.prune_commits(self._rocks, self.topics.by_id, stage.batch, stage.next_sequence - 1)
-            return lambda: None
-
-        self._control(stage_prune, pruned)
+        return after
 
     def forget_publishers(self) -> None:
         """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), in bounded steps between
@@ -997,11 +1365,26 @@ def _others(some: Indexes, than: Indexes) -> list[Index]:
     return [index for index in some.all if index.id not in ids]
 
 
-def _encode_topic(topic: Topic, settings: TopicSettings, indexes: Indexes, *, in_config: bool) -> bytes:
+def _policy_key(policy: Policy) -> bytes:
+    return (OPERATOR_POLICY_KEY if policy.operator else POLICY_KEY) + policy.name.encode()
+
+
+def _topic_row(topic: Topic) -> tuple[bytes, bytes]:
+    """The meta row of a topic as it is."""
+    return TOPIC_KEY + topic.prefix, _encode_topic(
+        topic, topic.settings, topic.indexes, declared=topic.declared, in_config=topic.in_config, dynamic=topic.dynamic
+    )
+
+
+def _encode_topic(
+    topic: Topic, settings: TopicSettings, indexes: Indexes, *, declared: Declared, in_config: bool, dynamic: bool
+) -> bytes:
     return json.dumps(
         {
             "name": topic.name,
             "in_config": in_config,
+            "dynamic": dynamic,
+            "declared": declared_to_json(declared),
             "create_time_micros": topic.create_time_micros,
             "settings": settings_to_json(settings),
             "indexes": {index.path: index.id for index in indexes.all},

@@ -13,34 +13,53 @@ from sow_server.engine.codec import StoredStatistics, u32
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.indexes import INDEXES_MAX, NO_INDEXES, Indexes
 from sow_server.engine.keys import TOPIC_NAME
-from sow_server.engine.model import TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
+from sow_server.engine.model import MessageType, TopicSettings
 from sow_server.engine.payloads import Decode, DeriveKeys, Format, format_of, index_paths, key_paths
+from sow_server.engine.policies import (
+    BUILT_IN,
+    NOTHING,
+    UNUSED_DELETES,
+    Declared,
+    check_limits_and_values,
+    refusal,
+    show,
+)
 
 ONLY_WHILE_EMPTY: Final = ("key", "message_type", "separator")
-DYNAMIC_SETTINGS: Final = TopicSettings(expiration=Expiration.ENABLED)
-"""A topic that a first publish creates (rule K1)."""
+UNDELIVERED: Final = "_undelivered"
+"""The store's own topic of dead letters whose target is missing (rule T3). Clients read it, and delete from it."""
+UNDELIVERED_ID: Final = 0
+"""Ids of other topics begin at 1."""
 
 
 class Topic:
-    """One topic. `settings` and `statistics` are replaced by the writer thread after a commit."""
+    """One topic. What changes is replaced by the writer thread after a commit.
+
+    `settings` are those in force; `declared` is what was set on the topic itself (rule T2). `dynamic`: its first
+    publish has made it, so that expiration is enabled unless something else is said (rule K1).
+    """
 
     __slots__ = (
         "acts",
         "create_time_micros",
+        "declared",
         "decode_indexed",
         "derive_keys",
+        "dynamic",
         "followers",
         "format",
         "id",
         "in_config",
         "indexes",
         "key_paths",
+        "last_use_micros",
         "name",
         "prefix",
         "previous_wanted",
         "settings",
         "statistics",
         "stop",
+        "was_followed",
     )
 
     def __init__(
@@ -53,19 +72,32 @@ class Topic:
         create_time_micros: int,
         statistics: StoredStatistics,
         indexes: Indexes = NO_INDEXES,
+        declared: Declared = NOTHING,
+        dynamic: bool = False,
     ) -> None:
         self.id: Final = topic_id
         self.name: Final = name
         self.prefix: Final = u32(topic_id)
         self.stop: Final = u32(topic_id + 1)
         self.in_config = in_config
+        self.declared = declared
+        self.dynamic = dynamic
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
         self.followers = 0
         """How many follow the topic's changes as they happen; changed under the writer's cut lock."""
         self.previous_wanted = 0
         """How many of them want the records that were replaced, too; likewise."""
+        self.last_use_micros = create_time_micros
+        """When the topic was last used, by what the store remembers: since the start (rule T1). Set on any thread."""
+        self.was_followed = False
+        """Whether anybody has followed it; likewise."""
         self.apply(settings, indexes)
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it is the store's own: clients neither make, alter, delete nor publish to it (rule K1)."""
+        return self.id == UNDELIVERED_ID
 
     @property
     def wants_previous(self) -> bool:
@@ -85,6 +117,19 @@ class Topic:
         names = dict.fromkeys([str(index.steps[0]) for index in indexes.all])
         self.decode_indexed: Decode = self.format.decoder(list(names)) if names else self.format.decode
         """A document with at least the fields that the indexes look at."""
+
+
+def undelivered_topic(create_time_micros: int, created_sequence: int) -> Topic:
+    """The store's own topic of dead letters whose target is missing: any payload, under keys that tell whose it is."""
+    return Topic(
+        UNDELIVERED_ID,
+        UNDELIVERED,
+        TopicSettings(message_type=MessageType.BINARY),
+        in_config=False,
+        create_time_micros=create_time_micros,
+        statistics=StoredStatistics(created_sequence=created_sequence),
+        declared={"message_type": MessageType.BINARY},
+    )
 
 
 class Topics:
@@ -122,40 +167,37 @@ def check_name(name: str) -> None:
         raise StoreError(Reason.TOPIC_NAME_INVALID, f"topic: {name[:220]!r} is no topic name: {what}", field="topic")
 
 
-def check_settings(settings: TopicSettings) -> None:
-    """Raises StoreError INVALID_ARGUMENT naming the setting that is wrong, or the two that contradict each other."""
-
-    def refuse(field: str, message: str) -> StoreError:
-        return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=f"settings.{field}")
-
+def check_settings(declared: Declared, *, topic: str = "", in_config: bool = False) -> None:
+    """Raises StoreError INVALID_ARGUMENT naming the setting that is wrong, or the two that contradict each other, of
+    what is declared on `topic`; `in_config`: in the configuration file."""
+    settings = TopicSettings(**declared)  # type: ignore[arg-type]  # names and values of its fields
     try:
         key_paths(settings)
     except ValueError as error:
-        raise refuse("key", str(error)) from None
+        raise refusal("settings", "key", str(error)) from None
     if len(settings.index) > INDEXES_MAX:
-        raise refuse("index", f"{len(settings.index)} indexes are more than the limit of {INDEXES_MAX}")
+        raise refusal("settings", "index", f"{len(settings.index)} indexes are more than the limit of {INDEXES_MAX}")
     try:
         index_paths(settings)
     except ValueError as error:
-        raise refuse("index", str(error)) from None
-    for name in ("default_ttl", "min_ttl", "max_ttl"):
-        micros = getattr(settings, f"{name}_micros")
-        if micros is not None and not 0 <= micros <= TTL_MAX_MICROS:
-            raise refuse(name, "must be between 0s and ten years")
-    if settings.default_ttl_micros is not None and settings.expiration is not Expiration.ENABLED:
-        raise refuse("default_ttl", f"has no meaning with expiration = {settings.expiration.value!r}")
-    low, high = settings.min_ttl_micros, settings.max_ttl_micros
-    if low is not None and high is not None and low > high:
-        raise refuse("min_ttl", "is above max_ttl")
-    if high == 0:
-        raise refuse("max_ttl", "must be above 0s: every record would expire at once")
+        raise refusal("settings", "index", str(error)) from None
     if len(settings.separator) != 1 or settings.separator == b"=":
-        raise refuse("fix_separator", "must be one byte, and not '='")
-    if settings.separator != b"\x01" and settings.message_type not in (MessageType.FIX, MessageType.NVFIX):
-        raise refuse("fix_separator", f"has no meaning with message_type = {settings.message_type.value!r}")
-    time, size = settings.retain_time_micros, settings.retain_bytes
-    for field, value in (("retain_time", time), ("retain_bytes", size)):
-        if value is not None and value < 0:
-            raise refuse(field, "must not be negative")
-    if (time == 0) != (size == 0):
-        raise refuse("retain_time", "and retain_bytes must both be zero (keep nothing) or neither (rule J3)")
+        raise refusal(
+            "settings", "separator", f"{show('separator', settings.separator)} is not one byte other than '='"
+        )
+    message_type = settings.message_type
+    if settings.separator != BUILT_IN.separator and message_type not in (MessageType.FIX, MessageType.NVFIX):
+        shown = show("separator", settings.separator)
+        raise refusal("settings", "separator", f"{shown} has no meaning with message_type = {message_type.value!r}")
+    check_limits_and_values(declared)
+    if topic and settings.dead_letter == topic:
+        raise refusal("settings", "dead_letter", f"{topic} is the topic itself")
+    if in_config:
+        for field in sorted(UNUSED_DELETES):
+            if value := declared.get(field):
+                raise refusal(
+                    "settings",
+                    field,
+                    f"{show(field, value)} contradicts that the topic is declared in the configuration file, which "
+                    "keeps it (rule T1)",
+                )

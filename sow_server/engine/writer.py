@@ -27,6 +27,7 @@ import structlog
 
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.codec import i64
+from sow_server.engine.dead_letters import Fate
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.expiry import Sweep
 from sow_server.engine.heads import HeadCache
@@ -156,6 +157,7 @@ class Writer:
         version_bound: int,
         sequence_bound: int,
         create_dynamic: Callable[[str], Control] | None,
+        topic_row: Callable[[Topic], tuple[bytes, bytes]],
         observer: Observer,
         heads: HeadCache,
     ) -> None:
@@ -169,6 +171,7 @@ class Writer:
         self._version_bound = version_bound
         self._sequence_bound = sequence_bound
         self._create_dynamic = create_dynamic
+        self._topic_row = topic_row
         self._observer = observer
         self.cut_lock: Final = threading.Lock()
         """Held while a commit is written: who holds it sees all column families between two commits."""
@@ -193,6 +196,8 @@ class Writer:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.expired_total = 0
+        self.letters_total: Final = dict.fromkeys(Fate, 0)
+        """What has become of dead letters."""
 
     # -- the callers' side ------------------------------------------------------------------------------------------
 
@@ -413,6 +418,7 @@ class Writer:
             self._fetch_values(stage, chosen)
             for job, count in chosen:
                 parts.append((job, stage_job(stage, job, count, self.publishers)))
+            stage.end_request()
         except AtomicAborted as aborted:
             self._abort(chosen[0][0], aborted)
             return
@@ -490,6 +496,10 @@ class Writer:
             job.merge(part)
             job.outcome.durability = Durability.FSYNC if fsync else Durability.BUFFERED
             records += part.applied
+            if part.applied and isinstance(job.request, Publish):
+                assert job.topic is not None, "the job has been prepared"
+                if job.topic.settings.publish_is_use:
+                    job.topic.last_use_micros = stage.now
             if job.left == 0:
                 self._answer(job, job.outcome)
         self._last_publish = stage.now
@@ -597,6 +607,7 @@ class Writer:
         return Stage(
             self._rocks,
             self.heads,
+            self._topics,
             now_micros=self._clock.now_micros(),
             last_version=self._last_version,
             next_sequence=self._last_sequence + 1,
@@ -609,6 +620,8 @@ class Writer:
             return self._refusal()  # it failed earlier in this turn: nothing may be written after a gap (W3)
         try:
             self.sweep.lower(stage)
+            if stage.founded is not None:
+                stage.batch.puts[META].update([self._topic_row(stage.founded)])
             batch = stage.finish()
             self._reserve(stage)
             self._write_patiently(batch, stage)
@@ -654,6 +667,8 @@ class Writer:
         self._last_version = max(self._last_version, stage.next_version - 1)
         self._last_sequence = stage.next_sequence - 1
         self.heads.update(stage.heads, stage.removed)
+        if stage.founded is not None:
+            self._topics.add(stage.founded)
         topics = self._topics.by_id
         for topic_id, figures in stage.statistics.items():
             if (topic := topics.get(topic_id)) is not None:
@@ -665,6 +680,10 @@ class Writer:
             control = stage.after is not None
             self._to_follow.append(Committed(self._last_sequence, stage.now, stage.chunks, control, stage.dropped))
         self.expired_total += len(stage.expire_times)
+        for fate, count in stage.letters.items():
+            self.letters_total[fate] += count
+        for follow in stage.also:
+            follow()
         if stage.after is not None:
             stage.result = stage.after()
 

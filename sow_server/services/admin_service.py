@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import TypeVar
@@ -13,13 +13,16 @@ import structlog
 from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_server.engine import lifetimes, model
 from sow_server.engine.clock import GuardedClock
+from sow_server.engine.durables import Cleared, Durable
 from sow_server.engine.errors import StoreError
+from sow_server.engine.policies import Policy, planned_journal_bytes
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
 from sow_server.services.selection import count_selected, selected
 from sow_server.services.sow_service import Changes, settle
+from sow_server.subscriptions.durables import Consumers
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -29,9 +32,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Validates, calls the store, translates; owns nothing but the time at which the server became ready."""
 
     def __init__(
-        self, store: Store, clock: GuardedClock, readers: Executor, rpcs: RpcObserver, *, instance: str, version: str
+        self,
+        store: Store,
+        clock: GuardedClock,
+        consumers: Consumers,
+        readers: Executor,
+        rpcs: RpcObserver,
+        *,
+        instance: str,
+        version: str,
     ) -> None:
         self._store = store
+        self._consumers = consumers
         self._clock = clock
         self._readers = readers
         self._changes = Changes(store)
@@ -53,8 +65,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: Context
     ) -> admin_pb2.CreateTopicResponse:
-        settings = convert.settings(request.settings)
-        created: Topic = await self._await(lambda done: self._store.create_topic(request.name, settings, done))
+        declared = convert.settings(request.settings)
+        created: Topic = await self._await(lambda done: self._store.create_topic(request.name, declared, done))
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(topic=convert.topic(self._store, created))
 
@@ -75,7 +87,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeTopicRequest, context: Context
     ) -> admin_pb2.DescribeTopicResponse:
         found = self._store.topics.find(request.name)
-        message = await self._read(lambda: convert.topic(self._store, found, overdue=self._store.overdue_by_topic()))
+
+        def describe() -> admin_pb2.Topic:
+            message = convert.topic(self._store, found, overdue=self._store.overdue_by_topic())
+            message.effective.extend(convert.effective(self._store.effective(found)))
+            planned = planned_journal_bytes(found.settings)
+            message.planned_journal_bytes = -1 if planned is None else planned
+            return message
+
+        message = await self._read(describe)
         return admin_pb2.DescribeTopicResponse(topic=message)
 
     @unary
@@ -95,6 +115,117 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         deleted: int = await self._await(lambda done: self._store.delete_topic(request.name, done))
         log.info("topic_deleted", topic=request.name, records=deleted)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
+
+    @unary
+    async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, context: Context) -> admin_pb2.SetPolicyResponse:
+        given = convert.policy(request.policy)
+        policy: Policy = await self._await(lambda done: self._store.set_policy(given, done))
+        log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
+        (message,) = await self._read(lambda: self._policies([policy]))
+        return admin_pb2.SetPolicyResponse(policy=message)
+
+    @unary
+    async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: Context) -> admin_pb2.GetPolicyResponse:
+        policy = self._store.policies.find(request.name, operator=request.operator)
+        (message,) = await self._read(lambda: self._policies([policy]))
+        return admin_pb2.GetPolicyResponse(policy=message)
+
+    @unary
+    async def ListPolicies(
+        self, request: admin_pb2.ListPoliciesRequest, context: Context
+    ) -> admin_pb2.ListPoliciesResponse:
+        policies = list(self._store.policies)
+        return admin_pb2.ListPoliciesResponse(policies=await self._read(lambda: self._policies(policies)))
+
+    def _policies(self, policies: Sequence[Policy]) -> list[admin_pb2.Policy]:
+        matches = self._store.policy_matches()
+        return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
+
+    @unary
+    async def DeletePolicy(
+        self, request: admin_pb2.DeletePolicyRequest, context: Context
+    ) -> admin_pb2.DeletePolicyResponse:
+        deleted: Policy = await self._await(
+            lambda done: self._store.delete_policy(request.name, done, operator=request.operator)
+        )
+        log.info("policy_deleted", policy=deleted.name, operator=deleted.operator)
+        return admin_pb2.DeletePolicyResponse()
+
+    # -- durables ---------------------------------------------------------------------------------------------------
+
+    @unary
+    async def ListDurables(
+        self, request: admin_pb2.ListDurablesRequest, context: Context
+    ) -> admin_pb2.ListDurablesResponse:
+        topics = self._store.topics
+        chosen = (
+            [topics.find(request.topic)] if request.topic else [topic for _, topic in sorted(topics.by_name.items())]
+        )
+
+        def messages() -> list[admin_pb2.Durable]:
+            return [
+                self._durable(topic, durable)
+                for topic in chosen
+                for durable in sorted(self._store.durables.of(topic), key=lambda durable: durable.name)
+            ]
+
+        return admin_pb2.ListDurablesResponse(durables=await self._read(messages))
+
+    @unary
+    async def DescribeDurable(
+        self, request: admin_pb2.DescribeDurableRequest, context: Context
+    ) -> admin_pb2.DescribeDurableResponse:
+        topic = self._store.topics.find(request.topic)
+
+        def describe() -> admin_pb2.Durable:
+            durable, figures, now = self._store.durable_figures(topic, request.name)
+            if request.exact:
+                figures = self._consumers.exact(topic, durable, figures)
+            message = self._durable(topic, durable)
+            message.earliest = self._store.bookmark(figures.earliest)
+            message.figures.total_entries = figures.total_entries
+            message.figures.total_bytes = figures.total_bytes
+            message.figures.unacknowledged_entries = figures.unacknowledged_entries
+            message.figures.unacknowledged_bytes = figures.unacknowledged_bytes
+            if figures.oldest_micros is not None:
+                message.figures.oldest_unacknowledged_age.FromMicroseconds(max(0, now - figures.oldest_micros))
+            message.figures.exact = request.exact
+            return message
+
+        return admin_pb2.DescribeDurableResponse(durable=await self._read(describe))
+
+    def _durable(self, topic: Topic, durable: Durable) -> admin_pb2.Durable:
+        settings = self._store.durables.settings(topic, durable)
+        return admin_pb2.Durable(
+            topic=topic.name,
+            name=durable.name,
+            filter=durable.filter,
+            acknowledged=self._store.bookmark(durable.position),
+            attached=self._consumers.is_attached(topic, durable.name),
+            create_time=convert.timestamp(durable.create_time_micros),
+            last_use_time=convert.timestamp(durable.last_use_micros),
+            settings=convert.durable_settings_message(settings._asdict()),
+        )
+
+    @unary
+    async def DeleteDurable(
+        self, request: admin_pb2.DeleteDurableRequest, context: Context
+    ) -> admin_pb2.DeleteDurableResponse:
+        topic = self._store.topics.find(request.topic)
+        deleted: Durable = await self._await(
+            lambda done: self._consumers.delete(topic, request.name, done, force=request.force)
+        )
+        log.info("durable_deleted", topic=topic.name, durable=deleted.name)
+        return admin_pb2.DeleteDurableResponse()
+
+    @unary
+    async def ClearBacklog(
+        self, request: admin_pb2.ClearBacklogRequest, context: Context
+    ) -> admin_pb2.ClearBacklogResponse:
+        topic = self._store.topics.find(request.topic)
+        cleared: Cleared = await self._await(lambda done: self._consumers.clear(topic, request.name, done))
+        log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
+        return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries)
 
     @streaming
     async def Restamp(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,13 +20,16 @@ from sow_server.engine.model import (
     NEVER,
     PERMANENT,
     Applied,
+    BacklogAction,
     Condition,
     ConditionKind,
     Durability,
+    DurableSettings,
     Expiration,
     Lifetime,
     LifetimeKind,
     MessageType,
+    OnMissing,
     Outcome,
     Publish,
     PublishChannel,
@@ -36,6 +40,7 @@ from sow_server.engine.model import (
     Touch,
     TtlMode,
 )
+from sow_server.engine.policies import Declared, Effective, Policy, PolicyTarget, public_name, show, tidy
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.query.scan import RecordBatch, Scan
@@ -358,117 +363,189 @@ def timestamp(micros: int) -> Timestamp:
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
-_TYPES: Final = {
-    admin_pb2.MESSAGE_TYPE_UNSPECIFIED: MessageType.JSON,
-    admin_pb2.MESSAGE_TYPE_JSON: MessageType.JSON,
-    admin_pb2.MESSAGE_TYPE_MSGPACK: MessageType.MSGPACK,
-    admin_pb2.MESSAGE_TYPE_FIX: MessageType.FIX,
-    admin_pb2.MESSAGE_TYPE_NVFIX: MessageType.NVFIX,
-    admin_pb2.MESSAGE_TYPE_BINARY: MessageType.BINARY,
+_NUMBERS: Final[Mapping[str, Mapping[enum.StrEnum, int]]] = {
+    "message_type": {
+        MessageType.JSON: admin_pb2.MESSAGE_TYPE_JSON,
+        MessageType.MSGPACK: admin_pb2.MESSAGE_TYPE_MSGPACK,
+        MessageType.FIX: admin_pb2.MESSAGE_TYPE_FIX,
+        MessageType.NVFIX: admin_pb2.MESSAGE_TYPE_NVFIX,
+        MessageType.BINARY: admin_pb2.MESSAGE_TYPE_BINARY,
+    },
+    "expiration": {
+        Expiration.DISABLED: admin_pb2.EXPIRATION_DISABLED,
+        Expiration.ENABLED: admin_pb2.EXPIRATION_ENABLED,
+        Expiration.REJECT: admin_pb2.EXPIRATION_REJECT,
+    },
+    "backlog_action": {
+        BacklogAction.HOLD: admin_pb2.BACKLOG_ACTION_HOLD,
+        BacklogAction.REJECT: admin_pb2.BACKLOG_ACTION_REJECT,
+        BacklogAction.EVICT: admin_pb2.BACKLOG_ACTION_EVICT,
+        BacklogAction.CONFLATE: admin_pb2.BACKLOG_ACTION_CONFLATE,
+    },
+    "on_missing": {
+        OnMissing.RETAIN: admin_pb2.ON_MISSING_RETAIN,
+        OnMissing.DROP: admin_pb2.ON_MISSING_DROP,
+    },
 }
-_EXPIRATIONS: Final = {
-    admin_pb2.EXPIRATION_UNSPECIFIED: Expiration.DISABLED,
-    admin_pb2.EXPIRATION_DISABLED: Expiration.DISABLED,
-    admin_pb2.EXPIRATION_ENABLED: Expiration.ENABLED,
-    admin_pb2.EXPIRATION_REJECT: Expiration.REJECT,
+"""The numbers of words, by the setting that has them."""
+_WORDS: Final = {name: {number: word for word, number in words.items()} for name, words in _NUMBERS.items()}
+_POLICY_TARGETS: Final = {
+    admin_pb2.POLICY_TARGET_UNSPECIFIED: PolicyTarget.TOPICS,
+    admin_pb2.POLICY_TARGET_TOPICS: PolicyTarget.TOPICS,
+    admin_pb2.POLICY_TARGET_DURABLES: PolicyTarget.DURABLES,
 }
-_TYPE_NUMBERS: Final = {value: number for number, value in _TYPES.items() if number}
-_EXPIRATION_NUMBERS: Final = {value: number for number, value in _EXPIRATIONS.items() if number}
-_FIELDS: Final = {
-    "key": "key",
-    "message_type": "message_type",
-    "expiration": "expiration",
-    "default_ttl": "default_ttl_micros",
-    "min_ttl": "min_ttl_micros",
-    "max_ttl": "max_ttl_micros",
-    "journal": "journal",
-    "fix_separator": "separator",
-    "retain_time": "retain_time_micros",
-    "retain_time_unlimited": "retain_time_micros",
-    "retain_bytes": "retain_bytes",
-    "index": "index",
-}
+_TARGET_NUMBERS: Final = {target: number for number, target in _POLICY_TARGETS.items() if number}
+_FIELDS: Final = {public_name(field): field for field in TopicSettings._fields}
+_UPDATE_PATHS: Final = {**_FIELDS, "retain_time_unlimited": "retain_time_micros"}
+_DURABLE_FIELDS: Final = {public_name(field): field for field in DurableSettings._fields}
 
 
-def settings(message: admin_pb2.TopicSettings) -> TopicSettings:
-    """The settings of a message, defaults filled in."""
-    defaults = TopicSettings()
-
-    def span(field: str) -> int | None:
-        duration: Duration = getattr(message, field)
-        return duration.ToMicroseconds() if message.HasField(field) else None  # type: ignore[arg-type]  # a field name
-
-    message_type, expiration = _TYPES.get(message.message_type), _EXPIRATIONS.get(message.expiration)
-    if message_type is None:
-        raise invalid("settings.message_type", f"{message.message_type} is not a message type of this server")
-    if expiration is None:
-        raise invalid("settings.expiration", f"{message.expiration} is not an expiration of this server")
-    separator = defaults.separator
-    if message.fix_separator:
+def settings(message: admin_pb2.TopicSettings, where: str = "settings") -> Declared:
+    """What a message declares: a field that is unset is not declared (rule T2)."""
+    declared = _declared(message, _FIELDS, where)
+    if "separator" in declared:
         try:
-            separator = message.fix_separator.encode("latin-1")
+            declared["separator"] = message.fix_separator.encode("latin-1")
         except UnicodeEncodeError:
-            raise invalid("settings.fix_separator", "must be one byte") from None
-    retain_time = span("retain_time") if message.HasField("retain_time") else defaults.retain_time_micros
+            raise invalid(f"{where}.fix_separator", "must be one byte") from None
+    return tidy(declared)
+
+
+def durable_settings(message: types_pb2.DurableSettings, where: str = "settings") -> Declared:
+    """What a message declares of a durable."""
+    return tidy(_declared(message, _DURABLE_FIELDS, where))
+
+
+def _declared(
+    message: admin_pb2.TopicSettings | types_pb2.DurableSettings, fields: Mapping[str, str], where: str
+) -> dict[str, object]:
+    declared: dict[str, object] = {}
+    set_names = {descriptor.name: value for descriptor, value in message.ListFields()}
+    for name, value in set_names.items():
+        field = fields.get(name)
+        if field is None:
+            continue  # retain_time_unlimited
+        if isinstance(value, Duration):
+            declared[field] = value.ToMicroseconds()
+        elif name in _WORDS:
+            word = _WORDS[name].get(value)
+            if word is None:
+                raise invalid(f"{where}.{name}", f"{value} is not one that this server knows")
+            declared[field] = word
+        elif name in ("key", "index"):
+            declared[field] = tuple(value)
+        else:
+            declared[field] = None if value == -1 else value  # -1: unlimited, of sizes and numbers alone
     if message.retain_time_unlimited:
-        if message.HasField("retain_time"):
-            raise invalid("settings.retain_time", "is given, and unlimited as well")
-        retain_time = None
-    retain_bytes: int | None = defaults.retain_bytes
-    if message.HasField("retain_bytes"):
-        retain_bytes = None if message.retain_bytes == -1 else message.retain_bytes
-    return TopicSettings(
-        key=tuple(message.key),
-        message_type=message_type,
-        expiration=expiration,
-        default_ttl_micros=span("default_ttl"),
-        min_ttl_micros=span("min_ttl"),
-        max_ttl_micros=span("max_ttl"),
-        journal=message.journal if message.HasField("journal") else defaults.journal,
-        separator=separator,
-        retain_time_micros=retain_time,
-        retain_bytes=retain_bytes,
-        index=tuple(message.index),
-    )
+        if "retain_time" in set_names:
+            raise invalid(f"{where}.retain_time", "is given, and unlimited as well")
+        declared["retain_time_micros"] = None
+    return declared
 
 
-def altered(before: TopicSettings, given: TopicSettings, update_paths: Sequence[str]) -> TopicSettings:
-    """Settings with the fields of `update_paths` replaced."""
+def altered(before: Declared, given: Declared, update_paths: Sequence[str]) -> Declared:
+    """What is declared with the fields of `update_paths` as in `given`: what is not there is declared no more."""
     if not update_paths:
         raise invalid("update_paths", "names no setting to change")
-    changes: dict[str, object] = {}
+    declared = dict(before)
     for path in update_paths:
-        if path not in _FIELDS:
-            raise invalid("update_paths", f"there is no setting {path!r}; there are {', '.join(sorted(_FIELDS))}")
-        changes[_FIELDS[path]] = getattr(given, _FIELDS[path])
-    return before._replace(**changes)  # type: ignore[arg-type]  # names and values of the same type
+        field = _UPDATE_PATHS.get(path)
+        if field is None:
+            raise invalid("update_paths", f"there is no setting {path!r}; there are {', '.join(sorted(_UPDATE_PATHS))}")
+        declared.pop(field, None)
+        if field in given:
+            declared[field] = given[field]
+    return declared
 
 
-def settings_message(settings: TopicSettings) -> admin_pb2.TopicSettings:
-    """Settings as a message, every default filled in."""
-    message = admin_pb2.TopicSettings(
-        key=settings.key,
-        message_type=_TYPE_NUMBERS[settings.message_type],
-        expiration=_EXPIRATION_NUMBERS[settings.expiration],
-        journal=settings.journal,
-        retain_bytes=-1 if settings.retain_bytes is None else settings.retain_bytes,
-        retain_time_unlimited=settings.retain_time_micros is None,
-        index=settings.index,
-    )
-    if settings.message_type in (MessageType.FIX, MessageType.NVFIX):
-        message.fix_separator = settings.separator.decode("latin-1")
-    for name in ("default_ttl", "min_ttl", "max_ttl", "retain_time"):
-        micros: int | None = getattr(settings, f"{name}_micros")
-        if micros is not None:
-            getattr(message, name).FromMicroseconds(micros)
+def settings_message(declared: Declared) -> admin_pb2.TopicSettings:
+    """What is declared as a message; of settings in force (`_asdict()`): with every default filled in."""
+    message = admin_pb2.TopicSettings()
+    separated = declared.get("message_type") in (MessageType.FIX, MessageType.NVFIX)
+    _fill(message, {field: value for field, value in declared.items() if field != "separator" or separated})
     return message
+
+
+def durable_settings_message(declared: Declared) -> types_pb2.DurableSettings:
+    """As `settings_message`, of a durable."""
+    message = types_pb2.DurableSettings()
+    _fill(message, declared)
+    return message
+
+
+def _fill(message: admin_pb2.TopicSettings | types_pb2.DurableSettings, declared: Declared) -> None:
+    for field, value in declared.items():
+        name = public_name(field)
+        if value is None:
+            if field == "retain_time_micros":
+                message.retain_time_unlimited = True
+            elif field == "retain_bytes":
+                message.retain_bytes = -1
+        elif field.endswith("_micros"):
+            getattr(message, name).FromMicroseconds(value)
+        elif name in _NUMBERS:
+            setattr(message, name, _NUMBERS[name][cast(enum.StrEnum, value)])
+        elif isinstance(value, tuple):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value.decode("latin-1") if isinstance(value, bytes) else value)
+
+
+def policy(message: admin_pb2.Policy) -> Policy:
+    """The policy of a message."""
+    target = _POLICY_TARGETS.get(message.applies_to)
+    if target is None:
+        raise invalid("policy.applies_to", f"{message.applies_to} is nothing that a policy of this server applies to")
+    for_topics = target is PolicyTarget.TOPICS
+    if message.HasField("durable" if for_topics else "topic"):
+        other, own = ("durable", "topic") if for_topics else ("topic", "durable")
+        raise invalid(f"policy.{other}", f"has no meaning with applies_to = {target.value}; set {own}")
+    return Policy(
+        message.name,
+        message.pattern,
+        settings(message.topic, "policy.topic") if for_topics else durable_settings(message.durable, "policy.durable"),
+        priority=message.priority,
+        target=target,
+        operator=message.operator,
+    )
+
+
+def policy_message(found: Policy, matches: int) -> admin_pb2.Policy:
+    """A policy, and how many topics or durables take something from it."""
+    message = admin_pb2.Policy(
+        name=found.name,
+        pattern=found.pattern,
+        priority=found.priority,
+        applies_to=_TARGET_NUMBERS[found.target],
+        operator=found.operator,
+        matches=matches,
+    )
+    if found.target is PolicyTarget.TOPICS:
+        message.topic.CopyFrom(settings_message(found.settings))
+    else:
+        message.durable.CopyFrom(durable_settings_message(found.settings))
+    return message
+
+
+def effective(found: Effective) -> list[admin_pb2.EffectiveSetting]:
+    """Every setting in force with its origin, in the order of the contract."""
+    numbers = admin_pb2.TopicSettings.DESCRIPTOR.fields_by_name
+    names = sorted(_FIELDS, key=lambda name: numbers[name].number)
+    return [
+        admin_pb2.EffectiveSetting(
+            name=name,
+            value=show(_FIELDS[name], getattr(found.settings, _FIELDS[name])),
+            origin=found.origins[_FIELDS[name]],
+        )
+        for name in names
+    ]
 
 
 def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = None) -> admin_pb2.Topic:
     """A topic; with its figures where `overdue` (records by topic id) is given, as they exclude those (rule L16)."""
     message = admin_pb2.Topic(
         name=found.name,
-        settings=settings_message(found.settings),
+        settings=settings_message(found.settings._asdict()),
         set_in_config=found.in_config,
         create_time=timestamp(found.create_time_micros),
         indexes=[admin_pb2.IndexStatus(path=index.path, complete=index.complete) for index in found.indexes.all],
@@ -484,6 +561,10 @@ def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = Non
                 journal_bytes=figures.journal_bytes,
                 journal_entries=figures.journal_entries,
                 floor_sequence=figures.floor_sequence,
+                durables=figures.durables,
+                backlog_bytes=figures.backlog_bytes,
             )
         )
+        if figures.backlog_age_micros is not None:
+            message.statistics.backlog_age.FromMicroseconds(figures.backlog_age_micros)
     return message

@@ -64,6 +64,13 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.PATTERN_MATCHES_NOTHING: grpc.StatusCode.NOT_FOUND,
     Reason.RESYNC_REQUIRED: grpc.StatusCode.OUT_OF_RANGE,
     Reason.TOPIC_DELETED: grpc.StatusCode.NOT_FOUND,
+    Reason.DURABLE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.DURABLE_IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.DURABLE_TAKEN_OVER: grpc.StatusCode.ABORTED,
+    Reason.DURABLE_DETACHED: grpc.StatusCode.ABORTED,
+    Reason.DURABLE_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BACKLOG_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.POLICY_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
 }
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
+from functools import partial
 from typing import Final, TypeVar
+
+import structlog
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_server.engine import model
+from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import Delete, Durability, Outcome, PublishChannel
 from sow_server.engine.store import Store, payload_of
@@ -19,10 +23,15 @@ from sow_server.query.ordering import SortMemory, order
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
+from sow_server.services.admission import Admission
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
+from sow_server.subscriptions.durables import Attachment, Consumer, Consumers
 from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -38,10 +47,36 @@ GET_CHUNK: Final = 256
 
 
 class Changes:
-    """Hands changes to the writer and awaits their outcome."""
+    """Hands changes to the writer and awaits their outcome. With an admission publishers wait for their quota first."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, admission: Admission | None = None) -> None:
         self._store = store
+        self._admission = admission
+
+    async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
+        """As `submit`, once the topic's backlog quota allows it, for which it waits at most `seconds` (rule J9)."""
+        release = await self._admit(request, seconds)
+        try:
+            return _released(self.submit(request), release)
+        except BaseException:
+            release()
+            raise
+
+    async def admitted_patiently(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
+        """As `submit_patiently`, likewise."""
+        release = await self._admit(request, seconds)
+        try:
+            return _released(await self.submit_patiently(request), release)
+        except BaseException:
+            release()
+            raise
+
+    async def _admit(self, request: model.Request, seconds: float | None) -> Callable[[], None]:
+        admission = self._admission
+        topic = None if admission is None else await admission.admit(request, seconds)
+        if admission is None or topic is None:
+            return _nothing
+        return partial(admission.left, topic, request)
 
     def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
         """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued."""
@@ -72,13 +107,33 @@ def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
         future.set_result(outcome)
 
 
+def _released(outcome: asyncio.Future[Outcome], release: Callable[[], None]) -> asyncio.Future[Outcome]:
+    if release is not _nothing:
+        outcome.add_done_callback(lambda _: release())
+    return outcome
+
+
+def _nothing() -> None:
+    """There is no quota."""
+
+
 class SowService(sow_pb2_grpc.SowServiceServicer):
     """Validates, calls the store, translates; owns nothing."""
 
-    def __init__(self, store: Store, hub: Hub, readers: Executor, durability: Durability, rpcs: RpcObserver) -> None:
+    def __init__(
+        self,
+        store: Store,
+        hub: Hub,
+        consumers: Consumers,
+        admission: Admission,
+        readers: Executor,
+        durability: Durability,
+        rpcs: RpcObserver,
+    ) -> None:
         self._store = store
         self._hub = hub
-        self._changes = Changes(store)
+        self._consumers = consumers
+        self._changes = Changes(store, admission)
         self._readers = readers
         self._durability = durability
         self._sort_memory = SortMemory()
@@ -88,7 +143,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     @unary
     async def Publish(self, request: sow_pb2.PublishRequest, context: Context) -> sow_pb2.PublishResponse:
-        outcome = await self._changes.submit(convert.publish(request, self._durability))
+        publish = convert.publish(request, self._durability)
+        outcome = await (await self._changes.admitted(publish, context.time_remaining()))
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
             durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
@@ -101,7 +157,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
         under_way: asyncio.Queue[asyncio.Future[Outcome] | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        reading = asyncio.create_task(self._read_stream(requests, under_way, room))
+        reading = asyncio.create_task(self._read_stream(requests, under_way, room, context))
         try:
             while (future := await under_way.get()) is not None:
                 outcome = await future
@@ -121,6 +177,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         requests: AsyncIterator[sow_pb2.PublishStreamRequest],
         under_way: asyncio.Queue[asyncio.Future[Outcome] | None],
         room: asyncio.Semaphore,
+        context: Context,
     ) -> None:
         channel = PublishChannel()
         topic = ""
@@ -130,13 +187,14 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 await room.acquire()
                 topic = request.topic or topic
                 publish = convert.publish_stream(request, topic, self._durability, channel)
-                under_way.put_nowait(await self._changes.submit_patiently(publish))
+                under_way.put_nowait(await self._changes.admitted_patiently(publish, context.time_remaining()))
         finally:
             under_way.put_nowait(None)
 
     @unary
     async def Touch(self, request: sow_pb2.TouchRequest, context: Context) -> sow_pb2.TouchResponse:
-        outcome = await self._changes.submit(convert.touch(request, self._durability))
+        touch = convert.touch(request, self._durability)
+        outcome = await (await self._changes.admitted(touch, context.time_remaining()))
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
             durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
@@ -268,10 +326,59 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         if request.filter:
             # To parse and to compile takes milliseconds at times.
             await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
-        frames = stream(self._hub.subscribe(asked), self._readers)
+        attachment = subscribe_convert.attachment(request)
+        if attachment is None:
+            frames = stream(self._hub.subscribe(asked), self._readers)
+        else:
+            frames = stream(await self._attach(asked, attachment), self._readers)
         async with aclosing(frames):
             async for frame in frames:
                 yield subscribe_convert.response(frame, self._store)
+
+    async def _attach(self, asked: Request, attachment: Attachment) -> Consumer:
+        attached: asyncio.Future[Consumer] = asyncio.get_running_loop().create_future()
+
+        def done(result: Consumer | StoreError) -> None:
+            if attached.cancelled() and isinstance(result, Consumer):
+                result.close()  # the call has gone away meanwhile
+            settle(attached, result)
+
+        self._consumers.attach(asked, attachment, done)
+        try:
+            return await attached
+        except asyncio.CancelledError:
+            if not attached.cancelled() and attached.exception() is None:
+                attached.result().close()  # it came in the same turn of the loop
+            raise
+
+    @unary
+    async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, context: Context) -> sow_pb2.AcknowledgeResponse:
+        topic = self._store.topics.find(request.topic)
+        position = self._hub.position(request.bookmark)
+        acknowledged: asyncio.Future[Durable] = asyncio.get_running_loop().create_future()
+        self._consumers.acknowledge(
+            topic, request.durable, request.session, position, lambda result: settle(acknowledged, result)
+        )
+        durable = await acknowledged
+        return sow_pb2.AcknowledgeResponse(bookmark=self._store.bookmark(durable.position))
+
+    @unary
+    async def Rewind(self, request: sow_pb2.RewindRequest, context: Context) -> sow_pb2.RewindResponse:
+        topic = self._store.topics.find(request.topic)
+        match request.WhichOneof("to"):
+            case "bookmark":
+                to = RewindTo(position=self._hub.position(request.bookmark))
+            case "time_micros":
+                to = RewindTo(time_micros=request.time_micros)
+            case "earliest" if request.earliest:
+                to = RewindTo()
+            case _:
+                raise convert.invalid("to", "one of earliest, bookmark or time_micros is needed")
+        rewound: asyncio.Future[tuple[Durable, int]] = asyncio.get_running_loop().create_future()
+        self._consumers.rewind(topic, request.durable, to, lambda result: settle(rewound, result), force=request.force)
+        durable, entries = await rewound
+        log.info("durable_rewound", topic=topic.name, durable=durable.name, position=durable.position)
+        return sow_pb2.RewindResponse(bookmark=self._store.bookmark(durable.position), unacknowledged_entries=entries)
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 

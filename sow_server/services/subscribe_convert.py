@@ -13,9 +13,12 @@ from sow_server.engine.store import Store
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
 from sow_server.services.sight import Sight
+from sow_server.subscriptions.durables import Attachment
 from sow_server.subscriptions.frames import (
     ChangeFrame,
+    DurableBegin,
     Frame,
+    GapNotice,
     Progress,
     SnapshotBatch,
     SnapshotBegin,
@@ -44,6 +47,23 @@ def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
     )
     check(asked, selects=bool(message.select.include or message.select.exclude))
     return asked
+
+
+def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
+    """Which durable is consumed, if one is. Raises StoreError where that does not go with what else is asked for."""
+    if not message.HasField("durable"):
+        return None
+    durable = message.durable
+    for given, field in (
+        (message.topic_pattern, "topic_pattern"),
+        (message.sow, "sow"),
+        (message.delta, "delta"),
+        (message.conflation_micros, "conflation_micros"),
+    ):
+        if given:
+            raise convert.invalid("durable", f"cannot be combined with {field}")
+    declared = convert.durable_settings(durable.settings, "durable.settings") if durable.HasField("settings") else None
+    return Attachment(durable.name, force=durable.force, expected=durable.expected, declared=declared or None)
 
 
 def _start(message: sow_pb2.SubscribeRequest) -> Start:
@@ -80,6 +100,16 @@ def response(frame: Frame, store: Store) -> bytes:
         case Progress(sequence, now_micros):
             message.progress.bookmark = store.bookmark(sequence)
             message.progress.now_micros = now_micros
+        case DurableBegin(sequence, created, reset, session):
+            message.durable_begin.bookmark = store.bookmark(sequence)
+            message.durable_begin.created = created
+            message.durable_begin.reset = reset
+            message.durable_begin.session = session
+        case GapNotice(reason, after, upto, entries):
+            message.gap.reason = reason.value  # type: ignore[assignment]  # same numbers
+            message.gap.after_bookmark = store.bookmark(after)
+            message.gap.upto_bookmark = store.bookmark(upto)
+            message.gap.entries = entries
     return message.SerializeToString()
 
 

@@ -145,11 +145,14 @@ class Dispatcher:
         # A journaled topic has chunks in any case, and its journal the previous changes.
         return not topic.settings.journal and (had[0] == 0 or (member.wants_previous and had[1] == 0))
 
-    @staticmethod
-    def _set_followers(followed: FollowedTopic) -> None:
+    def _set_followers(self, followed: FollowedTopic) -> None:
         """Under the cut lock."""
-        followed.topic.followers = len(followed.registered)
-        followed.topic.previous_wanted = sum(member.wants_previous for member in followed.registered)
+        topic = followed.topic
+        topic.followers = len(followed.registered)
+        topic.previous_wanted = sum(member.wants_previous for member in followed.registered)
+        # Who comes has used it, and who goes has done so until now (rule T1).
+        topic.last_use_micros = self._clock.now_micros()
+        topic.was_followed = True
 
     def unregister(self, member: Member) -> None:
         """The subscriber is gone."""
@@ -297,17 +300,18 @@ class Dispatcher:
             self._advance()
 
     def _dispatch_some(self, commit: _Commit, slice_: _Slice) -> None:
-        """Dispatches some of a commit, or all of an atomic one."""
+        """Dispatches some of a commit. An atomic request is one chunk, and dispatched whole: its dead letters, which
+        come after it, are no part of it."""
         now = self._clock.now_micros()
-        atomic = bool(commit.chunks) and commit.chunks[0].changes.atomic
-        if atomic:
-            self._flush(self.position)  # atomic requests have frames of their own
         while self._chunk < len(commit.chunks):
             chunk = commit.chunks[self._chunk]
             changes = chunk.changes
             count = len(changes.keys)
-            start, stop = self._index, count if atomic else slice_.block(changes.payloads, self._index)
-            if any(group.several and group.topic is not chunk.followed.topic for group in self._dirty):
+            start, stop = self._index, count if changes.atomic else slice_.block(changes.payloads, self._index)
+            if changes.atomic:
+                self._flush(self.position)  # atomic requests have frames of their own
+                slice_.changes += count
+            elif any(group.several and group.topic is not chunk.followed.topic for group in self._dirty):
                 self._flush(changes.first_sequence + start - 1)  # FR1, in the order of all topics
             self._dispatch(chunk, start, stop, now)
             self.changes_total += stop - start
@@ -315,14 +319,12 @@ class Dispatcher:
             if stop == count:
                 self._chunk += 1
                 self._index = 0
-            if not atomic:
-                self.position = changes.first_sequence + stop - 1
-                if slice_.over:
-                    return
-        if atomic:
-            # All its changes are of one topic: an atomic request is one publish.
-            slice_.changes += len(commit.chunks[0].changes.keys)
-            self._flush(commit.last_sequence, after=self.position, atomic=True)
+            reached = changes.first_sequence + stop - 1
+            if changes.atomic:
+                self._flush(reached, after=self.position, atomic=True)
+            self.position = reached
+            if slice_.over:
+                return
 
     def _dispatch(self, chunk: _Chunk, start: int, stop: int, now_micros: int) -> None:
         followed, dirty = chunk.followed, self._dirty

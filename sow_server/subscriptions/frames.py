@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow_server.engine.codec import HeaderColumns
+from sow_server.engine.durables import GapReason
 from sow_server.engine.model import NEVER
 
 FRAME_BYTES: Final = 2**20
@@ -179,4 +180,25 @@ class Progress:
     now_micros: int
 
 
-Frame = SnapshotBegin | SnapshotBatch | SnapshotEnd | ChangeFrame | Progress
+@dataclass(frozen=True, slots=True)
+class DurableBegin:
+    """A consumer is attached to a durable: everything up to `sequence` is acknowledged."""
+
+    sequence: int
+    created: bool
+    reset: bool
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class GapNotice:
+    """Entries after `after`, up to `upto`, that are not handed over; how many, before filtering, 0 where that is not
+    known."""
+
+    reason: GapReason
+    after: int
+    upto: int
+    entries: int
+
+
+Frame = SnapshotBegin | SnapshotBatch | SnapshotEnd | ChangeFrame | Progress | DurableBegin | GapNotice

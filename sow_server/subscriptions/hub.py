@@ -9,9 +9,9 @@ from typing import Final
 
 from sow_server.engine.clock import GuardedClock, boot_micros
 from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.patterns import PatternError, matcher
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
-from sow_server.filters.patterns import PatternError, matcher
 from sow_server.subscriptions.dispatch import Dispatcher, Schedule
 from sow_server.subscriptions.request import Request, StartKind, check_topic
 from sow_server.subscriptions.subscription import Subscription
@@ -57,8 +57,9 @@ class Hub:
         for topic in self._topics(request, self._matches(request)):
             request.view(topic)
 
-    def subscribe(self, request: Request) -> Subscription:
-        """A new subscription; `request` has passed `request.check`. Raises StoreError."""
+    def subscribe(self, request: Request, *, after: int | None = None) -> Subscription:
+        """A new subscription; `request` has passed `request.check`. `after`: a position to start at, instead of what it
+        asks for. Raises StoreError."""
         if self._stopping:
             raise StoreError(Reason.STOPPING, "the server is stopping")
         if len(self._subscriptions) >= self._options.subscriptions_max:
@@ -84,7 +85,9 @@ class Hub:
         for found in topics:
             check_topic(request, found)
             request.view(found)
-        position, accepted = self._start(request, topics, several=topic is None)
+        position, accepted = (
+            self.start(request, topics, several=topic is None) if after is None else (after, dict[int, int]())
+        )
         self._subscriptions[subscription] = None
         try:
             subscription.start(position, accepted)
@@ -126,7 +129,7 @@ class Hub:
 
     # -- where to start ---------------------------------------------------------------------------------------------
 
-    def _start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
+    def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
         """After which position a subscription starts, None for now, and the floors below which it misses nothing."""
         start = request.start
         if start.kind is StartKind.NOW:
@@ -146,7 +149,8 @@ class Hub:
         finally:
             cut.close()
 
-    def _resume(self, bookmark: str, topics: list[Topic], *, several: bool) -> int:
+    def position(self, bookmark: str) -> int:
+        """The sequence that a bookmark of this journal names. Raises StoreError with one of three reasons (rule S4)."""
         found = _BOOKMARK.fullmatch(bookmark)
         if found is None:
             raise StoreError(
@@ -168,6 +172,10 @@ class Hub:
                 f"bookmark: names the sequence {position}, and the journal ends at {last}",
                 field="bookmark",
             )
+        return position
+
+    def _resume(self, bookmark: str, topics: list[Topic], *, several: bool) -> int:
+        position = self.position(bookmark)
         floor, topic = max((_floor(topic, several=several), topic.name) for topic in topics)
         if position < floor:
             raise StoreError(

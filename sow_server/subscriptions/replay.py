@@ -103,7 +103,8 @@ class Replay:
             view = self._view(topic)
             if view is None:
                 continue
-            start = max(0, position + 1 - changes.first_sequence)
+            discarded = max(position, cut.floors.get(topic.id, 0))
+            start = max(0, discarded + 1 - changes.first_sequence)
             position = found.add(cut, topic, changes, view, start)
             if found.full:
                 break

@@ -9,14 +9,15 @@ from typing import Any
 
 from sow_server.engine.clock import boot_micros
 from sow_server.engine.model import MICROS
+from sow_server.subscriptions.durables import Consumer
 from sow_server.subscriptions.frames import Frame
 from sow_server.subscriptions.subscription import Read, Send, Subscription
 
 
 async def stream(
-    subscription: Subscription, readers: Executor, elapsed: Callable[[], int] = boot_micros
+    subscription: Subscription | Consumer, readers: Executor, elapsed: Callable[[], int] = boot_micros
 ) -> AsyncGenerator[Frame, None]:
-    """The frames of a subscription, which is closed at the end. Raises StoreError."""
+    """The frames of a subscription, or of a durable's consumer, which is closed at the end. Raises StoreError."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] | None = None
     reading: asyncio.Future[Any] | None = None
@@ -50,7 +51,7 @@ async def stream(
             reading.add_done_callback(lambda done: _close(subscription, done))
 
 
-def _close(subscription: Subscription, reading: asyncio.Future[Any]) -> None:
+def _close(subscription: Subscription | Consumer, reading: asyncio.Future[Any]) -> None:
     """Closes one whose last read has ended; what that read raised has been told already, or nobody listens."""
     if not reading.cancelled():
         reading.exception()

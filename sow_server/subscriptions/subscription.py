@@ -140,6 +140,16 @@ class Subscription:
         return self._error
 
     @property
+    def position(self) -> int:
+        """Everything up to here has been sent (SU2)."""
+        return self._position
+
+    @property
+    def together(self) -> bool:
+        """Whether what was sent last belongs together with what comes next: not a place to leave off at."""
+        return self._together
+
+    @property
     def behind(self) -> bool:
         """Whether it is served from the journal."""
         return self._behind

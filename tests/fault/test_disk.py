@@ -16,7 +16,7 @@ import pytest
 
 from sow_client import Client, DataLoss, ResourceExhausted, SowError
 from sow_server.engine.errors import OpenError
-from sow_server.engine.model import Durability, Publish, TopicSettings
+from sow_server.engine.model import Durability, Publish
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions, payload_of
 from tests.support.server import DidNotStart, ServerProcess, health, reason_of, until
@@ -145,7 +145,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with records in tables and in the log: 3,000 and 300, in commits of 50 and of one."""
     folder = tmp_path_factory.mktemp("filled") / "data"
     store = Store.open(folder, options=StoreOptions())
-    store.create_topic("kept", TopicSettings(), lambda _: None)
+    store.create_topic("kept", {}, lambda _: None)
     store.writer.step()
 
     def publish(first: int, stop: int, step: int) -> None:

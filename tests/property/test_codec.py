@@ -167,7 +167,8 @@ def test_a_column_is_the_sum_of_its_pieces(pieces: list[Piece]) -> None:
 def test_a_journal_value_is_read_back(given_changes: Changes) -> None:
     value = encode_changes(given_changes)
     assert decode_changes(given_changes.first_sequence, value) == given_changes
-    assert changes_head(value) == (len(given_changes.keys), given_changes.commit_time_micros)
+    given_head = given_changes.commit_time_micros, given_changes.entries_before, given_changes.bytes_before
+    assert changes_head(value) == (len(given_changes.keys), *given_head)
 
 
 @given(WORD, WORD, I64, st.lists(st.builds(Run, U32, WORD, U32), max_size=5).map(tuple))
@@ -176,7 +177,7 @@ def test_a_commit_is_read_back(first: int, last: int, commit_time: int, runs: tu
     assert decode_commit(*encode_commit(commit)) == commit
 
 
-@given(st.builds(StoredStatistics, I64, I64, I64, I64, I64, I64))
+@given(st.builds(StoredStatistics, *[I64] * 9))
 def test_figures_are_read_back(figures: StoredStatistics) -> None:
     assert decode_statistics(encode_statistics(figures)) == figures
 

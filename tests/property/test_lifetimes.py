@@ -17,6 +17,7 @@ from sow_server.engine.model import (
     LifetimeKind,
     TopicSettings,
 )
+from sow_server.engine.policies import declared_of
 from sow_server.engine.topics import check_settings
 
 TTLS = st.integers(0, TTL_MAX_MICROS) | st.integers(0, 1000)
@@ -34,13 +35,15 @@ def lifetimes(draw: st.DrawFn) -> Lifetime:
 def topics(draw: st.DrawFn) -> TopicSettings:
     expiration = draw(st.sampled_from(Expiration))
     bounds = sorted([draw(TTLS), draw(TTLS)])
+    low, high = draw(st.sampled_from([None, bounds[0]])), draw(st.sampled_from([None, bounds[1] or 1]))
+    defaults = st.none() | st.integers(low or 0, high or TTL_MAX_MICROS)
     settings = TopicSettings(
         expiration=expiration,
-        default_ttl_micros=draw(st.none() | TTLS) if expiration is Expiration.ENABLED else None,
-        min_ttl_micros=draw(st.sampled_from([None, bounds[0]])),
-        max_ttl_micros=draw(st.sampled_from([None, bounds[1] or 1])),
+        default_ttl_micros=draw(defaults) if expiration is Expiration.ENABLED else None,
+        min_ttl_micros=low,
+        max_ttl_micros=high,
     )
-    check_settings(settings)
+    check_settings(declared_of(settings))
     return settings
 
 

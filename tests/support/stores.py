@@ -35,6 +35,7 @@ from sow_server.engine.model import (
     Touch,
     TtlMode,
 )
+from sow_server.engine.policies import Policy, declared_of
 from sow_server.engine.rocks import EXPIRY, RECORDS, Batch
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.topics import Topic
@@ -232,9 +233,10 @@ class Rig:
         in_config: bool = False,
         **more: object,
     ) -> Topic:
-        """Creates a topic with `settings` and what is said besides. Raises StoreError."""
+        """Creates a topic that declares what makes it have `settings`, and what is said besides. Raises StoreError."""
         answers: list[Topic | StoreError] = []
-        self.store.create_topic(name, replaced(settings, {**changes, **more}), answers.append, in_config=in_config)
+        declared = {**declared_of(settings), **changes, **more}
+        self.store.create_topic(name, declared, answers.append, in_config=in_config)
         return self.answer(answers)
 
     def alter_topic(
@@ -254,7 +256,7 @@ class Rig:
         in_config: bool = False,
     ) -> None:
         """Queues a change of settings; nothing happens before the writer's next turn."""
-        self.store.alter_topic(name, lambda settings: replaced(settings, changes), done, in_config=in_config)
+        self.store.alter_topic(name, lambda declared: {**declared, **changes}, done, in_config=in_config)
 
     def delete_topic(self, name: str) -> int:
         """Deletes a topic. Raises StoreError."""
@@ -267,6 +269,30 @@ class Rig:
         answers: list[Topic | StoreError] = []
         self.store.release_topic(name, answers.append)
         return self.answer(answers)
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        sets: Mapping[str, object] = NO_CHANGES,
+        /,
+        *,
+        operator: bool = False,
+        priority: int = 0,
+        **more: object,
+    ) -> None:
+        """Sets a policy for topics. Raises StoreError."""
+        answers: list[Policy | StoreError] = []
+        self.store.set_policy(
+            Policy(name, pattern, {**sets, **more}, priority=priority, operator=operator), answers.append
+        )
+        self.answer(answers)
+
+    def delete_policy(self, name: str, *, operator: bool = False) -> None:
+        """Deletes a policy. Raises StoreError."""
+        answers: list[Policy | StoreError] = []
+        self.store.delete_policy(name, answers.append, operator=operator)
+        self.answer(answers)
 
     def prune_step(self) -> bool:
         """One step of pruning; whether there may be more."""

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
+from sow_server.engine.durables import Durable
 from sow_server.engine.errors import StoreError
+from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
 from sow_server.services.sight import Sight
+from sow_server.subscriptions.durables import Attachment, Consumer, Consumers, Door
 from sow_server.subscriptions.frames import (
     ChangeFrame,
+    DurableBegin,
     Frame,
+    GapNotice,
     Op,
     Progress,
     Row,
@@ -30,6 +35,8 @@ from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
 from sow_server.subscriptions.subscription import Read, Send, Subscription
 from tests.support.stores import Rig
+
+T = TypeVar("T")
 
 EARLIEST: Final = Start(StartKind.EARLIEST)
 NAMES: Final = {
@@ -123,6 +130,12 @@ class Subscribers:
             options=HubOptions(**options),
             elapsed=lambda: rig.time.elapsed_micros,
         )
+        self.consumers = Consumers(
+            rig.store,
+            rig.clock,
+            Door(self.hub.subscribe, self.hub.start),
+            lambda text: Sight(rig.store, text, (), (), 1000).view,
+        )
         # As in a server: what the writer has to tell waits for its turn on the loop.
         committed = self.hub.dispatcher.committed
         rig.store.writer.follow(lambda commits, synced: self.loop.call_soon(lambda: committed(commits, synced)))
@@ -172,6 +185,56 @@ class Subscribers:
             follower.pump()
         return follower
 
+    def attach(
+        self,
+        topic: str,
+        name: str,
+        *,
+        filter: str = "",  # noqa: A002  # as everywhere
+        start: Start = FROM_NOW,
+        force: bool = False,
+        expected: bool = False,
+        declared: Declared | None = None,
+        oof: bool = False,
+        batch_size: int = 1000,
+        settled: bool = True,
+    ) -> DurableFollower:
+        """A consumer of a durable; unless told otherwise it has got what there is for it now. Raises StoreError."""
+        asked = request(self.rig.store, topic=topic, filter=filter, start=start, oof=oof, batch_size=batch_size)
+        answers: list[Consumer | StoreError] = []
+        attachment = Attachment(name, force=force, expected=expected, declared=declared)
+        self.consumers.attach(asked, attachment, answers.append)
+        self.settle()
+        (answer,) = answers
+        if isinstance(answer, StoreError):
+            raise answer
+        follower = DurableFollower(self, answer)
+        if settled:
+            self.settle()
+            follower.pump()
+        return follower
+
+    def upkeep(self) -> None:
+        """What time does to durables."""
+        self.consumers.upkeep()
+        self.settle()
+
+    def scan(self) -> None:
+        """What pruning does before it prunes."""
+        for scan in self.consumers.scans():
+            position = scan.read()
+            if position is not None:
+                self.consumers.scanned(scan, position)
+        self.settle()
+
+    def answer(self, answers: list[T | StoreError]) -> T:
+        """What has been heard once everything is settled; or raises it."""
+        self.settle()
+        (answer,) = answers
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
     def sync(self) -> None:
         """Makes durable what has been written, as the writer does within 50 ms."""
         writer = self.rig.store.writer
@@ -190,8 +253,12 @@ class Follower:
     """A subscriber that keeps everything it gets."""
 
     def __init__(self, subscribers: Subscribers, asked: Request) -> None:
-        self._subscribers = subscribers
         self.subscription: Subscription = subscribers.hub.subscribe(asked)
+        self._begin(subscribers, self.subscription)
+
+    def _begin(self, subscribers: Subscribers, machine: Subscription | Consumer) -> None:
+        self._subscribers = subscribers
+        self._machine = machine
         self.frames: list[Frame] = []
         self.error: StoreError | None = None
         self.bookmark: int | None = None
@@ -203,16 +270,16 @@ class Follower:
         begin = len(self.frames)
         while self.error is None and len(self.frames) - begin < frames_max:
             try:
-                step = self.subscription.step()
+                step = self._machine.step()
             except StoreError as error:
                 self.error = error
-                self.subscription.close()
+                self._machine.close()
                 break
             match step:
                 case Send(frame):
                     self._hear(frame)
                 case Read(run):
-                    self.subscription.took(run())
+                    self._machine.took(run())
                 case _:
                     break
         return self.frames[begin:]
@@ -229,7 +296,7 @@ class Follower:
 
     def close(self) -> None:
         """The subscriber goes away."""
-        self.subscription.close()
+        self._machine.close()
 
     # -- what it has got --------------------------------------------------------------------------------------------
 
@@ -260,6 +327,41 @@ class Follower:
     def kinds(self) -> list[str]:
         """The kinds of its frames, in order."""
         return [type(frame).__name__ for frame in self.frames]
+
+
+class DurableFollower(Follower):
+    """A consumer of a durable that keeps everything it gets."""
+
+    def __init__(self, subscribers: Subscribers, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self._begin(subscribers, consumer)
+
+    @property
+    def begun(self) -> DurableBegin:
+        """Its first frame."""
+        (first, *_) = self.frames
+        assert isinstance(first, DurableBegin)
+        return first
+
+    def gaps(self) -> list[tuple[str, int, int, int]]:
+        """What it was told of gaps: (reason, after, up to, entries)."""
+        found = [frame for frame in self.frames if isinstance(frame, GapNotice)]
+        return [(gap.reason.name, gap.after, gap.upto, gap.entries) for gap in found]
+
+    def got(self) -> list[int]:
+        """The sequences of all changes so far."""
+        return [row.sequence for row in self.changes()]
+
+    def acknowledge(self, position: int | None = None) -> Durable:
+        """Acknowledges all that it has got, or up to a position. Raises StoreError."""
+        if position is None:
+            position = self.bookmark
+        assert position is not None, "it has got something"
+        consumer, answers = self.consumer, list[Durable | StoreError]()
+        self._subscribers.consumers.acknowledge(
+            consumer.topic, consumer.name, consumer.session, position, answers.append
+        )
+        return self._subscribers.answer(answers)
 
 
 def _named(row: Row) -> tuple[str, str, bytes]:

@@ -45,7 +45,7 @@ from sow_server.engine.codec import (
     u32,
     unpack_i64,
 )
-from sow_server.engine.model import NEVER, Expiration, MessageType, TopicSettings
+from sow_server.engine.model import NEVER, BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 
 
 def test_these_golden_bytes_belong_to_format_1() -> None:
@@ -107,9 +107,12 @@ CHANGES = Changes(
     removed_origin=Column([0, 0, 0, 0]),
     keys=[b"a", b"", b"ccc", b"a"],
     payloads=[b"", b"xy", b"z", b""],
+    entries_before=0x66,
+    bytes_before=0x77,
 )
 JOURNAL_VALUE = (
     "01" "00" "00000004" "0000000000000055"  # format, flags, count, commit time
+    "0000000000000066" "0000000000000077"  # entries and bytes before
     "01020304"  # changes
     "01" "0000000000000007"  # version: counting up from 7
     "00" "0000000000000021"  # publish time: constant
@@ -127,7 +130,7 @@ JOURNAL_VALUE = (
 
 def test_a_journal_value() -> None:
     assert encode_changes(CHANGES).hex() == JOURNAL_VALUE
-    assert changes_head(bytes.fromhex(JOURNAL_VALUE)) == (4, 0x55)
+    assert changes_head(bytes.fromhex(JOURNAL_VALUE)) == (4, 0x55, 0x66, 0x77)
 
 
 def test_a_journal_value_is_read_back() -> None:
@@ -197,8 +200,8 @@ def test_keys_of_the_journal_and_of_commits() -> None:
 
 
 def test_the_figures_of_a_topic() -> None:
-    figures = StoredStatistics(1, 2, 3, 4, 5, 6)
-    assert encode_statistics(figures).hex() == "".join(f"{number:016x}" for number in range(1, 7))
+    figures = StoredStatistics(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert encode_statistics(figures).hex() == "".join(f"{number:016x}" for number in range(1, 10))
     assert decode_statistics(encode_statistics(figures)) == figures
 
 
@@ -233,6 +236,21 @@ SETTINGS = TopicSettings(
     retain_time_micros=None,
     retain_bytes=0,
     index=("/44", "/54"),
+    max_age_micros=3,
+    max_bytes=4,
+    max_entries=5,
+    backlog_ttl_micros=6,
+    backlog_quota_bytes=7,
+    backlog_quota_age_micros=8,
+    backlog_action=BacklogAction.EVICT,
+    durable_idle_ttl_micros=9,
+    idle_ttl_micros=10,
+    publish_is_use=True,
+    only_if_empty=True,
+    auto_delete=True,
+    dead_letter="dead",
+    dead_letter_by_key=True,
+    on_missing=OnMissing.DROP,
 )
 
 
@@ -250,6 +268,21 @@ def test_settings_are_stored_under_their_names() -> None:
         "retain_time_micros": None,
         "retain_bytes": 0,
         "index": ["/44", "/54"],
+        "max_age_micros": 3,
+        "max_bytes": 4,
+        "max_entries": 5,
+        "backlog_ttl_micros": 6,
+        "backlog_quota_bytes": 7,
+        "backlog_quota_age_micros": 8,
+        "backlog_action": "evict",
+        "durable_idle_ttl_micros": 9,
+        "idle_ttl_micros": 10,
+        "publish_is_use": True,
+        "only_if_empty": True,
+        "auto_delete": True,
+        "dead_letter": "dead",
+        "dead_letter_by_key": True,
+        "on_missing": "drop",
     }
     assert settings_from_json(stored) == SETTINGS
 

@@ -13,12 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow.durations import format_micros
+from sow.sizes import format_bytes, parse_bytes
 from sow_server import config
 from sow_server.config import Config, ConfigError, Overrides, ServerConfig, load, render
 from sow_server.engine.clock import ClockOptions
 from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS, Durability, Expiration, MessageType, TopicSettings
+from sow_server.engine.model import (
+    MICROS,
+    BacklogAction,
+    Durability,
+    Expiration,
+    MessageType,
+    OnMissing,
+    TopicSettings,
+)
+from sow_server.engine.policies import Declared, declared_of
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.topics import check_settings
 
@@ -112,21 +121,65 @@ def test_a_topic_is_read_with_all_of_its_settings(write: Write) -> None:
             separator = "|"
             retain_time = "unlimited"
             retain_bytes = "1MiB"
+            max_age = "1d"
+            max_bytes = "1GiB"
+            max_entries = 1000000
+            backlog_ttl = "2h"
+            backlog_quota_bytes = "512KiB"
+            backlog_quota_age = "1m"
+            backlog_action = "evict"
+            durable_idle_ttl = "1w"
+            publish_is_use = true
+            only_if_empty = false
+            dead_letter = "orders.expired"
+            dead_letter_by_key = true
+            on_missing = "drop"
+
+            [topics.plain]
             """
         )
     )
-    assert found.topics["orders"] == TopicSettings(
-        key=("/carrier", "/flight"),
-        message_type=MessageType.NVFIX,
-        expiration=Expiration.ENABLED,
-        default_ttl_micros=30 * MICROS,
-        min_ttl_micros=MICROS,
-        max_ttl_micros=3600 * MICROS,
-        journal=False,
-        separator=b"|",
-        retain_time_micros=None,
-        retain_bytes=2**20,
-    )
+    assert found.topics["orders"] == {
+        "key": ("/carrier", "/flight"),
+        "message_type": MessageType.NVFIX,
+        "expiration": Expiration.ENABLED,
+        "default_ttl_micros": 30 * MICROS,
+        "min_ttl_micros": MICROS,
+        "max_ttl_micros": 3600 * MICROS,
+        "journal": False,
+        "separator": b"|",
+        "retain_time_micros": None,
+        "retain_bytes": 2**20,
+        "max_age_micros": 86_400 * MICROS,
+        "max_bytes": 2**30,
+        "max_entries": 10**6,
+        "backlog_ttl_micros": 7200 * MICROS,
+        "backlog_quota_bytes": 2**19,
+        "backlog_quota_age_micros": 60 * MICROS,
+        "backlog_action": BacklogAction.EVICT,
+        "durable_idle_ttl_micros": 604_800 * MICROS,
+        "publish_is_use": True,
+        "only_if_empty": False,
+        "dead_letter": "orders.expired",
+        "dead_letter_by_key": True,
+        "on_missing": OnMissing.DROP,
+    }
+    assert found.topics["plain"] == {}, "a topic declares what the file writes, and no more"
+
+
+def test_the_servers_defaults_are_read(write: Write) -> None:
+    """U3: instance defaults."""
+    text = '[defaults]\nexpiration = "5m"\nretain_time = "1h"\nmax_entries = 5\nidle_ttl = "1d"\non_missing = "drop"'
+    found = load(write(text))
+    assert config.store_options(found).defaults == {
+        "expiration": Expiration.ENABLED,
+        "default_ttl_micros": 300 * MICROS,
+        "retain_time_micros": 3600 * MICROS,
+        "max_entries": 5,
+        "idle_ttl_micros": 86_400 * MICROS,
+        "on_missing": OnMissing.DROP,
+    }
+    assert load(write(render(found))) == found
 
 
 @pytest.mark.parametrize(
@@ -142,13 +195,13 @@ def test_a_topic_is_read_with_all_of_its_settings(write: Write) -> None:
 def test_expiration_is_a_word_or_a_default_lifetime(
     write: Write, text: str, expiration: Expiration, default_ttl_micros: int | None
 ) -> None:
-    settings = load(write(f'[topics.a]\nexpiration = "{text}"')).topics["a"]
-    assert (settings.expiration, settings.default_ttl_micros) == (expiration, default_ttl_micros)
+    declared = load(write(f'[topics.a]\nexpiration = "{text}"')).topics["a"]
+    assert (declared["expiration"], declared.get("default_ttl_micros")) == (expiration, default_ttl_micros)
 
 
 def test_a_topic_that_retains_nothing_says_so_twice(write: Write) -> None:
-    settings = load(write('[topics.a]\nretain_time = "0s"\nretain_bytes = 0')).topics["a"]
-    assert (settings.retain_time_micros, settings.retain_bytes) == (0, 0)
+    declared = load(write('[topics.a]\nretain_time = "0s"\nretain_bytes = 0')).topics["a"]
+    assert declared == {"retain_time_micros": 0, "retain_bytes": 0}
 
 
 @pytest.mark.parametrize(
@@ -161,19 +214,20 @@ def test_sizes_name_their_unit_or_are_bytes(write: Write, text: str, size: int) 
 
 @given(st.integers(0, 2**62))
 def test_a_size_is_read_as_it_was_written(size: int) -> None:
-    assert config.parse_bytes(config.format_bytes(size)) == size
+    assert parse_bytes(format_bytes(size)) == size
 
 
 REFUSED = [
     # What is not known, with the near miss.
     ('[topics.orders]\nexpriation = "30s"', "[topics.orders] expriation: unknown key, did you mean expiration?"),
     ("[servre]\nx = 1", "[servre]: unknown table, did you mean [server]?"),
-    ("[replication]\nx = 1", "[replication]: unknown table (known: clock, journal, limits,"),
+    ("[replication]\nx = 1", "[replication]: unknown table (known: clock, defaults, journal, limits,"),
     ('[topics.a]\nindexes = ["/x"]', "[topics.a] indexes: unknown key, did you mean index?"),
     ('[topics.a]\nindex = "/x"', "[topics.a] index: expected paths such as"),
     ('[topics.a]\nindex = ["x"]', "[topics.a] index: path 'x' must begin with '/'"),
     ('[topics.a]\nmessage_type = "binary"\nindex = ["/x"]', "[topics.a] index: a binary topic has no fields"),
-    ('[topics.a]\ndead_letter = "b"', "[topics.a] dead_letter: unknown key"),
+    ('[topics.a]\ndead_leter = "b"', "[topics.a] dead_leter: unknown key, did you mean dead_letter?"),
+    ("[defaults]\njournal = false", "[defaults] journal: unknown key, it belongs in [topics.NAME]"),
     ('listen = "127.0.0.1:1"', "listen: unknown key, it belongs in [server]"),
     ('[server]\nblock_cache = "2MiB"', "[server] block_cache: unknown key, it belongs in [storage]"),
     (
@@ -218,13 +272,34 @@ REFUSED = [
         '[topics.a]\nexpiration = "30s"\ndefault_ttl = "1s"',
         '[topics.a] default_ttl: expiration = "30s" sets it already',
     ),
-    ('[topics.a]\ndefault_ttl = "1s"', "[topics.a] default_ttl: has no meaning with expiration = 'disabled'"),
-    ('[topics.a]\nmin_ttl = "2s"\nmax_ttl = "1s"', "[topics.a] min_ttl: is above max_ttl"),
-    ('[topics.a]\nmax_ttl = "4000d"', "[topics.a] max_ttl: must be between 0s and ten years"),
-    ('[topics.a]\nretain_time = "0s"', "[topics.a] retain_time: and retain_bytes must both be zero"),
+    ('[topics.a]\ndefault_ttl = "1s"', "[topics.a] default_ttl: 1s has no meaning with expiration = 'disabled'"),
+    ('[topics.a]\nmin_ttl = "2s"\nmax_ttl = "1s"', "[topics.a] min_ttl: 2s is above max_ttl, 1s"),
+    ('[topics.a]\nexpiration = "2h"\nmax_ttl = "1h"', "[topics.a] default_ttl: 2h0m0s is above max_ttl, 1h0m0s"),
+    ('[defaults]\nexpiration = "1s"\nmin_ttl = "1.5s"', "[defaults] default_ttl: 1s is below min_ttl, 1.5s"),
+    ('[topics.a]\nmax_ttl = "4000d"', "[topics.a] max_ttl: 96000h0m0s is not between 0s and ten years"),
+    (
+        '[topics.a]\nretain_time = "0s"',
+        "[topics.a] retain_time: 0s and retain_bytes 256MiB (default) must both be zero (keep nothing) or neither",
+    ),
+    (
+        '[topics.a]\nretain_bytes = "1MiB"\nbacklog_quota_bytes = "1MiB"',
+        "[topics.a] backlog_quota_bytes: 1MiB is not below retain_bytes, 1MiB (rule J9)",
+    ),
+    (
+        '[defaults]\nretain_time = "1h"\nbacklog_quota_age = "90m"',
+        "[defaults] backlog_quota_age: 1h30m0s is not below retain_time, 1h0m0s (rule J9)",
+    ),
+    ('[defaults]\nidle_ttl = "0s"', "[defaults] idle_ttl: 0s must be above zero"),
+    ('[topics.a]\nidle_ttl = "1h"', "[topics.a] idle_ttl: 1h0m0s contradicts that the topic is declared in the"),
+    ("[topics.a]\nauto_delete = true", "[topics.a] auto_delete: true contradicts that the topic is declared in the"),
+    ('[topics.a]\ndead_letter = "a"', "[topics.a] dead_letter: a is the topic itself"),
+    ('[topics.a]\ndead_letter = "a b"', "[topics.a] dead_letter: 'a b' is no topic name"),
+    ("[topics.a]\nmax_entries = 0", "[topics.a] max_entries: 0 must be above zero"),
+    ("[topics.a]\nmax_age = 30", '[topics.a] max_age: expected a duration such as "30s"'),
+    ('[topics.a]\nbacklog_action = "drop"', '[topics.a] backlog_action: expected one of "hold", "reject", "evict",'),
     ('[topics.a]\nkey = ["id"]', "[topics.a] key: "),
     ('[topics.a]\nkey = ["/a", "/a"]', "[topics.a] key: /a and /a overlap"),
-    ('[topics.a]\nseparator = ";"', "[topics.a] separator: has no meaning with message_type = 'json'"),
+    ('[topics.a]\nseparator = ";"', "[topics.a] separator: \";\" has no meaning with message_type = 'json'"),
     ('[topics.a]\nmessage_type = "fix"\nseparator = "€"', "[topics.a] separator: expected one byte as text"),
     ('[topics._a]\nexpiration = "1s"', "[topics._a]: '_a' is no topic name: a leading '_' is reserved"),
     ('[topics."a b"]\nexpiration = "1s"', "[topics.\"a b\"]: 'a b' is no topic name"),
@@ -375,6 +450,7 @@ def test_the_printed_configuration_is_the_configuration(write: Write) -> None:
 
 _names = st.from_regex(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,20}", fullmatch=True)
 _ttls = st.none() | st.integers(0, 3653 * 86_400 * MICROS)
+_limits = st.none() | st.integers(1, 2**62)
 _settings = st.builds(
     TopicSettings,
     key=st.sampled_from([(), ("/55",), ("/55", "/11")]),
@@ -388,21 +464,34 @@ _settings = st.builds(
     retain_time_micros=st.none() | st.integers(0, 2**62),
     retain_bytes=st.none() | st.integers(0, 2**62),
     index=st.sampled_from([(), ("/55",), ("/44", "/54")]),
+    max_age_micros=_limits,
+    max_bytes=_limits,
+    max_entries=_limits,
+    backlog_ttl_micros=_limits,
+    backlog_quota_bytes=_limits,
+    backlog_quota_age_micros=_limits,
+    backlog_action=st.sampled_from(BacklogAction),
+    durable_idle_ttl_micros=_limits,
+    idle_ttl_micros=st.none(),
+    publish_is_use=st.booleans(),
+    only_if_empty=st.booleans(),
+    auto_delete=st.just(False),
+    dead_letter=st.sampled_from(["", "dlq"]),
+    dead_letter_by_key=st.booleans(),
+    on_missing=st.sampled_from(OnMissing),
 )
 
 
 def _legal(settings: TopicSettings) -> bool:
     try:
-        check_settings(settings)
+        check_settings(declared_of(settings))
     except StoreError:
         return False
     return True
 
 
-@given(topics=st.dictionaries(_names, _settings.filter(_legal), max_size=3))
-def test_printed_topics_are_the_topics(
-    tmp_path_factory: pytest.TempPathFactory, topics: dict[str, TopicSettings]
-) -> None:
+@given(topics=st.dictionaries(_names, _settings.filter(_legal).map(declared_of), max_size=3))
+def test_printed_topics_are_the_topics(tmp_path_factory: pytest.TempPathFactory, topics: dict[str, Declared]) -> None:
     path = tmp_path_factory.getbasetemp() / "printed.toml"
     found = dataclasses.replace(load(None), topics=topics)
     path.write_text(render(found), encoding="utf-8")
@@ -422,7 +511,8 @@ def test_every_option_of_the_engine_has_a_knob() -> None:
         section = getattr(moved, name)
         fields = {entry.name: getattr(section, entry.name) + 1 for entry in dataclasses.fields(section)}
         moved = dataclasses.replace(moved, **{name: dataclasses.replace(section, **fields)})
-    moved = dataclasses.replace(moved, server=ServerConfig(instance="elsewhere", dynamic_topics=True))
+    server = ServerConfig(instance="elsewhere", dynamic_topics=True)
+    moved = dataclasses.replace(moved, server=server, defaults={"max_entries": 1})
     options, default = config.store_options(moved), StoreOptions()
     for found, usual in (
         (options, default),
@@ -462,8 +552,8 @@ def test_the_example_of_the_document_loads(write: Write) -> None:
     example = re.search(r"```toml\n(.+?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert example is not None
     found = load(write(example[1]))
-    assert found.topics["orders"].max_ttl_micros == 3600 * MICROS
-    assert format_micros(found.topics["orders"].default_ttl_micros or 0) == "30s"
+    assert found.topics["orders"]["max_ttl_micros"] == 3600 * MICROS
+    assert found.topics["orders"]["default_ttl_micros"] == 30 * MICROS
 
 
 def test_the_largest_message_has_room_for_the_largest_request() -> None:

@@ -25,6 +25,7 @@ from sow_server.engine.model import (
     TopicSettings,
     Touch,
 )
+from sow_server.engine.policies import declared_of
 from sow_server.engine.rocks import INDEXES, META, RECORDS, Batch, Stalled
 from sow_server.engine.store import INDEX_KEY
 from sow_server.engine.topics import check_settings
@@ -478,7 +479,7 @@ def test_a_start_does_not_wait_for_an_index_of_the_configuration(rig: Rig) -> No
     put(rig, {"id": 1, "symbol": "A"})
     rig.close()
     opened = store.Store.open(rig.path, clock=rig.clock)
-    declare_topics(opened, {"orders": ORDERS})
+    declare_topics(opened, {"orders": declared_of(ORDERS)})
     assert [index.complete for index in opened.topics.find("orders").indexes.all] == [False]
     opened.close()
     rig.open()  # here it is taken up
@@ -576,7 +577,7 @@ def test_a_topic_that_is_deleted_and_made_anew_while_an_index_is_built_is_anothe
 ) -> None:
     start_build(rig)
     rig.store.delete_topic("orders", lambda _: None)
-    rig.store.create_topic("orders", ORDERS, lambda _: None)
+    rig.store.create_topic("orders", declared_of(ORDERS), lambda _: None)
     rig.store.writer.step()
     check_indexes(rig.store)
 
@@ -667,7 +668,7 @@ def test_the_numbers_of_indexes_are_not_used_again() -> None:
 )
 def test_an_index_that_cannot_be_is_refused(rig: Rig, changes: dict[str, object], message: str) -> None:
     with pytest.raises(StoreError) as caught:
-        check_settings(replaced(ORDERS, changes))
+        check_settings(declared_of(replaced(ORDERS, changes)))
     assert message in caught.value.message
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, "settings.index")
     rig.create_topic("orders", ORDERS, message_type=changes.get("message_type", MessageType.JSON), key=(), index=())
@@ -677,4 +678,5 @@ def test_an_index_that_cannot_be_is_refused(rig: Rig, changes: dict[str, object]
 
 
 def test_indexes_on_an_object_and_on_a_field_of_it_go_together() -> None:
-    check_settings(replaced(ORDERS, {"index": ("/a", "/a/b", "/id", *[f"/f{number}" for number in range(13)])}))
+    paths = ("/a", "/a/b", "/id", *[f"/f{number}" for number in range(13)])
+    check_settings(declared_of(replaced(ORDERS, {"index": paths})))

@@ -17,10 +17,14 @@ from prometheus_client import CollectorRegistry
 from sow_server import metrics as metrics_module
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.engine.policies import declared_of
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.engine.writer import Observer
 from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
+from sow_server.retention.idle import IdleTopics
+from sow_server.services.admission import Admission
+from sow_server.subscriptions.durables import Consumers, Door
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from tests.support.stores import SECOND, FakeTime
@@ -40,9 +44,13 @@ class Watched:
         self.metrics.watch(self.store, self.clock)
         self.hub = Hub(self.store, self.clock, lambda run: run())
         self.metrics.watch_subscriptions(self.hub)
+        door = Door(self.hub.subscribe, self.hub.start)
+        self.consumers = Consumers(self.store, self.clock, door, lambda text: lambda topic: View())
+        self.metrics.watch_durables(self.consumers, Admission(self.store, self.clock))
+        self.metrics.watch_idle(IdleTopics(self.store, self.clock))
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
-        self.store.create_topic(name, settings, lambda _: None)
+        self.store.create_topic(name, declared_of(settings), lambda _: None)
         self.store.writer.step()
 
     def put(self, topic: str, keys: list[str], *, ttl_micros: int | None = None) -> None:
@@ -322,8 +330,31 @@ def _no_snapshot(topic: Topic) -> Snapshot:
     raise AssertionError("none was asked for")
 
 
+def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched: Watched) -> None:
+    """U6, J9."""
+    watched.create("a", EXPIRING._replace(backlog_quota_bytes=10_000, backlog_quota_age_micros=60 * SECOND))
+    attached: list[object] = []
+    watched.store.change_durables(
+        lambda staged: staged.attach(
+            watched.store.topics.find("a"), "d", filter_text="", start=None, declared=None, expected=False
+        ),
+        attached.append,
+    )
+    watched.store.writer.step()
+    assert watched.value("sow_backlog_bytes", topic="a") == 0
+    watched.put("a", ["one", "two"])
+    watched.time.tick(5 * SECOND)
+    assert watched.value("sow_backlog_entries", topic="a") == 2
+    size = watched.value("sow_backlog_bytes", topic="a")
+    assert size is not None
+    assert 0 < size < 10_000
+    assert watched.value("sow_backlog_age_seconds", topic="a") == 5
+    assert watched.value("sow_backlog_quota_bytes", topic="a") == 10_000
+    assert watched.value("sow_backlog_quota_seconds", topic="a") == 60
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
-    watched.create("a")
+    watched.create("a", EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND))
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     found = {}
     for metric in watched.metrics.registry.collect():

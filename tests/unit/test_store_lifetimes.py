@@ -322,8 +322,8 @@ def test_changing_the_default_changes_no_stored_stamp_not_at_a_restart_either(ri
     """A11, R10: limits and defaults act on what is published from then on."""
     rig.create_topic("orders", default_ttl_micros=30 * SECOND)
     rig.put("orders", "a")
-    rig.alter_topic("orders", default_ttl_micros=MINUTE, min_ttl_micros=45 * SECOND, max_ttl_micros=50 * SECOND)
-    rig.put("orders", "b")
+    rig.alter_topic("orders", default_ttl_micros=50 * SECOND, min_ttl_micros=45 * SECOND, max_ttl_micros=50 * SECOND)
+    rig.put("orders", "b", ttl=MINUTE)
     for _ in range(2):
         assert (stamped(rig, "orders", "a"), stamped(rig, "orders", "b")) == (30 * SECOND, 50 * SECOND)
         rig.reopen()

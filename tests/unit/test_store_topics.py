@@ -17,7 +17,6 @@ from sow_server.engine.model import (
     TopicSettings,
 )
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.topics import DYNAMIC_SETTINGS
 from tests.support.stores import BINARY, DAY, MINUTE, SECOND, Rig, replaced
 
 JSON = TopicSettings(key=("/id",))
@@ -205,7 +204,7 @@ def test_the_first_publish_creates_a_topic_where_that_is_allowed(tmp_path: Path)
         rig.put("_new", "a")
     assert caught.value.reason is Reason.TOPIC_NAME_INVALID
     rig.run_together([Publish("new", [b"{}"], ["a"]), Publish("new", [b"{}"], ["b"]), Publish("newer", [b"{}"], ["c"])])
-    assert rig.topic("new").settings == DYNAMIC_SETTINGS
+    assert rig.topic("new").settings == TopicSettings(expiration=Expiration.ENABLED)
     assert (rig.count("new"), rig.count("newer")) == (2, 1)
     rig.put("new", "a", b"{}", ttl=SECOND)
     rig.time.tick(SECOND)

@@ -8,7 +8,8 @@ from sow_server.engine.codec import StoredStatistics
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.indexes import NO_INDEXES
 from sow_server.engine.model import MICROS, TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
-from sow_server.engine.topics import DYNAMIC_SETTINGS, Topic, Topics, check_name, check_settings
+from sow_server.engine.policies import declared_of
+from sow_server.engine.topics import Topic, Topics, check_name, check_settings
 
 
 def topic(topic_id: int, name: str, settings: TopicSettings | None = None) -> Topic:
@@ -55,12 +56,11 @@ ENABLED = TopicSettings(expiration=Expiration.ENABLED)
     "settings",
     [
         TopicSettings(),
-        DYNAMIC_SETTINGS,
         TopicSettings(key=("/a", "/b/c"), message_type=MessageType.MSGPACK),
         TopicSettings(key=("/55",), message_type=MessageType.FIX, separator=b"|"),
         TopicSettings(message_type=MessageType.BINARY),
         ENABLED._replace(default_ttl_micros=0),
-        ENABLED._replace(default_ttl_micros=TTL_MAX_MICROS, min_ttl_micros=0, max_ttl_micros=1),
+        ENABLED._replace(default_ttl_micros=TTL_MAX_MICROS, min_ttl_micros=0, max_ttl_micros=TTL_MAX_MICROS),
         ENABLED._replace(min_ttl_micros=5, max_ttl_micros=5),
         TopicSettings(min_ttl_micros=5),
         TopicSettings(expiration=Expiration.REJECT),
@@ -71,7 +71,7 @@ ENABLED = TopicSettings(expiration=Expiration.ENABLED)
     ],
 )
 def test_settings_that_make_sense_are_accepted(settings: TopicSettings) -> None:
-    check_settings(settings)
+    check_settings(declared_of(settings))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_settings_that_make_sense_are_accepted(settings: TopicSettings) -> None:
         (ENABLED._replace(default_ttl_micros=-1), "default_ttl", "between 0s and ten years"),
         (ENABLED._replace(max_ttl_micros=TTL_MAX_MICROS + 1), "max_ttl", "between 0s and ten years"),
         (ENABLED._replace(min_ttl_micros=-MICROS), "min_ttl", "between 0s and ten years"),
-        (ENABLED._replace(max_ttl_micros=0), "max_ttl", "must be above 0s"),
-        (ENABLED._replace(min_ttl_micros=6, max_ttl_micros=5), "min_ttl", "is above max_ttl"),
+        (ENABLED._replace(max_ttl_micros=0), "max_ttl", "0s must be above zero"),
+        (ENABLED._replace(min_ttl_micros=6, max_ttl_micros=5), "min_ttl", "6µs is above max_ttl, 5µs"),
         (TopicSettings(default_ttl_micros=1), "default_ttl", "no meaning with expiration = 'disabled'"),
         (
             TopicSettings(expiration=Expiration.REJECT, default_ttl_micros=1),
@@ -94,7 +94,17 @@ def test_settings_that_make_sense_are_accepted(settings: TopicSettings) -> None:
         ),
         (TopicSettings(message_type=MessageType.FIX, separator=b""), "fix_separator", "one byte"),
         (TopicSettings(message_type=MessageType.FIX, separator=b"||"), "fix_separator", "one byte"),
-        (TopicSettings(message_type=MessageType.FIX, separator=b"="), "fix_separator", "not '='"),
+        (TopicSettings(message_type=MessageType.FIX, separator=b"="), "fix_separator", "other than '='"),
+        (
+            ENABLED._replace(default_ttl_micros=6, max_ttl_micros=5),
+            "default_ttl",
+            "6µs is above max_ttl, 5µs",
+        ),
+        (
+            ENABLED._replace(default_ttl_micros=5, min_ttl_micros=6),
+            "default_ttl",
+            "5µs is below min_ttl, 6µs",
+        ),
         (TopicSettings(separator=b"|"), "fix_separator", "no meaning with message_type = 'json'"),
         (TopicSettings(retain_time_micros=-1), "retain_time", "negative"),
         (TopicSettings(retain_bytes=-1), "retain_bytes", "negative"),
@@ -106,16 +116,11 @@ def test_settings_that_make_sense_are_accepted(settings: TopicSettings) -> None:
 def test_settings_that_contradict_themselves_are_refused_by_name(settings: TopicSettings, field: str, why: str) -> None:
     """Rule X2."""
     with pytest.raises(StoreError) as caught:
-        check_settings(settings)
+        check_settings(declared_of(settings))
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     assert caught.value.field == f"settings.{field}"
     assert caught.value.message.startswith(f"{field}: ")
     assert why in caught.value.message
-
-
-def test_a_topic_that_a_first_publish_creates_expires_what_asks_for_it() -> None:
-    """Rule K1."""
-    assert TopicSettings(key=(), message_type=MessageType.JSON, expiration=Expiration.ENABLED) == DYNAMIC_SETTINGS
 
 
 def test_topics_are_found_by_name_and_by_id() -> None:

@@ -86,6 +86,62 @@ EXPIRATION_REJECT: Expiration.ValueType  # 3
 """A record that carries a lifetime is refused."""
 Global___Expiration: _TypeAlias = Expiration  # noqa: Y015
 
+class _BacklogAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BacklogActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BacklogAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BACKLOG_ACTION_UNSPECIFIED: _BacklogAction.ValueType  # 0
+    """Not set: HOLD, unless a policy says otherwise."""
+    BACKLOG_ACTION_HOLD: _BacklogAction.ValueType  # 1
+    """Publishes wait, until there is room or their deadline is reached."""
+    BACKLOG_ACTION_REJECT: _BacklogAction.ValueType  # 2
+    """Publishes are refused with BACKLOG_QUOTA_EXCEEDED."""
+    BACKLOG_ACTION_EVICT: _BacklogAction.ValueType  # 3
+    """The oldest entries of the slowest durable count as acknowledged, down to 90 % of the quota; it gets a gap notice."""
+    BACKLOG_ACTION_CONFLATE: _BacklogAction.ValueType  # 4
+    """The slowest durable gives up its backlog, and goes on with a snapshot of the matching records."""
+
+class BacklogAction(_BacklogAction, metaclass=_BacklogActionEnumTypeWrapper):
+    """What happens to publishers when a topic's unacknowledged entries exceed its quota (rule J9)."""
+
+BACKLOG_ACTION_UNSPECIFIED: BacklogAction.ValueType  # 0
+"""Not set: HOLD, unless a policy says otherwise."""
+BACKLOG_ACTION_HOLD: BacklogAction.ValueType  # 1
+"""Publishes wait, until there is room or their deadline is reached."""
+BACKLOG_ACTION_REJECT: BacklogAction.ValueType  # 2
+"""Publishes are refused with BACKLOG_QUOTA_EXCEEDED."""
+BACKLOG_ACTION_EVICT: BacklogAction.ValueType  # 3
+"""The oldest entries of the slowest durable count as acknowledged, down to 90 % of the quota; it gets a gap notice."""
+BACKLOG_ACTION_CONFLATE: BacklogAction.ValueType  # 4
+"""The slowest durable gives up its backlog, and goes on with a snapshot of the matching records."""
+Global___BacklogAction: _TypeAlias = BacklogAction  # noqa: Y015
+
+class _OnMissing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnMissingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnMissing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_MISSING_UNSPECIFIED: _OnMissing.ValueType  # 0
+    """Not set: RETAIN, unless a policy says otherwise."""
+    ON_MISSING_RETAIN: _OnMissing.ValueType  # 1
+    """It is kept in the reserved topic `_undelivered`, and moves when the target appears."""
+    ON_MISSING_DROP: _OnMissing.ValueType  # 2
+    """It is dropped."""
+
+class OnMissing(_OnMissing, metaclass=_OnMissingEnumTypeWrapper):
+    """What becomes of a dead letter whose target topic does not exist (rule T3)."""
+
+ON_MISSING_UNSPECIFIED: OnMissing.ValueType  # 0
+"""Not set: RETAIN, unless a policy says otherwise."""
+ON_MISSING_RETAIN: OnMissing.ValueType  # 1
+"""It is kept in the reserved topic `_undelivered`, and moves when the target appears."""
+ON_MISSING_DROP: OnMissing.ValueType  # 2
+"""It is dropped."""
+Global___OnMissing: _TypeAlias = OnMissing  # noqa: Y015
+
 class _RestampMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -114,9 +170,35 @@ RESTAMP_MODE_CLEAR: RestampMode.ValueType  # 3
 """The records never expire, as far as the topic's max_ttl allows."""
 Global___RestampMode: _TypeAlias = RestampMode  # noqa: Y015
 
+class _PolicyTarget:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PolicyTargetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PolicyTarget.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POLICY_TARGET_UNSPECIFIED: _PolicyTarget.ValueType  # 0
+    """Same as TOPICS."""
+    POLICY_TARGET_TOPICS: _PolicyTarget.ValueType  # 1
+    """Topics whose name matches the pattern."""
+    POLICY_TARGET_DURABLES: _PolicyTarget.ValueType  # 2
+    """Durable subscriptions whose `topic/name` matches the pattern."""
+
+class PolicyTarget(_PolicyTarget, metaclass=_PolicyTargetEnumTypeWrapper):
+    """What a policy applies to."""
+
+POLICY_TARGET_UNSPECIFIED: PolicyTarget.ValueType  # 0
+"""Same as TOPICS."""
+POLICY_TARGET_TOPICS: PolicyTarget.ValueType  # 1
+"""Topics whose name matches the pattern."""
+POLICY_TARGET_DURABLES: PolicyTarget.ValueType  # 2
+"""Durable subscriptions whose `topic/name` matches the pattern."""
+Global___PolicyTarget: _TypeAlias = PolicyTarget  # noqa: Y015
+
 @_typing.final
 class TopicSettings(_message.Message):
-    """Settings of a topic. In AlterTopic only the fields named in `update_paths` count."""
+    """Settings of a topic. In AlterTopic only the fields named in `update_paths` count. A field that is unset takes its
+    value from the best matching policy, else the server's default (rule T2).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -132,6 +214,21 @@ class TopicSettings(_message.Message):
     RETAIN_BYTES_FIELD_NUMBER: _builtins.int
     RETAIN_TIME_UNLIMITED_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    MAX_AGE_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    BACKLOG_TTL_FIELD_NUMBER: _builtins.int
+    BACKLOG_QUOTA_BYTES_FIELD_NUMBER: _builtins.int
+    BACKLOG_QUOTA_AGE_FIELD_NUMBER: _builtins.int
+    BACKLOG_ACTION_FIELD_NUMBER: _builtins.int
+    DURABLE_IDLE_TTL_FIELD_NUMBER: _builtins.int
+    IDLE_TTL_FIELD_NUMBER: _builtins.int
+    PUBLISH_IS_USE_FIELD_NUMBER: _builtins.int
+    ONLY_IF_EMPTY_FIELD_NUMBER: _builtins.int
+    AUTO_DELETE_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_BY_KEY_FIELD_NUMBER: _builtins.int
+    ON_MISSING_FIELD_NUMBER: _builtins.int
     message_type: Global___MessageType.ValueType
     """Encoding of the payloads. Changes only while the topic is empty."""
     expiration: Global___Expiration.ValueType
@@ -144,6 +241,26 @@ class TopicSettings(_message.Message):
     """Journal bytes beyond this may be discarded, oldest first. Unset: 256 MiB. -1: unlimited."""
     retain_time_unlimited: _builtins.bool
     """true: retain_time is unlimited."""
+    max_bytes: _builtins.int
+    """Journal bytes beyond this are discarded, oldest first. Unset or -1: no limit."""
+    max_entries: _builtins.int
+    """Journal entries beyond this are discarded, oldest first. Unset or -1: no limit."""
+    backlog_quota_bytes: _builtins.int
+    """Bytes that the slowest durable may leave unacknowledged (rule J9). Unset or -1: no quota."""
+    backlog_action: Global___BacklogAction.ValueType
+    """What happens beyond the quota."""
+    publish_is_use: _builtins.bool
+    """true: a publish is a use of the topic, too. Unset: false."""
+    only_if_empty: _builtins.bool
+    """true: the topic is deleted for being unused only while it has no live records. Unset: false."""
+    auto_delete: _builtins.bool
+    """true: the topic is deleted when its last subscriber leaves. Unset: false."""
+    dead_letter: _builtins.str
+    """The topic that expired records are copied to, in the same commit (rule T3). Empty: none."""
+    dead_letter_by_key: _builtins.bool
+    """true: a dead letter has the key that the record had. Unset: topic|key|version."""
+    on_missing: Global___OnMissing.ValueType
+    """What becomes of dead letters while their target does not exist."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Key paths such as `/carrier`; empty: publishers supply the key. Changes only while the topic is empty."""
@@ -170,6 +287,28 @@ class TopicSettings(_message.Message):
         (rule Q3). One that is added is built in the background. At most 16. Not on binary topics.
         """
 
+    @_builtins.property
+    def max_age(self) -> _duration_pb2.Duration:
+        """Hard limits of the journal, acknowledged or not (rule J3). Entries of this age or older are discarded. Unset: no
+        limit.
+        """
+
+    @_builtins.property
+    def backlog_ttl(self) -> _duration_pb2.Duration:
+        """An entry that a durable leaves unacknowledged for this long counts as acknowledged (rule J8). Unset: never."""
+
+    @_builtins.property
+    def backlog_quota_age(self) -> _duration_pb2.Duration:
+        """Age that the oldest unacknowledged entry may have. Unset: no quota."""
+
+    @_builtins.property
+    def durable_idle_ttl(self) -> _duration_pb2.Duration:
+        """A durable that is neither attached nor acknowledges for this long is removed (rule J10). Unset: never."""
+
+    @_builtins.property
+    def idle_ttl(self) -> _duration_pb2.Duration:
+        """The topic is deleted when it was not used for this long (rule T1). Unset: never."""
+
     def __init__(
         self,
         *,
@@ -185,21 +324,94 @@ class TopicSettings(_message.Message):
         retain_bytes: _builtins.int | None = ...,
         retain_time_unlimited: _builtins.bool = ...,
         index: _abc.Iterable[_builtins.str] | None = ...,
+        max_age: _duration_pb2.Duration | None = ...,
+        max_bytes: _builtins.int | None = ...,
+        max_entries: _builtins.int | None = ...,
+        backlog_ttl: _duration_pb2.Duration | None = ...,
+        backlog_quota_bytes: _builtins.int | None = ...,
+        backlog_quota_age: _duration_pb2.Duration | None = ...,
+        backlog_action: Global___BacklogAction.ValueType = ...,
+        durable_idle_ttl: _duration_pb2.Duration | None = ...,
+        idle_ttl: _duration_pb2.Duration | None = ...,
+        publish_is_use: _builtins.bool | None = ...,
+        only_if_empty: _builtins.bool | None = ...,
+        auto_delete: _builtins.bool | None = ...,
+        dead_letter: _builtins.str = ...,
+        dead_letter_by_key: _builtins.bool | None = ...,
+        on_missing: Global___OnMissing.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_journal", b"_journal", "_retain_bytes", b"_retain_bytes", "default_ttl", b"default_ttl", "journal", b"journal", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_dead_letter_by_key", b"_dead_letter_by_key", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal", b"_journal", "_retain_bytes", b"_retain_bytes", "default_ttl", b"default_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "index", b"index", "journal", b"journal", "key", b"key", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_dead_letter_by_key", b"_dead_letter_by_key", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__auto_delete: _TypeAlias = _typing.Literal["auto_delete"]  # noqa: Y015
+    _WhichOneofArgType__auto_delete: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete"]  # noqa: Y015
+    _WhichOneofReturnType__backlog_quota_bytes: _TypeAlias = _typing.Literal["backlog_quota_bytes"]  # noqa: Y015
+    _WhichOneofArgType__backlog_quota_bytes: _TypeAlias = _typing.Literal["_backlog_quota_bytes", b"_backlog_quota_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__dead_letter_by_key: _TypeAlias = _typing.Literal["dead_letter_by_key"]  # noqa: Y015
+    _WhichOneofArgType__dead_letter_by_key: _TypeAlias = _typing.Literal["_dead_letter_by_key", b"_dead_letter_by_key"]  # noqa: Y015
     _WhichOneofReturnType__journal: _TypeAlias = _typing.Literal["journal"]  # noqa: Y015
     _WhichOneofArgType__journal: _TypeAlias = _typing.Literal["_journal", b"_journal"]  # noqa: Y015
+    _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__max_entries: _TypeAlias = _typing.Literal["max_entries"]  # noqa: Y015
+    _WhichOneofArgType__max_entries: _TypeAlias = _typing.Literal["_max_entries", b"_max_entries"]  # noqa: Y015
+    _WhichOneofReturnType__only_if_empty: _TypeAlias = _typing.Literal["only_if_empty"]  # noqa: Y015
+    _WhichOneofArgType__only_if_empty: _TypeAlias = _typing.Literal["_only_if_empty", b"_only_if_empty"]  # noqa: Y015
+    _WhichOneofReturnType__publish_is_use: _TypeAlias = _typing.Literal["publish_is_use"]  # noqa: Y015
+    _WhichOneofArgType__publish_is_use: _TypeAlias = _typing.Literal["_publish_is_use", b"_publish_is_use"]  # noqa: Y015
     _WhichOneofReturnType__retain_bytes: _TypeAlias = _typing.Literal["retain_bytes"]  # noqa: Y015
     _WhichOneofArgType__retain_bytes: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__auto_delete) -> _WhichOneofReturnType__auto_delete | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backlog_quota_bytes) -> _WhichOneofReturnType__backlog_quota_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter_by_key) -> _WhichOneofReturnType__dead_letter_by_key | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__journal) -> _WhichOneofReturnType__journal | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_entries) -> _WhichOneofReturnType__max_entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__only_if_empty) -> _WhichOneofReturnType__only_if_empty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__publish_is_use) -> _WhichOneofReturnType__publish_is_use | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_bytes) -> _WhichOneofReturnType__retain_bytes | None: ...
 
 Global___TopicSettings: _TypeAlias = TopicSettings  # noqa: Y015
+
+@_typing.final
+class EffectiveSetting(_message.Message):
+    """One setting as it is in force, and where it comes from (rule T2)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the field of TopicSettings."""
+    value: _builtins.str
+    """The value as the command line takes it: Go-style durations, binary sizes, `unlimited`, `never`."""
+    origin: _builtins.str
+    """`topic`, `config`, `policy NAME`, `operator policy NAME` or `default`."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+        origin: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "origin", b"origin", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EffectiveSetting: _TypeAlias = EffectiveSetting  # noqa: Y015
 
 @_typing.final
 class IndexStatus(_message.Message):
@@ -229,7 +441,7 @@ Global___IndexStatus: _TypeAlias = IndexStatus  # noqa: Y015
 
 @_typing.final
 class TopicStatistics(_message.Message):
-    """Figures of a topic; expired records are excluded from all but `overdue_records` (rule L16)."""
+    """Figures of a topic. Expired records are excluded from the live ones, whether removed yet or not (rule L16)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -239,6 +451,9 @@ class TopicStatistics(_message.Message):
     JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
     JOURNAL_ENTRIES_FIELD_NUMBER: _builtins.int
     FLOOR_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DURABLES_FIELD_NUMBER: _builtins.int
+    BACKLOG_BYTES_FIELD_NUMBER: _builtins.int
+    BACKLOG_AGE_FIELD_NUMBER: _builtins.int
     live_records: _builtins.int
     """Live records."""
     stored_bytes: _builtins.int
@@ -251,6 +466,14 @@ class TopicStatistics(_message.Message):
     """Changes in the retained journal."""
     floor_sequence: _builtins.int
     """Highest sequence ever discarded from the journal: a bookmark below it is too old (rule J1)."""
+    durables: _builtins.int
+    """Durable subscriptions."""
+    backlog_bytes: _builtins.int
+    """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
+    @_builtins.property
+    def backlog_age(self) -> _duration_pb2.Duration:
+        """Age of the oldest unacknowledged entry. Unset: there is none."""
+
     def __init__(
         self,
         *,
@@ -260,10 +483,13 @@ class TopicStatistics(_message.Message):
         journal_bytes: _builtins.int = ...,
         journal_entries: _builtins.int = ...,
         floor_sequence: _builtins.int = ...,
+        durables: _builtins.int = ...,
+        backlog_bytes: _builtins.int = ...,
+        backlog_age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "durables", b"durables", "floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "stored_bytes", b"stored_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,10 +507,16 @@ class Topic(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_FIELD_NUMBER: _builtins.int
+    PLANNED_JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     set_in_config: _builtins.bool
     """true: declared in the configuration file, which owns it."""
+    planned_journal_bytes: _builtins.int
+    """Bytes of journal to plan storage for: what is retained plus the backlog quota (rule T2). -1: unlimited. Only in
+    DescribeTopic.
+    """
     @_builtins.property
     def settings(self) -> Global___TopicSettings:
         """Its settings, every default filled in."""
@@ -301,6 +533,10 @@ class Topic(_message.Message):
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexStatus]:
         """Its secondary indexes."""
 
+    @_builtins.property
+    def effective(self) -> _containers.RepeatedCompositeFieldContainer[Global___EffectiveSetting]:
+        """Every setting with its origin. Only in DescribeTopic."""
+
     def __init__(
         self,
         *,
@@ -310,10 +546,12 @@ class Topic(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         statistics: Global___TopicStatistics | None = ...,
         indexes: _abc.Iterable[Global___IndexStatus] | None = ...,
+        effective: _abc.Iterable[Global___EffectiveSetting] | None = ...,
+        planned_journal_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "indexes", b"indexes", "name", b"name", "set_in_config", b"set_in_config", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective", b"effective", "indexes", b"indexes", "name", b"name", "planned_journal_bytes", b"planned_journal_bytes", "set_in_config", b"set_in_config", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -823,3 +1061,547 @@ class RestampResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestampResponse: _TypeAlias = RestampResponse  # noqa: Y015
+
+@_typing.final
+class Policy(_message.Message):
+    """Settings for all topics, or all durables, whose names match (rule T2). Values are taken from the topic, else from the
+    policy with the highest priority (ties: the longest pattern, then the name). Limits (max_ttl, idle_ttl, max_*, quotas,
+    backlog_ttl, durable_idle_ttl) are the strictest of topic, policy and operator policy.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    APPLIES_TO_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    MATCHES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """[A-Za-z0-9_.:-]{1,200}. Policies and operator policies have names of their own each."""
+    pattern: _builtins.str
+    """RE2 expression that the whole name must match."""
+    priority: _builtins.int
+    """The highest counts."""
+    applies_to: Global___PolicyTarget.ValueType
+    """What it applies to."""
+    operator: _builtins.bool
+    """true: an operator policy. It may have limits only, and nobody can go beyond them."""
+    matches: _builtins.int
+    """How many topics or durables take something from it now. Only in responses."""
+    @_builtins.property
+    def topic(self) -> Global___TopicSettings:
+        """What it sets, for topics: any setting but key, message_type, journal, fix_separator and index."""
+
+    @_builtins.property
+    def durable(self) -> _types_pb2.DurableSettings:
+        """What it sets, for durables."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pattern: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        applies_to: Global___PolicyTarget.ValueType = ...,
+        operator: _builtins.bool = ...,
+        topic: Global___TopicSettings | None = ...,
+        durable: _types_pb2.DurableSettings | None = ...,
+        matches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applies_to", b"applies_to", "durable", b"durable", "matches", b"matches", "name", b"name", "operator", b"operator", "pattern", b"pattern", "priority", b"priority", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class SetPolicyRequest(_message.Message):
+    """The policy to set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___Policy:
+        """Replaces the one of the same name."""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___Policy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SetPolicyResponse(_message.Message):
+    """The policy as it was set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___Policy:
+        """With `matches`."""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___Policy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    """Which policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    operator: _builtins.bool
+    """true: the operator policy of that name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        operator: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "operator", b"operator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyResponse(_message.Message):
+    """The policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___Policy:
+        """With `matches`."""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___Policy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ListPoliciesRequest(_message.Message):
+    """Asks for all policies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesResponse(_message.Message):
+    """All policies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Policy]:
+        """With `matches`."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___Policy] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class DeletePolicyRequest(_message.Message):
+    """Which policy to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    operator: _builtins.bool
+    """true: the operator policy of that name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        operator: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "operator", b"operator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletePolicyRequest: _TypeAlias = DeletePolicyRequest  # noqa: Y015
+
+@_typing.final
+class DeletePolicyResponse(_message.Message):
+    """The policy is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletePolicyResponse: _TypeAlias = DeletePolicyResponse  # noqa: Y015
+
+@_typing.final
+class Durable(_message.Message):
+    """A durable subscription (rules J2, J7)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    LAST_USE_TIME_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    name: _builtins.str
+    """Its name."""
+    filter: _builtins.str
+    """Its filter, in canonical form. Empty: all records."""
+    acknowledged: _builtins.str
+    """Everything up to here is acknowledged."""
+    earliest: _builtins.str
+    """The earliest position that it can be rewound to."""
+    attached: _builtins.bool
+    """true: a consumer is attached."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was created."""
+
+    @_builtins.property
+    def last_use_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was last attached, or acknowledged something."""
+
+    @_builtins.property
+    def settings(self) -> _types_pb2.DurableSettings:
+        """As they are in force."""
+
+    @_builtins.property
+    def figures(self) -> Global___DurableFigures:
+        """Its figures. Unset in ListDurables."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        name: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        acknowledged: _builtins.str = ...,
+        earliest: _builtins.str = ...,
+        attached: _builtins.bool = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        last_use_time: _timestamp_pb2.Timestamp | None = ...,
+        settings: _types_pb2.DurableSettings | None = ...,
+        figures: Global___DurableFigures | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "figures", b"figures", "last_use_time", b"last_use_time", "settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "attached", b"attached", "create_time", b"create_time", "earliest", b"earliest", "figures", b"figures", "filter", b"filter", "last_use_time", b"last_use_time", "name", b"name", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Durable: _TypeAlias = Durable  # noqa: Y015
+
+@_typing.final
+class DurableFigures(_message.Message):
+    """Figures of a durable subscription (rule J7). Unless `exact`, entries are counted before its filter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_ENTRIES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    UNACKNOWLEDGED_ENTRIES_FIELD_NUMBER: _builtins.int
+    UNACKNOWLEDGED_BYTES_FIELD_NUMBER: _builtins.int
+    OLDEST_UNACKNOWLEDGED_AGE_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    total_entries: _builtins.int
+    """Entries that it can read, acknowledged or not."""
+    total_bytes: _builtins.int
+    """Their bytes, before compression."""
+    unacknowledged_entries: _builtins.int
+    """Entries that are not acknowledged."""
+    unacknowledged_bytes: _builtins.int
+    """Their bytes, before compression."""
+    exact: _builtins.bool
+    """true: only entries that match its filter are counted."""
+    @_builtins.property
+    def oldest_unacknowledged_age(self) -> _duration_pb2.Duration:
+        """Age of the oldest unacknowledged entry. Unset: there is none."""
+
+    def __init__(
+        self,
+        *,
+        total_entries: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        unacknowledged_entries: _builtins.int = ...,
+        unacknowledged_bytes: _builtins.int = ...,
+        oldest_unacknowledged_age: _duration_pb2.Duration | None = ...,
+        exact: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_unacknowledged_age", b"oldest_unacknowledged_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exact", b"exact", "oldest_unacknowledged_age", b"oldest_unacknowledged_age", "total_bytes", b"total_bytes", "total_entries", b"total_entries", "unacknowledged_bytes", b"unacknowledged_bytes", "unacknowledged_entries", b"unacknowledged_entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DurableFigures: _TypeAlias = DurableFigures  # noqa: Y015
+
+@_typing.final
+class ListDurablesRequest(_message.Message):
+    """Which durables to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name. Empty: all topics."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDurablesRequest: _TypeAlias = ListDurablesRequest  # noqa: Y015
+
+@_typing.final
+class ListDurablesResponse(_message.Message):
+    """Durable subscriptions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURABLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def durables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Durable]:
+        """By topic and name."""
+
+    def __init__(
+        self,
+        *,
+        durables: _abc.Iterable[Global___Durable] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durables", b"durables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDurablesResponse: _TypeAlias = ListDurablesResponse  # noqa: Y015
+
+@_typing.final
+class DescribeDurableRequest(_message.Message):
+    """Which durable to describe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    name: _builtins.str
+    """Its name."""
+    exact: _builtins.bool
+    """true: the entries are read, and those that do not match its filter are not counted."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        name: _builtins.str = ...,
+        exact: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exact", b"exact", "name", b"name", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDurableRequest: _TypeAlias = DescribeDurableRequest  # noqa: Y015
+
+@_typing.final
+class DescribeDurableResponse(_message.Message):
+    """The durable that was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def durable(self) -> Global___Durable:
+        """With figures."""
+
+    def __init__(
+        self,
+        *,
+        durable: Global___Durable | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDurableResponse: _TypeAlias = DescribeDurableResponse  # noqa: Y015
+
+@_typing.final
+class DeleteDurableRequest(_message.Message):
+    """Which durable to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    name: _builtins.str
+    """Its name."""
+    force: _builtins.bool
+    """true: also while a consumer is attached, whose stream ends."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        name: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "name", b"name", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteDurableRequest: _TypeAlias = DeleteDurableRequest  # noqa: Y015
+
+@_typing.final
+class DeleteDurableResponse(_message.Message):
+    """The durable is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteDurableResponse: _TypeAlias = DeleteDurableResponse  # noqa: Y015
+
+@_typing.final
+class ClearBacklogRequest(_message.Message):
+    """Whose backlog to clear."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    name: _builtins.str
+    """Its name. Empty: every durable of the topic."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearBacklogRequest: _TypeAlias = ClearBacklogRequest  # noqa: Y015
+
+@_typing.final
+class ClearBacklogResponse(_message.Message):
+    """The backlog is cleared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACKNOWLEDGED_ENTRIES_FIELD_NUMBER: _builtins.int
+    acknowledged_entries: _builtins.int
+    """Entries that were unacknowledged, before filtering, of all durables together."""
+    def __init__(
+        self,
+        *,
+        acknowledged_entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_entries", b"acknowledged_entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearBacklogResponse: _TypeAlias = ClearBacklogResponse  # noqa: Y015

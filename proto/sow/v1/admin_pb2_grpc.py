@@ -80,6 +80,46 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.CompactRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.CompactResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/sow.v1.AdminService/SetPolicy',
+                request_serializer=sow_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/sow.v1.AdminService/GetPolicy',
+                request_serializer=sow_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/sow.v1.AdminService/ListPolicies',
+                request_serializer=sow_dot_v1_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.DeletePolicy = channel.unary_unary(
+                '/sow.v1.AdminService/DeletePolicy',
+                request_serializer=sow_dot_v1_dot_admin__pb2.DeletePolicyRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.DeletePolicyResponse.FromString,
+                _registered_method=True)
+        self.ListDurables = channel.unary_unary(
+                '/sow.v1.AdminService/ListDurables',
+                request_serializer=sow_dot_v1_dot_admin__pb2.ListDurablesRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.ListDurablesResponse.FromString,
+                _registered_method=True)
+        self.DescribeDurable = channel.unary_unary(
+                '/sow.v1.AdminService/DescribeDurable',
+                request_serializer=sow_dot_v1_dot_admin__pb2.DescribeDurableRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.DescribeDurableResponse.FromString,
+                _registered_method=True)
+        self.DeleteDurable = channel.unary_unary(
+                '/sow.v1.AdminService/DeleteDurable',
+                request_serializer=sow_dot_v1_dot_admin__pb2.DeleteDurableRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.DeleteDurableResponse.FromString,
+                _registered_method=True)
+        self.ClearBacklog = channel.unary_unary(
+                '/sow.v1.AdminService/ClearBacklog',
+                request_serializer=sow_dot_v1_dot_admin__pb2.ClearBacklogRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.ClearBacklogResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -149,6 +189,62 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Sets a policy, or an operator policy: settings for all topics or durables of a pattern (rules T2, T4).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """One policy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """All policies: operator policies first, then by priority, the highest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeletePolicy(self, request, context):
+        """Deletes a policy; what it set takes its next source.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDurables(self, request, context):
+        """The durable subscriptions of a topic, or of all topics, without figures.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeDurable(self, request, context):
+        """One durable subscription with its figures (rule J7).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteDurable(self, request, context):
+        """Deletes a durable subscription and its position.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearBacklog(self, request, context):
+        """Marks everything of a durable subscription acknowledged (rule J13).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +292,46 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Compact,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.CompactRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.CompactResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.SetPolicyRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.GetPolicyRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'DeletePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePolicy,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.DeletePolicyRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.DeletePolicyResponse.SerializeToString,
+            ),
+            'ListDurables': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDurables,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.ListDurablesRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.ListDurablesResponse.SerializeToString,
+            ),
+            'DescribeDurable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeDurable,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.DescribeDurableRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.DescribeDurableResponse.SerializeToString,
+            ),
+            'DeleteDurable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteDurable,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.DeleteDurableRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.DeleteDurableResponse.SerializeToString,
+            ),
+            'ClearBacklog': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearBacklog,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.ClearBacklogRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.ClearBacklogResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +578,222 @@ class AdminService(object):
             '/sow.v1.AdminService/Compact',
             sow_dot_v1_dot_admin__pb2.CompactRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.CompactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/SetPolicy',
+            sow_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/GetPolicy',
+            sow_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/ListPolicies',
+            sow_dot_v1_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/DeletePolicy',
+            sow_dot_v1_dot_admin__pb2.DeletePolicyRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.DeletePolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDurables(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/ListDurables',
+            sow_dot_v1_dot_admin__pb2.ListDurablesRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.ListDurablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeDurable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/DescribeDurable',
+            sow_dot_v1_dot_admin__pb2.DescribeDurableRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.DescribeDurableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteDurable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/DeleteDurable',
+            sow_dot_v1_dot_admin__pb2.DeleteDurableRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.DeleteDurableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearBacklog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/ClearBacklog',
+            sow_dot_v1_dot_admin__pb2.ClearBacklogRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.ClearBacklogResponse.FromString,
             options,
             channel_credentials,
             insecure,

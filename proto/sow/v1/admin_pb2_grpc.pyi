@@ -51,6 +51,22 @@ class AdminServiceStub:
     """The operator confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
     """Compacts the data files now, giving space back to the operating system (rule L17)."""
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]
+    """Sets a policy, or an operator policy: settings for all topics or durables of a pattern (rules T2, T4)."""
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
+    """One policy."""
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPoliciesRequest, _admin_pb2.ListPoliciesResponse]
+    """All policies: operator policies first, then by priority, the highest first."""
+    DeletePolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeletePolicyRequest, _admin_pb2.DeletePolicyResponse]
+    """Deletes a policy; what it set takes its next source."""
+    ListDurables: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDurablesRequest, _admin_pb2.ListDurablesResponse]
+    """The durable subscriptions of a topic, or of all topics, without figures."""
+    DescribeDurable: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeDurableRequest, _admin_pb2.DescribeDurableResponse]
+    """One durable subscription with its figures (rule J7)."""
+    DeleteDurable: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDurableRequest, _admin_pb2.DeleteDurableResponse]
+    """Deletes a durable subscription and its position."""
+    ClearBacklog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearBacklogRequest, _admin_pb2.ClearBacklogResponse]
+    """Marks everything of a durable subscription acknowledged (rule J13)."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -75,6 +91,22 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The operator confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
     """Compacts the data files now, giving space back to the operating system (rule L17)."""
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    """Sets a policy, or an operator policy: settings for all topics or durables of a pattern (rules T2, T4)."""
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
+    """One policy."""
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPoliciesRequest, _admin_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """All policies: operator policies first, then by priority, the highest first."""
+    DeletePolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeletePolicyRequest, _admin_pb2.DeletePolicyResponse]  # type: ignore[assignment]
+    """Deletes a policy; what it set takes its next source."""
+    ListDurables: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDurablesRequest, _admin_pb2.ListDurablesResponse]  # type: ignore[assignment]
+    """The durable subscriptions of a topic, or of all topics, without figures."""
+    DescribeDurable: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeDurableRequest, _admin_pb2.DescribeDurableResponse]  # type: ignore[assignment]
+    """One durable subscription with its figures (rule J7)."""
+    DeleteDurable: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDurableRequest, _admin_pb2.DeleteDurableResponse]  # type: ignore[assignment]
+    """Deletes a durable subscription and its position."""
+    ClearBacklog: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearBacklogRequest, _admin_pb2.ClearBacklogResponse]  # type: ignore[assignment]
+    """Marks everything of a durable subscription acknowledged (rule J13)."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store as operators use it."""
@@ -150,5 +182,69 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CompactResponse, _abc.Awaitable[_admin_pb2.CompactResponse]]:
         """Compacts the data files now, giving space back to the operating system (rule L17)."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _admin_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetPolicyResponse, _abc.Awaitable[_admin_pb2.SetPolicyResponse]]:
+        """Sets a policy, or an operator policy: settings for all topics or durables of a pattern (rules T2, T4)."""
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _admin_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPolicyResponse, _abc.Awaitable[_admin_pb2.GetPolicyResponse]]:
+        """One policy."""
+
+    @_abc_1.abstractmethod
+    def ListPolicies(
+        self,
+        request: _admin_pb2.ListPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPoliciesResponse, _abc.Awaitable[_admin_pb2.ListPoliciesResponse]]:
+        """All policies: operator policies first, then by priority, the highest first."""
+
+    @_abc_1.abstractmethod
+    def DeletePolicy(
+        self,
+        request: _admin_pb2.DeletePolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeletePolicyResponse, _abc.Awaitable[_admin_pb2.DeletePolicyResponse]]:
+        """Deletes a policy; what it set takes its next source."""
+
+    @_abc_1.abstractmethod
+    def ListDurables(
+        self,
+        request: _admin_pb2.ListDurablesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListDurablesResponse, _abc.Awaitable[_admin_pb2.ListDurablesResponse]]:
+        """The durable subscriptions of a topic, or of all topics, without figures."""
+
+    @_abc_1.abstractmethod
+    def DescribeDurable(
+        self,
+        request: _admin_pb2.DescribeDurableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeDurableResponse, _abc.Awaitable[_admin_pb2.DescribeDurableResponse]]:
+        """One durable subscription with its figures (rule J7)."""
+
+    @_abc_1.abstractmethod
+    def DeleteDurable(
+        self,
+        request: _admin_pb2.DeleteDurableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeleteDurableResponse, _abc.Awaitable[_admin_pb2.DeleteDurableResponse]]:
+        """Deletes a durable subscription and its position."""
+
+    @_abc_1.abstractmethod
+    def ClearBacklog(
+        self,
+        request: _admin_pb2.ClearBacklogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ClearBacklogResponse, _abc.Awaitable[_admin_pb2.ClearBacklogResponse]]:
+        """Marks everything of a durable subscription acknowledged (rule J13)."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,6 +20,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _GapReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GapReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GAP_REASON_UNSPECIFIED: _GapReason.ValueType  # 0
+    """Never sent."""
+    GAP_REASON_DISCARDED: _GapReason.ValueType  # 1
+    """The topic's max_age, max_bytes or max_entries discarded them (rule J5)."""
+    GAP_REASON_EVICTED: _GapReason.ValueType  # 2
+    """The backlog quota evicted them (rule J9)."""
+    GAP_REASON_CONFLATED: _GapReason.ValueType  # 3
+    """The backlog quota replaced them by the snapshot that follows (rule J9)."""
+    GAP_REASON_BACKLOG_TTL: _GapReason.ValueType  # 4
+    """The backlog_ttl acknowledged them (rule J8)."""
+
+class GapReason(_GapReason, metaclass=_GapReasonEnumTypeWrapper):
+    """Why entries are missing."""
+
+GAP_REASON_UNSPECIFIED: GapReason.ValueType  # 0
+"""Never sent."""
+GAP_REASON_DISCARDED: GapReason.ValueType  # 1
+"""The topic's max_age, max_bytes or max_entries discarded them (rule J5)."""
+GAP_REASON_EVICTED: GapReason.ValueType  # 2
+"""The backlog quota evicted them (rule J9)."""
+GAP_REASON_CONFLATED: GapReason.ValueType  # 3
+"""The backlog quota replaced them by the snapshot that follows (rule J9)."""
+GAP_REASON_BACKLOG_TTL: GapReason.ValueType  # 4
+"""The backlog_ttl acknowledged them (rule J8)."""
+Global___GapReason: _TypeAlias = GapReason  # noqa: Y015
+
 class _ChangeOp:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -996,6 +1028,7 @@ class SubscribeRequest(_message.Message):
     EMPTY_DELTAS_FIELD_NUMBER: _builtins.int
     SELECT_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1030,6 +1063,12 @@ class SubscribeRequest(_message.Message):
     def select(self) -> Global___Projection:
         """Payload fields to send. Unset: the whole payload. Not with `delta`."""
 
+    @_builtins.property
+    def durable(self) -> Global___DurableAttachment:
+        """Consumes a durable subscription, which is created if need be (rule J2): the changes after its position. Only with
+        `topic`, and not with `sow`, `delta` or `conflation_micros`. `start` counts only when it is created.
+        """
+
     def __init__(
         self,
         *,
@@ -1048,16 +1087,247 @@ class SubscribeRequest(_message.Message):
         empty_deltas: _builtins.bool = ...,
         select: Global___Projection | None = ...,
         batch_size: _builtins.int = ...,
+        durable: Global___DurableAttachment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "earliest", b"earliest", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "oof", b"oof", "progress_micros", b"progress_micros", "select", b"select", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
 
 Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
+
+@_typing.final
+class DurableAttachment(_message.Message):
+    """Which durable subscription to consume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """[A-Za-z0-9_.:-]{1,200}."""
+    force: _builtins.bool
+    """true: takes over from a consumer that is attached, whose stream ends with DURABLE_TAKEN_OVER."""
+    expected: _builtins.bool
+    """true: the client has consumed it before; if it is not there any more, `reset` tells."""
+    @_builtins.property
+    def settings(self) -> _types_pb2.DurableSettings:
+        """Settings that it is created with. Refused when they differ from those that it has."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        expected: _builtins.bool = ...,
+        settings: _types_pb2.DurableSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "force", b"force", "name", b"name", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DurableAttachment: _TypeAlias = DurableAttachment  # noqa: Y015
+
+@_typing.final
+class DurableBegin(_message.Message):
+    """A consumer is attached to a durable subscription: the first frame of its stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """Everything up to here is acknowledged; what comes after follows."""
+    created: _builtins.bool
+    """true: it did not exist, and begins here."""
+    reset: _builtins.bool
+    """true: it existed before, and was removed since for being idle, or deleted: something may have been missed."""
+    session: _builtins.str
+    """Names this attachment in Acknowledge."""
+    def __init__(
+        self,
+        *,
+        bookmark: _builtins.str = ...,
+        created: _builtins.bool = ...,
+        reset: _builtins.bool = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "created", b"created", "reset", b"reset", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DurableBegin: _TypeAlias = DurableBegin  # noqa: Y015
+
+@_typing.final
+class Gap(_message.Message):
+    """Entries that a durable subscription has not handed over, and will not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    AFTER_BOOKMARK_FIELD_NUMBER: _builtins.int
+    UPTO_BOOKMARK_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    reason: Global___GapReason.ValueType
+    """Why."""
+    after_bookmark: _builtins.str
+    """They came after this position,"""
+    upto_bookmark: _builtins.str
+    """up to this one."""
+    entries: _builtins.int
+    """How many, before filtering. 0: not known."""
+    def __init__(
+        self,
+        *,
+        reason: Global___GapReason.ValueType = ...,
+        after_bookmark: _builtins.str = ...,
+        upto_bookmark: _builtins.str = ...,
+        entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_bookmark", b"after_bookmark", "entries", b"entries", "reason", b"reason", "upto_bookmark", b"upto_bookmark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gap: _TypeAlias = Gap  # noqa: Y015
+
+@_typing.final
+class AcknowledgeRequest(_message.Message):
+    """What a durable subscription's consumer is done with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    durable: _builtins.str
+    """The durable's name."""
+    bookmark: _builtins.str
+    """Everything up to here is acknowledged. Positions below the present one change nothing."""
+    session: _builtins.str
+    """The attachment, as DurableBegin named it."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        durable: _builtins.str = ...,
+        bookmark: _builtins.str = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "session", b"session", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgeRequest: _TypeAlias = AcknowledgeRequest  # noqa: Y015
+
+@_typing.final
+class AcknowledgeResponse(_message.Message):
+    """The acknowledgement is on disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """Everything up to here is acknowledged now."""
+    def __init__(
+        self,
+        *,
+        bookmark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgeResponse: _TypeAlias = AcknowledgeResponse  # noqa: Y015
+
+@_typing.final
+class RewindRequest(_message.Message):
+    """Where to move a durable subscription."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    TIME_MICROS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    durable: _builtins.str
+    """The durable's name."""
+    earliest: _builtins.bool
+    """To the earliest entry that it can read. false is refused."""
+    bookmark: _builtins.str
+    """After this position."""
+    time_micros: _builtins.int
+    """To the first entry of this time or later."""
+    force: _builtins.bool
+    """true: also while a consumer is attached, whose stream ends."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        durable: _builtins.str = ...,
+        earliest: _builtins.bool = ...,
+        bookmark: _builtins.str = ...,
+        time_micros: _builtins.int = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "earliest", b"earliest", "time_micros", b"time_micros", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "force", b"force", "time_micros", b"time_micros", "to", b"to", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["earliest", "bookmark", "time_micros"]  # noqa: Y015
+    _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
+
+Global___RewindRequest: _TypeAlias = RewindRequest  # noqa: Y015
+
+@_typing.final
+class RewindResponse(_message.Message):
+    """The durable subscription is where it was moved to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    UNACKNOWLEDGED_ENTRIES_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """Everything up to here counts as acknowledged."""
+    unacknowledged_entries: _builtins.int
+    """Entries after it, before filtering."""
+    def __init__(
+        self,
+        *,
+        bookmark: _builtins.str = ...,
+        unacknowledged_entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "unacknowledged_entries", b"unacknowledged_entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewindResponse: _TypeAlias = RewindResponse  # noqa: Y015
 
 @_typing.final
 class SnapshotBegin(_message.Message):
@@ -1252,8 +1522,9 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 @_typing.final
 class SubscribeResponse(_message.Message):
     """One frame of a subscription: with `sow` SnapshotBegin, batches, SnapshotEnd; then changes and progress, without end.
-    The first frame without `sow` is Progress, which tells that the subscription stands. It ends with an error:
-    RESYNC_REQUIRED when the journal no longer reaches back to where the subscriber is, TOPIC_DELETED, STOPPING.
+    The first frame without `sow` is Progress, which tells that the subscription stands; with `durable` it is DurableBegin.
+    It ends with an error: RESYNC_REQUIRED when the journal no longer reaches back to where the subscriber is,
+    TOPIC_DELETED, STOPPING, and for a durable DURABLE_TAKEN_OVER, DURABLE_DETACHED.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1263,6 +1534,8 @@ class SubscribeResponse(_message.Message):
     SNAPSHOT_END_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    DURABLE_BEGIN_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def snapshot_begin(self) -> Global___SnapshotBegin:
         """First, with `sow`."""
@@ -1283,6 +1556,14 @@ class SubscribeResponse(_message.Message):
     def progress(self) -> Global___Progress:
         """How far the subscription has come."""
 
+    @_builtins.property
+    def durable_begin(self) -> Global___DurableBegin:
+        """First, with `durable`."""
+
+    @_builtins.property
+    def gap(self) -> Global___Gap:
+        """With `durable`: something was not handed over."""
+
     def __init__(
         self,
         *,
@@ -1291,12 +1572,14 @@ class SubscribeResponse(_message.Message):
         snapshot_end: Global___SnapshotEnd | None = ...,
         changes: Global___ChangeBatch | None = ...,
         progress: Global___Progress | None = ...,
+        durable_begin: Global___DurableBegin | None = ...,
+        gap: Global___Gap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "frame", b"frame", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durable_begin", b"durable_begin", "frame", b"frame", "gap", b"gap", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "frame", b"frame", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durable_begin", b"durable_begin", "frame", b"frame", "gap", b"gap", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["snapshot_begin", "snapshot", "snapshot_end", "changes", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["snapshot_begin", "snapshot", "snapshot_end", "changes", "progress", "durable_begin", "gap"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 

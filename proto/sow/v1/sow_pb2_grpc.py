@@ -75,6 +75,16 @@ class SowServiceStub(object):
                 request_serializer=sow_dot_v1_dot_sow__pb2.GetPublisherRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_sow__pb2.GetPublisherResponse.FromString,
                 _registered_method=True)
+        self.Acknowledge = channel.unary_unary(
+                '/sow.v1.SowService/Acknowledge',
+                request_serializer=sow_dot_v1_dot_sow__pb2.AcknowledgeRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_sow__pb2.AcknowledgeResponse.FromString,
+                _registered_method=True)
+        self.Rewind = channel.unary_unary(
+                '/sow.v1.SowService/Rewind',
+                request_serializer=sow_dot_v1_dot_sow__pb2.RewindRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_sow__pb2.RewindResponse.FromString,
+                _registered_method=True)
 
 
 class SowServiceServicer(object):
@@ -137,6 +147,20 @@ class SowServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Acknowledge(self, request, context):
+        """Acknowledges what a durable subscription has handed over, up to a position (rule J2).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rewind(self, request, context):
+        """Moves a durable subscription back, to hand over again what is retained (rule J6).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SowServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +203,16 @@ def add_SowServiceServicer_to_server(servicer, server):
                     servicer.GetPublisher,
                     request_deserializer=sow_dot_v1_dot_sow__pb2.GetPublisherRequest.FromString,
                     response_serializer=sow_dot_v1_dot_sow__pb2.GetPublisherResponse.SerializeToString,
+            ),
+            'Acknowledge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Acknowledge,
+                    request_deserializer=sow_dot_v1_dot_sow__pb2.AcknowledgeRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_sow__pb2.AcknowledgeResponse.SerializeToString,
+            ),
+            'Rewind': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rewind,
+                    request_deserializer=sow_dot_v1_dot_sow__pb2.RewindRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_sow__pb2.RewindResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +432,60 @@ class SowService(object):
             '/sow.v1.SowService/GetPublisher',
             sow_dot_v1_dot_sow__pb2.GetPublisherRequest.SerializeToString,
             sow_dot_v1_dot_sow__pb2.GetPublisherResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Acknowledge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.SowService/Acknowledge',
+            sow_dot_v1_dot_sow__pb2.AcknowledgeRequest.SerializeToString,
+            sow_dot_v1_dot_sow__pb2.AcknowledgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rewind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.SowService/Rewind',
+            sow_dot_v1_dot_sow__pb2.RewindRequest.SerializeToString,
+            sow_dot_v1_dot_sow__pb2.RewindResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class SowServiceStub:
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _grpc.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]
     """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+    Acknowledge: _grpc.UnaryUnaryMultiCallable[_sow_pb2.AcknowledgeRequest, _sow_pb2.AcknowledgeResponse]
+    """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
+    Rewind: _grpc.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]
+    """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
 
 @_typing.type_check_only
 class SowServiceAsyncStub(SowServiceStub):
@@ -71,6 +75,10 @@ class SowServiceAsyncStub(SowServiceStub):
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _aio.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]  # type: ignore[assignment]
     """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+    Acknowledge: _aio.UnaryUnaryMultiCallable[_sow_pb2.AcknowledgeRequest, _sow_pb2.AcknowledgeResponse]  # type: ignore[assignment]
+    """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
+    Rewind: _aio.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]  # type: ignore[assignment]
+    """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
 
 class SowServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
@@ -138,5 +146,21 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.GetPublisherResponse, _abc.Awaitable[_sow_pb2.GetPublisherResponse]]:
         """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+
+    @_abc_1.abstractmethod
+    def Acknowledge(
+        self,
+        request: _sow_pb2.AcknowledgeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sow_pb2.AcknowledgeResponse, _abc.Awaitable[_sow_pb2.AcknowledgeResponse]]:
+        """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
+
+    @_abc_1.abstractmethod
+    def Rewind(
+        self,
+        request: _sow_pb2.RewindRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sow_pb2.RewindResponse, _abc.Awaitable[_sow_pb2.RewindResponse]]:
+        """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
 
 def add_SowServiceServicer_to_server(servicer: SowServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

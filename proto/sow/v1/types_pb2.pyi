@@ -12,6 +12,7 @@ Three conventions hold everywhere:
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -167,7 +168,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STREAM_BROKEN: _ErrorReason.ValueType  # 28
     """An earlier record of this stream was refused for a passing reason, so nothing after it was applied (P6)."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 29
-    """The write queue is full. Passing: try again later."""
+    """The write queue is full, or there are as many subscriptions as allowed. Passing: try again later."""
     ERROR_REASON_WRITE_STALLED: _ErrorReason.ValueType  # 30
     """The disk cannot keep up (a write stall). Passing: try again later."""
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 31
@@ -202,6 +203,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The subscriber is further behind than the journal reaches; take a new snapshot."""
     ERROR_REASON_TOPIC_DELETED: _ErrorReason.ValueType  # 46
     """The topic was deleted while subscribed to."""
+    ERROR_REASON_DURABLE_NOT_FOUND: _ErrorReason.ValueType  # 47
+    """There is no durable subscription of that name."""
+    ERROR_REASON_DURABLE_IN_USE: _ErrorReason.ValueType  # 48
+    """The durable subscription has a consumer; take over with force, or wait."""
+    ERROR_REASON_DURABLE_TAKEN_OVER: _ErrorReason.ValueType  # 49
+    """Another consumer has taken the durable subscription over."""
+    ERROR_REASON_DURABLE_DETACHED: _ErrorReason.ValueType  # 50
+    """The durable subscription was rewound, deleted or cleared by force; come back to go on."""
+    ERROR_REASON_DURABLE_DIFFERS: _ErrorReason.ValueType  # 51
+    """The durable subscription has another filter, or other settings."""
+    ERROR_REASON_BACKLOG_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 52
+    """The topic's backlog quota is used up (J9). Passing: try again later."""
+    ERROR_REASON_POLICY_NOT_FOUND: _ErrorReason.ValueType  # 53
+    """There is no policy of that name."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -267,7 +282,7 @@ ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 27
 ERROR_REASON_STREAM_BROKEN: ErrorReason.ValueType  # 28
 """An earlier record of this stream was refused for a passing reason, so nothing after it was applied (P6)."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 29
-"""The write queue is full. Passing: try again later."""
+"""The write queue is full, or there are as many subscriptions as allowed. Passing: try again later."""
 ERROR_REASON_WRITE_STALLED: ErrorReason.ValueType  # 30
 """The disk cannot keep up (a write stall). Passing: try again later."""
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 31
@@ -302,6 +317,20 @@ ERROR_REASON_RESYNC_REQUIRED: ErrorReason.ValueType  # 45
 """The subscriber is further behind than the journal reaches; take a new snapshot."""
 ERROR_REASON_TOPIC_DELETED: ErrorReason.ValueType  # 46
 """The topic was deleted while subscribed to."""
+ERROR_REASON_DURABLE_NOT_FOUND: ErrorReason.ValueType  # 47
+"""There is no durable subscription of that name."""
+ERROR_REASON_DURABLE_IN_USE: ErrorReason.ValueType  # 48
+"""The durable subscription has a consumer; take over with force, or wait."""
+ERROR_REASON_DURABLE_TAKEN_OVER: ErrorReason.ValueType  # 49
+"""Another consumer has taken the durable subscription over."""
+ERROR_REASON_DURABLE_DETACHED: ErrorReason.ValueType  # 50
+"""The durable subscription was rewound, deleted or cleared by force; come back to go on."""
+ERROR_REASON_DURABLE_DIFFERS: ErrorReason.ValueType  # 51
+"""The durable subscription has another filter, or other settings."""
+ERROR_REASON_BACKLOG_QUOTA_EXCEEDED: ErrorReason.ValueType  # 52
+"""The topic's backlog quota is used up (J9). Passing: try again later."""
+ERROR_REASON_POLICY_NOT_FOUND: ErrorReason.ValueType  # 53
+"""There is no policy of that name."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -553,3 +582,49 @@ class RecordColumns(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordColumns: _TypeAlias = RecordColumns  # noqa: Y015
+
+@_typing.final
+class DurableSettings(_message.Message):
+    """Settings of a durable subscription; unset: those of its topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETAIN_TIME_FIELD_NUMBER: _builtins.int
+    RETAIN_TIME_UNLIMITED_FIELD_NUMBER: _builtins.int
+    RETAIN_BYTES_FIELD_NUMBER: _builtins.int
+    BACKLOG_TTL_FIELD_NUMBER: _builtins.int
+    IDLE_TTL_FIELD_NUMBER: _builtins.int
+    retain_time_unlimited: _builtins.bool
+    """true: for as long as the topic retains them."""
+    retain_bytes: _builtins.int
+    """How many bytes of acknowledged entries can be rewound to. -1: unlimited."""
+    @_builtins.property
+    def retain_time(self) -> _duration_pb2.Duration:
+        """How long acknowledged entries can be rewound to (rule J3)."""
+
+    @_builtins.property
+    def backlog_ttl(self) -> _duration_pb2.Duration:
+        """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
+
+    @_builtins.property
+    def idle_ttl(self) -> _duration_pb2.Duration:
+        """Removed when neither attached nor acknowledging for this long (rule J10)."""
+
+    def __init__(
+        self,
+        *,
+        retain_time: _duration_pb2.Duration | None = ...,
+        retain_time_unlimited: _builtins.bool = ...,
+        retain_bytes: _builtins.int | None = ...,
+        backlog_ttl: _duration_pb2.Duration | None = ...,
+        idle_ttl: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retain_bytes: _TypeAlias = _typing.Literal["retain_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retain_bytes: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_bytes) -> _WhichOneofReturnType__retain_bytes | None: ...
+
+Global___DurableSettings: _TypeAlias = DurableSettings  # noqa: Y015

@@ -1,4 +1,4 @@
-"""Regular expressions for LIKE. The only module that imports re2.
+"""Regular expressions, for LIKE and for the names of topics and durables. The only module that imports re2.
 
 RE2 takes time linear in the text, whatever the pattern, so no filter can stall the server. For that it has no
 look-around and no back-references.

@@ -1,0 +1,724 @@
+"""Who consumes durable subscriptions, what each is handed, and what time does to them (rules J2, J6, J8 to J10).
+
+    DC1  A durable has at most one consumer. Taking over by force ends the stream of the one before.
+    DC2  What is handed over begins after the acknowledged position, and is what a subscription from there sends. What
+         is left out of it is told as a gap first.
+    DC3  An acknowledgement counts for the session that was handed what it names, and never goes beyond that.
+    DC4  Once everything that was handed over is acknowledged, the position follows what the filter has left out.
+    DC5  Changes of durables go to the writer in batches: one commit for all that came while the last one was written.
+
+All of it runs on the dispatcher's thread, the event loop's, but for what a `Scan` reads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeVar
+
+import structlog
+
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.durables import (
+    Attached,
+    Cleared,
+    Durable,
+    DurableStage,
+    Figures,
+    Gap,
+    GapReason,
+    RewindTo,
+    check_same,
+    not_found,
+)
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import BacklogAction
+from sow_server.engine.policies import Declared
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.subscriptions.frames import (
+    ChangeFrame,
+    DurableBegin,
+    Frame,
+    GapNotice,
+    Progress,
+    SnapshotEnd,
+)
+from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.replay import Replay, Replayed
+from sow_server.subscriptions.request import FROM_NOW, Request, View, Wants
+from sow_server.subscriptions.subscription import Send, Step, Subscription
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Key = tuple[int, str]
+"""A topic's id and a durable's name."""
+ViewOf = Callable[[str], Callable[[Topic], View]]
+"""What is seen through a filter, by its text."""
+SCAN_STEPS: Final = 50
+"""Reads of one scan in one round of pruning, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Which durable a subscriber consumes; as in `sow.v1.DurableAttachment`."""
+
+    name: str
+    force: bool = False
+    expected: bool = False
+    declared: Declared | None = None
+
+
+class _Change(NamedTuple):
+    """One change of durables that waits for the writer."""
+
+    run: Callable[[DurableStage], object]
+    done: Callable[[Any], None]
+    """Hears the result, or the StoreError."""
+
+
+class Consumer:
+    """One attachment: a machine like `Subscription`, and around one, which is replaced behind every gap."""
+
+    def __init__(
+        self,
+        owner: Consumers,
+        request: Request,
+        topic: Topic,
+        attachment: Attachment,
+        closed: Callable[[Consumer], None],
+    ) -> None:
+        """Use `Consumers.attach`."""
+        self.request: Final = request
+        self.topic: Final = topic
+        self.name: Final = attachment.name
+        self.session: Final = uuid.uuid4().hex
+        self.wake: Callable[[], None] = lambda: None
+        """Set by who drives the machine."""
+        self.sent = 0
+        """Everything up to here has been sent, and may be acknowledged."""
+        self.handed = 0
+        """The last sequence that was handed over and needs an acknowledgement."""
+        self.told = 0
+        """Gaps up to here have been told, or lie behind what was handed over."""
+        self._owner = owner
+        self._closed = closed
+        self._frames: deque[Frame] = deque()
+        self._inner: Subscription | None = None
+        self._greeting = False
+        """Whether the next progress of the inner subscription is its first frame, which is not for the client."""
+        self._snapshot = False
+        """Whether a snapshot takes the place of a backlog, and has not ended yet."""
+        self._error: StoreError | None = None
+        self._is_closed = False
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def begin(self, attached: Attached) -> None:
+        """The durable is there, and ours. Raises StoreError."""
+        durable = attached.durable
+        self.sent = self.handed = durable.position
+        self._frames.append(DurableBegin(durable.position, attached.created, attached.reset, self.session))
+        gaps = sorted(durable.gaps, key=lambda gap: gap.reason is GapReason.CONFLATED)
+        self._go_on(durable.position, gaps)
+
+    def _go_on(self, position: int, gaps: list[Gap]) -> None:
+        """Tells of gaps, and continues behind them; with a snapshot, where one of them is conflated."""
+        for gap in gaps:
+            self._frames.append(GapNotice(gap.reason, gap.after, gap.upto, gap.entries))
+            position = max(position, gap.upto)
+        self._snapshot = any(gap.reason is GapReason.CONFLATED for gap in gaps)
+        self.sent = max(self.sent, position)
+        if self._inner is not None:
+            self._inner.close()
+        hub = self._owner.hub
+        if self._snapshot:
+            self._inner = hub.subscribe(replace(self.request, sow=True, start=FROM_NOW))
+        else:
+            self.told = max([self.told, *[gap.upto for gap in gaps]])
+            self._inner = hub.subscribe(self.request, after=position)
+            self._greeting = True
+        self._inner.wake = self._wake
+
+    def changed(self) -> None:
+        """Something has been acknowledged on its behalf, perhaps: what that leaves out is told."""
+        durable, inner = self._owner.row(self), self._inner
+        if durable is None or inner is None or self._error is not None or self._snapshot:
+            return
+        position = self.sent
+        unknown = [gap for gap in durable.gaps if gap.upto > self.told]
+        behind = [gap for gap in unknown if gap.upto > position]
+        if not behind:
+            self.told = max([self.told, *[gap.upto for gap in unknown]])
+            return
+        if all(gap.reason is GapReason.DISCARDED for gap in behind) or inner.together:
+            return  # what is in memory is handed over all the same; the replay notices what is not
+        self._go_on(position, [_after(gap, position) for gap in behind])
+        self.wake()
+
+    def _wake(self) -> None:
+        self.wake()
+
+    def end(self, error: StoreError) -> None:
+        """The stream ends with this error."""
+        self._error = self._error or error
+        self.wake()
+
+    def close(self) -> None:
+        """Lets go of everything. No `Read` of it may be running."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._inner is not None:
+            self._inner.close()
+        self._closed(self)
+
+    # -- stepping: as `Subscription` --------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        """What is next. Raises StoreError at the end."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._frames:
+                return Send(self._frames.popleft())
+            self.changed()
+            if self._frames:
+                continue
+            inner = self._inner
+            assert inner is not None, "it has begun"
+            try:
+                step = inner.step()
+            except StoreError as error:
+                if error.reason is not Reason.RESYNC_REQUIRED or not self._pass_gap(inner):
+                    raise
+                continue
+            if not isinstance(step, Send):
+                return step
+            if not self._sent(step.frame, inner):
+                continue
+            return step
+
+    def took(self, result: Any) -> None:  # the union of what a `Read` of the inner one may give
+        """Hears the result of a `Read`."""
+        assert self._inner is not None, "it has read"
+        self._inner.took(result)
+
+    def _sent(self, frame: Frame, inner: Subscription) -> bool:
+        """Takes note of a frame that is about to be sent; whether it is for the client."""
+        if isinstance(frame, ChangeFrame):
+            if frame.rows:
+                self.handed = max(self.handed, frame.rows[-1].sequence)
+        elif isinstance(frame, SnapshotEnd):
+            self._snapshot = False
+            self.handed = self.told = frame.sequence
+        if not self._snapshot and not inner.together:
+            self.sent = max(self.sent, inner.position)
+        if isinstance(frame, Progress):
+            if self._greeting:
+                self._greeting = False
+                return False
+            self._owner.follow(self)
+        return True
+
+    def _pass_gap(self, inner: Subscription) -> bool:
+        """The journal does not reach back to where it is: it goes on behind that (rule J5). False: it cannot."""
+        topic = self.topic
+        durable = self._owner.row(self)
+        if durable is None or not topic.settings.journal or inner.together:
+            return False
+        floor = topic.statistics.floor_sequence
+        if floor <= self.sent:
+            return False
+        gaps = [_after(gap, self.sent) for gap in durable.gaps if gap.upto > max(self.sent, self.told)]
+        if not gaps or gaps[-1].upto < floor:
+            gaps.append(Gap(GapReason.DISCARDED, gaps[-1].upto if gaps else self.sent, floor, 0))
+        self._go_on(self.sent, gaps)
+        return True
+
+    @property
+    def snapshot_pending(self) -> bool:
+        """Whether what takes the place of its backlog has not been sent to its end."""
+        return self._snapshot
+
+
+def _after(gap: Gap, position: int) -> Gap:
+    """What of a gap lies after a position; how many entries that is, is not known."""
+    return gap if gap.after >= position else gap._replace(after=position, entries=0)
+
+
+class Scan(NamedTuple):
+    """A detached durable which holds its topic's floor, and may do so for entries that its filter leaves out."""
+
+    topic: Topic
+    durable: Durable
+    read: Callable[[], int | None]
+    """From any thread: the position before the first entry that matches, as far as a bounded number of reads goes."""
+
+
+class Door(NamedTuple):
+    """What the consumers need of the hub."""
+
+    subscribe: Callable[..., Subscription]
+    start: Callable[..., tuple[int | None, dict[int, int]]]
+
+
+class Consumers:
+    """Owns the attachments, and the way of every change of a durable to the writer."""
+
+    def __init__(self, store: Store, clock: GuardedClock, hub: Door, view_of: ViewOf) -> None:
+        self.hub: Final = hub
+        """Its inner subscriptions come from there, and count among those of the server."""
+        self._store = store
+        self._clock = clock
+        self._view_of = view_of
+        self._consumers: dict[Key, Consumer] = {}
+        self._sessions: dict[Key, Consumer] = {}
+        """The last session of each durable, over or not: what it was handed it may still acknowledge."""
+        self._waiting: list[_Change] = []
+        self._writing = False
+        self._heap: list[tuple[int, int, str]] = []
+        self._due: dict[Key, int] = {}
+        """When each durable that has a `backlog_ttl` or an `idle_ttl` is looked at next."""
+        self._settled = -1
+        """The settings, as `Durables.settled` counts them, for which durables are in the heap."""
+        self._relieved: dict[int, None] = {}
+        """The topics with a quota that evicts or conflates."""
+        for topic_id in store.durables.topic_ids():
+            topic = store.topics.by_id.get(topic_id)
+            for durable in [] if topic is None else store.durables.of(topic):
+                if durable.attached and topic is not None:
+                    # Its consumer went with the last process.
+                    self._change(_detach(topic, durable.name), _ignore)
+
+    # -- attaching --------------------------------------------------------------------------------------------------
+
+    def attach(self, request: Request, attachment: Attachment, done: Callable[[Consumer | StoreError], None]) -> None:
+        """Attaches a consumer; `request` has passed `request.check`. Raises StoreError at once, or `done` hears it:
+        DURABLE_IN_USE, DURABLE_DIFFERS, NO_JOURNAL, …"""
+        topic = self._store.topics.find(request.topic)
+        view = request.view(topic)
+        text = "" if view.filter is None else view.filter.text
+        key = topic.id, attachment.name
+        present = self._consumers.get(key)
+        if present is not None and not attachment.force:
+            raise in_use(topic, attachment.name)
+        known = self._store.durables.get(topic.id, attachment.name)
+        if known is not None:
+            check_same(topic, known, text, attachment.declared)
+        start, _ = (None, None) if known is not None else self.hub.start(request, [topic], several=False)
+        if present is not None:
+            present.end(
+                StoreError(
+                    Reason.DURABLE_TAKEN_OVER,
+                    f"durable: another consumer has taken {attachment.name} of {topic.name} over",
+                    field="durable",
+                )
+            )
+        consumer = Consumer(self, request, topic, attachment, self._closed)
+        self._consumers[key] = self._sessions[key] = consumer
+
+        def attach(staged: DurableStage) -> Attached:
+            if self._store.topics.by_id.get(topic.id) is not topic:
+                raise StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+            return staged.attach(
+                topic,
+                attachment.name,
+                filter_text=text,
+                start=start,
+                declared=attachment.declared,
+                expected=attachment.expected,
+            )
+
+        def attached(result: Attached | StoreError) -> None:
+            if isinstance(result, StoreError):
+                self._drop(consumer)
+                done(result)
+                return
+            try:
+                consumer.begin(result)
+            except StoreError as error:
+                consumer.close()
+                done(error)
+                return
+            self._watch(topic)
+            self._look_at(topic, result.durable)
+            done(consumer)
+
+        try:
+            self._change(attach, attached)
+        except StoreError:
+            self._drop(consumer)
+            raise
+
+    def _drop(self, consumer: Consumer) -> None:
+        key = consumer.topic.id, consumer.name
+        if self._consumers.get(key) is consumer:
+            del self._consumers[key]
+        if self._sessions.get(key) is consumer:
+            del self._sessions[key]
+
+    def _closed(self, consumer: Consumer) -> None:
+        key = consumer.topic.id, consumer.name
+        if self._consumers.get(key) is consumer:
+            del self._consumers[key]
+            self._change_quietly(_detach(consumer.topic, consumer.name), _ignore)
+
+    def row(self, consumer: Consumer) -> Durable | None:
+        """The durable of a consumer, as it is now."""
+        return self._store.durables.get(consumer.topic.id, consumer.name)
+
+    @property
+    def attached_count(self) -> int:
+        """Attached consumers."""
+        return len(self._consumers)
+
+    def is_attached(self, topic: Topic, name: str) -> bool:
+        """Whether somebody consumes it."""
+        return (topic.id, name) in self._consumers
+
+    # -- acknowledging ----------------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self, topic: Topic, name: str, session: str, position: int, done: Callable[[Durable | StoreError], None]
+    ) -> None:
+        """Everything up to `position` is acknowledged. Raises StoreError at once, or `done` hears it:
+        DURABLE_NOT_FOUND, DURABLE_TAKEN_OVER, DURABLE_DETACHED, BOOKMARK_IN_FUTURE."""
+        self._store.durables.find(topic, name)
+        consumer = self._sessions.get((topic.id, name))
+        if consumer is None:
+            raise StoreError(
+                Reason.DURABLE_DETACHED,
+                f"session: {name} of {topic.name} has been detached since; attach again",
+                field="session",
+            )
+        if consumer.session != session:
+            raise StoreError(
+                Reason.DURABLE_TAKEN_OVER,
+                f"session: another consumer has taken {name} of {topic.name} over",
+                field="session",
+            )
+        if position > consumer.sent:
+            raise StoreError(
+                Reason.BOOKMARK_IN_FUTURE,
+                f"bookmark: names the sequence {position}, and {name} was handed what is up to {consumer.sent}",
+                field="bookmark",
+            )
+        told = min(position, consumer.told)
+        if position >= consumer.handed and not consumer.snapshot_pending:
+            position = max(position, consumer.sent)  # DC4
+
+        def acknowledged(result: Durable | StoreError | None) -> None:
+            done(not_found(topic, name) if result is None else result)
+
+        self._change(lambda staged: staged.acknowledge(topic, name, position, told=told), acknowledged)
+
+    def follow(self, consumer: Consumer) -> None:
+        """Lets the position follow what was left out, if all that was handed over is acknowledged (DC4)."""
+        durable = self.row(consumer)
+        if durable is None or consumer.snapshot_pending:
+            return
+        if consumer.handed <= durable.position < consumer.sent:
+            topic, name, before, sent = consumer.topic, consumer.name, durable.position, consumer.sent
+            self._change_quietly(lambda staged: staged.follow(topic, name, before, sent), _ignore)
+
+    # -- administering ----------------------------------------------------------------------------------------------
+
+    def rewind(
+        self,
+        topic: Topic,
+        name: str,
+        to: RewindTo,
+        done: Callable[[tuple[Durable, int] | StoreError], None],
+        *,
+        force: bool,
+    ) -> None:
+        """Moves a durable back (rule J6). Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND,
+        DURABLE_IN_USE, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
+        self._store.durables.find(topic, name)
+        self._free(topic, name, "rewound", force=force)
+        self._change(lambda staged: staged.rewind(topic, name, to), done)
+
+    def delete(self, topic: Topic, name: str, done: Callable[[Durable | StoreError], None], *, force: bool) -> None:
+        """Deletes a durable. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
+        self._store.durables.find(topic, name)
+        self._free(topic, name, "deleted", force=force)
+        self._change(lambda staged: staged.remove(topic, name), done)
+
+    def clear(self, topic: Topic, name: str, done: Callable[[Cleared | StoreError], None]) -> None:
+        """Acknowledges everything; of all durables of the topic where `name` is empty (rule J13). Consumers come back
+        for what is next. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND."""
+        if name:
+            self._store.durables.find(topic, name)
+        for topic_id, other in list(self._sessions):
+            if topic_id == topic.id and name in ("", other):
+                self._free(topic, other, "cleared", force=True)
+        self._change(lambda staged: staged.clear(topic, name), done)
+
+    def _free(self, topic: Topic, name: str, what: str, *, force: bool) -> None:
+        """Sees to it that nobody is attached. Raises StoreError DURABLE_IN_USE."""
+        key = topic.id, name
+        consumer = self._consumers.get(key)
+        if consumer is not None:
+            if not force:
+                raise in_use(topic, name)
+            consumer.end(
+                StoreError(Reason.DURABLE_DETACHED, f"durable: {name} of {topic.name} has been {what}", field="durable")
+            )
+            self._consumers.pop(key)
+            self._change(_detach(topic, name), _ignore)
+        self._sessions.pop(key, None)
+
+    # -- upkeep -----------------------------------------------------------------------------------------------------
+
+    def upkeep(self) -> None:
+        """What time does to durables: every second or so. Costs in proportion to what is due, but for the first time
+        after settings have changed."""
+        if self._store.writer.failure is not None:
+            return
+        now, store = self._clock.now_micros(), self._store
+        if self._settled != store.durables.settled:
+            self._settled = store.durables.settled
+            self._relieved.clear()
+            for topic_id in store.durables.topic_ids():
+                topic = store.topics.by_id.get(topic_id)
+                if topic is not None:
+                    self._watch(topic)
+                    for durable in store.durables.of(topic):
+                        self._look_at(topic, durable)
+        for topic_id in list(self._relieved):
+            topic = store.topics.by_id.get(topic_id)
+            if topic is None:
+                del self._relieved[topic_id]
+            elif exceeds(store, topic, now):
+                self._change_quietly(_relieve(topic), _ignore)
+        while self._heap and self._heap[0][0] <= now:
+            when, topic_id, name = heapq.heappop(self._heap)
+            topic = store.topics.by_id.get(topic_id)
+            found = None if topic is None else store.durables.get(topic_id, name)
+            if self._due.get((topic_id, name)) != when:
+                continue  # it has been put in again since
+            del self._due[topic_id, name]
+            if topic is None or found is None:
+                self._sessions.pop((topic_id, name), None)
+                continue
+            self._fall_due(topic, found, now)
+
+    def _watch(self, topic: Topic) -> None:
+        """A topic has durables: has it a quota that evicts or conflates?"""
+        settings = topic.settings
+        limited = settings.backlog_quota_bytes is not None or settings.backlog_quota_age_micros is not None
+        if limited and settings.backlog_action in (BacklogAction.EVICT, BacklogAction.CONFLATE):
+            self._relieved[topic.id] = None
+
+    def _look_at(self, topic: Topic, durable: Durable) -> None:
+        """Puts a durable into the heap, for when something may be due."""
+        settings = self._store.durables.settings(topic, durable)
+        now, key = self._clock.now_micros(), (topic.id, durable.name)
+        due: list[int] = []
+        if settings.idle_ttl_micros is not None:
+            idle_since = now if key in self._consumers else durable.last_use_micros
+            due.append(idle_since + settings.idle_ttl_micros)
+        if settings.backlog_ttl_micros is not None:
+            oldest = self._store.durables.oldest(topic, durable.position)
+            due.append((now if oldest is None else oldest) + settings.backlog_ttl_micros)
+        if not due:
+            self._due.pop(key, None)
+            return
+        when = min(due)
+        if self._due.get(key) != when:
+            self._due[key] = when
+            heapq.heappush(self._heap, (when, *key))
+
+    def _fall_due(self, topic: Topic, durable: Durable, now: int) -> None:
+        settings = self._store.durables.settings(topic, durable)
+        key = topic.id, durable.name
+        idle, ttl = settings.idle_ttl_micros, settings.backlog_ttl_micros
+
+        def again(_: object) -> None:
+            found = self._store.durables.get(*key)
+            if found is not None and topic.id in self._store.topics.by_id:
+                self._look_at(topic, found)
+            else:
+                self._sessions.pop(key, None)
+
+        if idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
+            self._change_quietly(lambda staged: _remove_idle(staged, topic, durable.name, idle), again)
+        elif ttl is not None:
+            oldest = self._store.durables.oldest(topic, durable.position)
+            if oldest is not None and oldest + ttl <= now:
+                self._change_quietly(lambda staged: staged.expire_backlog(topic, durable.name), again)
+            else:
+                self._look_at(topic, durable)
+        else:
+            self._look_at(topic, durable)
+
+    def scans(self) -> Iterator[Scan]:
+        """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter
+        and nobody is attached to it. Run `read` on a reader thread and give what it returns to `scanned`."""
+        store = self._store
+        synced = store.writer.synced_sequence
+        for topic_id in store.durables.topic_ids():
+            topic = store.topics.by_id.get(topic_id)
+            durable = None if topic is None else store.durables.slowest(topic)
+            if topic is None or durable is None or not durable.filter or (topic_id, durable.name) in self._consumers:
+                continue
+            upto = min(synced, topic.statistics.last_sequence)
+            if durable.position < upto:
+                yield Scan(topic, durable, self._scan(topic, durable, upto))
+
+    def _scan(self, topic: Topic, durable: Durable, upto: int) -> Callable[[], int | None]:
+        replay_ = self._replay(topic, durable.filter)
+
+        def read() -> int | None:
+            position = durable.position
+            for _ in range(SCAN_STEPS):
+                found = replay_.read(position, upto, {})
+                if not isinstance(found, Replayed):
+                    return None
+                if found.frames:
+                    return found.frames[0].after
+                position = found.position
+                if position >= upto:
+                    break
+            return position
+
+        return read
+
+    def scanned(self, scan: Scan, position: int, done: Callable[[object], None] = lambda _: None) -> None:
+        """A scan has come as far as this: its durable's position follows, if nobody has moved it since."""
+        topic, durable = scan.topic, scan.durable
+        self._change_quietly(lambda staged: staged.follow(topic, durable.name, durable.position, position), done)
+
+    def exact(self, topic: Topic, durable: Durable, figures: Figures) -> Figures:
+        """The figures of a durable, counted: only entries that match its filter. Reads them all, so not on the event
+        loop."""
+        replay_ = self._replay(topic, durable.filter)
+        upto = min(self._store.writer.synced_sequence, topic.statistics.last_sequence)
+        total, unacknowledged, position = [0, 0], [0, 0], figures.earliest
+        while position < upto:
+            found = replay_.read(position, upto, {})
+            if not isinstance(found, Replayed):
+                assert found.earliest is not None, "a durable's topic has a journal"
+                position = found.earliest  # discarded meanwhile
+                continue
+            for row in [row for frame in found.frames for row in frame.rows]:
+                size = len(row.key) + len(row.payload)
+                total = [total[0] + 1, total[1] + size]
+                if row.sequence > durable.position:
+                    unacknowledged = [unacknowledged[0] + 1, unacknowledged[1] + size]
+            position = found.position
+        return replace(
+            figures,
+            total_entries=total[0],
+            total_bytes=total[1],
+            unacknowledged_entries=unacknowledged[0],
+            unacknowledged_bytes=unacknowledged[1],
+        )
+
+    def _replay(self, topic: Topic, text: str) -> Replay:
+        """Reads every entry of a topic that concerns a filter, whatever its consumers ask for besides."""
+        view = self._view_of(text)(topic)
+        seen = Matcher(view.filter), Wants(changes=True)
+        return Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
+
+    # -- on the way to the writer -----------------------------------------------------------------------------------
+
+    def _change(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+        """Queues a change of durables. Raises StoreError when the writer takes nothing."""
+        self._waiting.append(_Change(run, done))
+        if not self._writing:
+            try:
+                self._write()
+            except StoreError:
+                del self._waiting[-1:]
+                raise
+
+    def _change_quietly(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+        """As `_change`; while the store is stopping, failed or overloaded it is simply not done."""
+        try:
+            self._change(run, done)
+        except StoreError as error:
+            log.debug("durable_change_skipped", reason=error.reason.name)
+
+    def _write(self) -> None:
+        """DC5."""
+        batch = list(self._waiting)
+
+        def change(staged: DurableStage) -> list[object]:
+            results: list[object] = []
+            for one in batch:
+                try:
+                    results.append(one.run(staged))
+                except StoreError as error:
+                    results.append(error)
+            return results
+
+        self._store.change_durables(change, lambda results: self._written(batch, results))
+        del self._waiting[: len(batch)]
+        self._writing = True
+
+    def _written(self, batch: list[_Change], results: list[object] | StoreError) -> None:
+        self._writing = False
+        if self._waiting:
+            try:
+                self._write()
+            except StoreError as error:
+                left, self._waiting = self._waiting, []
+                for one in left:
+                    one.done(error)
+        answers = [results] * len(batch) if isinstance(results, StoreError) else results
+        for one, answer in zip(batch, answers, strict=True):
+            try:
+                one.done(answer)
+            except Exception:
+                log.exception("answer_failed")  # its own matter: the others still want to hear theirs
+        for consumer in list(self._consumers.values()):
+            durable = self.row(consumer)
+            if durable is not None and durable.gaps:
+                consumer.wake()
+
+
+def exceeds(store: Store, topic: Topic, now_micros: int, under_way: int = 0) -> bool:
+    """Whether a topic's backlog has come to its quota (rule J9), with what is `under_way` to it, in bytes."""
+    settings = topic.settings
+    size, age = settings.backlog_quota_bytes, settings.backlog_quota_age_micros
+    backlog = store.durables.backlog(topic)
+    if backlog is None:
+        return False
+    if size is not None and backlog.bytes + under_way >= size:
+        return True
+    return age is not None and backlog.oldest_micros is not None and now_micros - backlog.oldest_micros >= age
+
+
+def in_use(topic: Topic, name: str) -> StoreError:
+    """Somebody is attached."""
+    return StoreError(
+        Reason.DURABLE_IN_USE,
+        f"durable: {name} of {topic.name} has a consumer; use force to end its stream",
+        field="durable",
+    )
+
+
+def _detach(topic: Topic, name: str) -> Callable[[DurableStage], None]:
+    return lambda staged: staged.detach(topic, name)
+
+
+def _relieve(topic: Topic) -> Callable[[DurableStage], list[str]]:
+    return lambda staged: staged.relieve(topic)
+
+
+def _remove_idle(staged: DurableStage, topic: Topic, name: str, idle_ttl_micros: int) -> None:
+    """Removes a durable that nobody has used for so long (rule J10), if that is still so."""
+    found = staged.get(topic, name)
+    if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= staged.now:
+        log.info("durable_idle", topic=topic.name, durable=name)
+        staged.remove(topic, name)
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for the result."""

@@ -1,0 +1,203 @@
+"""A topic is deleted while it is pruned, swept, written to, subscribed to and rewound (rule T5): in many orders, and
+by threads. What it leaves is nothing, and its neighbours do not notice."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.durables import RewindTo
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
+from sow_server.engine.policies import declared_of
+from sow_server.engine.rocks import FAMILIES, META
+from sow_server.engine.store import Store
+from tests.support.stores import SECOND, Rig
+from tests.support.subscribers import Follower, Subscribers
+
+SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_letter="dead", retain_time_micros=SECOND)
+PLAIN = TopicSettings(expiration=Expiration.ENABLED)
+STEPS = ("delete", "prune", "sweep", "publish", "subscribe", "rewind")
+TTL = 10 * SECOND
+ROUNDS = 40
+ORDERS_STEP = 7
+"""Of the 720 orders every so-manieth: each step comes before and after each other."""
+
+
+def publish(topic: str, *, ttl: int, keys: int = 3, atomic: bool = False) -> Publish:
+    payloads = [b'{"n":%d}' % number for number in range(keys)]
+    names = [str(number) for number in range(keys)]
+    return Publish(topic, payloads, names, lifetime=Lifetime(LifetimeKind.TTL, ttl), atomic=atomic)
+
+
+def rows_of(rig: Rig, topic_id: int) -> list[tuple[str, bytes]]:
+    """What the data still holds of a topic; entries of the expiry index are the sweep's to drop."""
+    prefix = topic_id.to_bytes(4, "big")
+    left = [
+        (family, key)
+        for family in FAMILIES
+        if family not in (META, "expiry", "commits")
+        for key, _ in rig.rows(family, prefix, (topic_id + 1).to_bytes(4, "big"))
+    ]
+    return left + [(META, key) for key, _ in rig.rows(META) if key.partition(b"/")[2].startswith(prefix)]
+
+
+def test_in_many_orders(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create_topic("dead", PLAIN)
+    rig.create_topic("neighbour", PLAIN)
+    rig.put("neighbour", "k", b"{}")
+    subscribers = Subscribers(rig)
+    orders = itertools.islice(itertools.permutations(STEPS), None, None, ORDERS_STEP)
+    copies = sum(delete_amid(rig, subscribers, order) for order in orders)
+    assert rig.get("neighbour", "k") is not None
+    assert len(rig.live("dead")) == copies, "each expired record has left one dead letter"
+    rig.crash()
+    assert len(rig.live("dead")) == copies
+    assert set(rig.store.topics.by_name) == {"_undelivered", "dead", "neighbour"}
+
+
+def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int:
+    """Makes a topic and does the steps to it; returns how many of its records have expired."""
+    store, topic = rig.store, rig.create_topic("t", SETTINGS)
+    answers: list[object] = []
+    followers: list[Follower] = []
+    store.change_durables(
+        lambda staged: staged.attach(topic, "d", filter_text="", start=None, declared=None, expected=False),
+        answers.append,
+    )
+    rig.run(publish("t", ttl=TTL))
+    rig.time.tick(TTL)  # all of it is overdue, and to be pruned
+    steps: dict[str, Callable[[], object]] = {
+        "delete": lambda: store.delete_topic("t", answers.append),
+        "prune": lambda: store.prune(answers.append),
+        "sweep": store.writer.sweep_now,
+        "publish": lambda: store.submit(publish("t", ttl=0, atomic=True), answers.append),
+        "subscribe": lambda: subscribe(subscribers, followers),
+        "rewind": lambda: store.change_durables(lambda staged: staged.rewind(topic, "d", RewindTo()), answers.append),
+    }
+    for number, step in enumerate(order):
+        steps[step]()
+        if number % 2 and store.writer.queue_depth[0]:
+            rig.turn()  # some of what was asked for is done between, some later
+    store.writer.step()
+    assert store.writer.failure is None, order
+    assert "t" not in store.topics.by_name, order
+    subscribers.settle()
+    for follower in followers:
+        follower.pump()
+        assert follower.error is not None, order
+        assert follower.error.reason is Reason.TOPIC_DELETED, order
+    written = order.index("publish") < order.index("delete")
+    refused = [answer.reason for answer in answers if isinstance(answer, StoreError)]
+    assert set(refused) <= {Reason.TOPIC_NOT_FOUND, Reason.DURABLE_NOT_FOUND}, order
+    assert (Reason.TOPIC_NOT_FOUND in refused) or written, order
+    store.sweep()
+    assert rows_of(rig, topic.id) == [], order
+    return 6 if written else 3
+
+
+def subscribe(subscribers: Subscribers, into: list[Follower]) -> None:
+    """Subscribes, unless the topic is gone."""
+    if "t" in subscribers.rig.store.topics.by_name:
+        into.append(subscribers.subscribe("t", oof=True, settled=False))
+
+
+def test_by_threads(tmp_path: Path) -> None:
+    """With the writer's thread, its own sweeps, and no order at all."""
+    store = Store.open(tmp_path / "data", clock=GuardedClock())
+    store.start(lambda answer: answer())
+    unexpected: list[object] = []
+    done = threading.Event()
+    try:
+        wait(lambda heard: store.create_topic("neighbour", declared_of(PLAIN), heard))
+        wait(lambda heard: store.create_topic("dead", declared_of(PLAIN), heard))
+        threads = [
+            threading.Thread(target=run, args=(step, done, unexpected))
+            for step in (
+                lambda: wait(lambda heard: store.submit(publish("t", ttl=1), heard)),
+                lambda: wait(lambda heard: store.submit(publish("t", ttl=0, atomic=True), heard)),
+                lambda: wait(lambda heard: store.submit(publish("neighbour", ttl=60 * SECOND), heard)),
+                lambda: wait(store.prune),
+                lambda: read(store),
+            )
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(ROUNDS):
+            created = wait(lambda heard: store.create_topic("t", declared_of(SETTINGS), heard))
+            assert not isinstance(created, StoreError), created
+            for _ in range(3):
+                wait(lambda heard: store.submit(publish("t", ttl=2000), heard))
+            deleted = wait(lambda heard: store.delete_topic("t", heard))
+            assert isinstance(deleted, int), deleted
+        done.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert unexpected == []
+        assert store.writer.failure is None
+        assert store.count(store.topics.find("neighbour")) == 3
+        assert store.count(store.topics.find("dead")) > ROUNDS
+    finally:
+        done.set()
+        store.close()
+    reopened = Store.open(tmp_path / "data", clock=GuardedClock())
+    try:
+        assert set(reopened.topics.by_name) == {"_undelivered", "dead", "neighbour"}
+    finally:
+        reopened.close()
+
+
+def wait(start: Callable[[Callable[[object], None]], object]) -> object:
+    """Starts something and waits for its answer, which may be a refusal."""
+    heard, answers = threading.Event(), []
+
+    def hear(answer: object) -> None:
+        answers.append(answer)
+        heard.set()
+
+    try:
+        start(hear)
+    except StoreError as error:
+        return error
+    assert heard.wait(30), "every request is answered"
+    return answers[0]
+
+
+def run(step: Callable[[], object], done: threading.Event, unexpected: list[object]) -> None:
+    """Does a step again and again; keeps what nobody expects."""
+    while not done.is_set():
+        try:
+            result = step()
+        except Exception as error:
+            result = error
+        known = (Reason.TOPIC_NOT_FOUND, Reason.OVERLOADED)
+        if isinstance(result, Exception) and not (isinstance(result, StoreError) and result.reason in known):
+            unexpected.append(result)
+
+
+def read(store: Store) -> None:
+    """A query and a count of whatever is there."""
+    topic = store.topics.find("t")
+    cut = store.cut(topic, counted=True)
+    try:
+        cut.fill(topic.prefix, 100, [], [])
+        assert cut.total is not None
+    finally:
+        cut.close()
+    store.count(topic)
+
+
+@pytest.mark.parametrize("prefix", [b"topic/", b"stats/", b"rearm/", b"deliver/"])
+def test_the_rows_that_are_looked_for_are_those_of_topics(tmp_path: Path, prefix: bytes) -> None:
+    """So that `rows_of` cannot look past them."""
+    rig = Rig(tmp_path)
+    topic = rig.create_topic("t", PLAIN)
+    found = {key for family, key in rows_of(rig, topic.id) if family == META}
+    assert (prefix + topic.prefix in found) == (prefix in (b"topic/", b"stats/"))

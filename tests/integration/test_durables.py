@@ -1,0 +1,281 @@
+"""Durable subscriptions on a real server, through the contract alone: consume, acknowledge, be killed, resume."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc, types_pb2
+from tests.support.server import DYNAMIC, ServerProcess, until
+
+CONFIG = DYNAMIC + '[journal]\nprune_interval = "200ms"\n'
+DEADLINE = 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path, CONFIG) as running:
+        yield running
+        assert running.faults() == []
+
+
+class Caller:
+    """The two services over one channel."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.channel = grpc.insecure_channel(server.address)
+        self.sow = sow_pb2_grpc.SowServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+
+    def create(self, name: str, **settings: object) -> None:
+        self.admin.CreateTopic(
+            admin_pb2.CreateTopicRequest(name=name, settings=admin_pb2.TopicSettings(**settings)),  # type: ignore[arg-type]  # as named
+            timeout=DEADLINE,
+        )
+
+    def publish(self, topic: str, *keys: str, payload: bytes = b"{}", timeout: float = DEADLINE) -> list[int]:
+        """Returns the sequences."""
+        request = sow_pb2.PublishRequest(topic=topic)
+        for key in keys:
+            request.records.add(key=key, payload=payload)
+        return [result.sequence for result in self.sow.Publish(request, timeout=timeout).results]
+
+    def attach(
+        self,
+        topic: str,
+        name: str,
+        *,
+        filter: str = "",  # noqa: A002  # as everywhere
+        **durable: object,
+    ) -> Attached:
+        """A consumer; `durable` are fields of the attachment."""
+        return Attached(self, topic, name, filter, durable)
+
+    def describe(self, topic: str, name: str, *, exact: bool = False) -> admin_pb2.Durable:
+        request = admin_pb2.DescribeDurableRequest(topic=topic, name=name, exact=exact)
+        return self.admin.DescribeDurable(request, timeout=DEADLINE).durable
+
+
+class Attached:
+    """A consumer; its first frame has come."""
+
+    def __init__(self, caller: Caller, topic: str, name: str, text: str, durable: Mapping[str, object]) -> None:
+        self.caller, self.topic, self.name = caller, topic, name
+        request = sow_pb2.SubscribeRequest(
+            topic=topic,
+            filter=text,
+            progress_micros=100_000,
+            durable=sow_pb2.DurableAttachment(name=name, **durable),  # type: ignore[arg-type]  # as named
+        )
+        self.call = caller.sow.Subscribe(request, timeout=DEADLINE)
+        self.begun = self.next().durable_begin
+        self.bookmark = self.begun.bookmark
+
+    def next(self) -> sow_pb2.SubscribeResponse:
+        frame: sow_pb2.SubscribeResponse = next(self.call)
+        return frame
+
+    def to_the_end(self) -> None:
+        """Takes frames until the call ends."""
+        for _ in self.call:
+            pass
+
+    def batch(self) -> list[int]:
+        """The sequences of the next batch of changes."""
+        while True:
+            frame = self.next()
+            if frame.HasField("changes"):
+                self.bookmark = frame.changes.bookmark
+                return list(frame.changes.records.sequence)
+
+    def acknowledge(self) -> str:
+        request = sow_pb2.AcknowledgeRequest(
+            topic=self.topic, durable=self.name, bookmark=self.bookmark, session=self.begun.session
+        )
+        return self.caller.sow.Acknowledge(request, timeout=DEADLINE).bookmark
+
+
+def reason(error: pytest.ExceptionInfo[grpc.RpcError]) -> str:
+    """What the details of a refused call name."""
+    (details,) = [pair.value for pair in error.value.trailing_metadata() if pair.key == "grpc-status-details-bin"]
+    told = status_pb2.Status.FromString(bytes(details))
+    info = error_details_pb2.ErrorInfo()
+    assert told.details[0].Unpack(info)
+    return str(info.reason)
+
+
+def test_a_client_consumes_acknowledges_is_killed_and_resumes(server: ServerProcess) -> None:
+    """J2: and the server is killed, too."""
+    caller = Caller(server)
+    caller.create("orders")
+    first = caller.attach("orders", "d")
+    assert (first.begun.created, first.begun.reset) == (True, False)
+    assert caller.publish("orders", "a", "b", "c") == [1, 2, 3]
+    assert first.batch() == [1, 2, 3]
+    first.bookmark = first.bookmark.replace(".3", ".2")
+    assert first.acknowledge() == first.bookmark
+    first.call.cancel()
+    server.kill9()
+    server.start()
+    caller = Caller(server)
+    second = caller.attach("orders", "d")
+    assert (second.begun.created, second.begun.bookmark) == (False, first.bookmark)
+    assert second.batch() == [3]
+    with pytest.raises(grpc.RpcError) as refused:
+        caller.attach("orders", "d")
+    assert reason(refused) == "DURABLE_IN_USE"
+    third = caller.attach("orders", "d", force=True)
+    with pytest.raises(grpc.RpcError) as ended:
+        second.batch()
+    assert reason(ended) == "DURABLE_TAKEN_OVER"
+    assert third.batch() == [3]
+
+
+def test_what_does_not_go_with_a_durable_is_refused(server: ServerProcess) -> None:
+    caller = Caller(server)
+    caller.create("orders")
+    durable = sow_pb2.DurableAttachment(name="d")
+    for field, value in (("sow", True), ("delta", True), ("conflation_micros", 1000), ("topic_pattern", "o.*")):
+        request = sow_pb2.SubscribeRequest(durable=durable)
+        if field != "topic_pattern":
+            request.topic = "orders"
+        setattr(request, field, value)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(caller.sow.Subscribe(request, timeout=DEADLINE))
+        assert reason(refused) == "INVALID_ARGUMENT"
+        assert field in str(refused.value)
+    with pytest.raises(grpc.RpcError) as refused:
+        caller.describe("orders", "d")
+    assert reason(refused) == "DURABLE_NOT_FOUND"
+
+
+def test_rewinding_clearing_describing_and_deleting(server: ServerProcess) -> None:
+    """F3, F7, U7: by an administrator."""
+    caller = Caller(server)
+    caller.create("orders")
+    first = caller.attach("orders", "d", filter="/px > 1", settings=types_pb2.DurableSettings(retain_bytes=-1))
+    caller.publish("orders", "a", payload=b'{"px":2}')
+    caller.publish("orders", "b", payload=b'{"px":1}')
+    first.batch()
+    found = caller.describe("orders", "d")
+    assert (found.attached, found.figures.total_entries, found.figures.unacknowledged_entries) == (True, 2, 2)
+    assert found.figures.HasField("oldest_unacknowledged_age")
+    assert found.settings.retain_bytes == -1
+    exact = caller.describe("orders", "d", exact=True)
+    assert (exact.figures.exact, exact.figures.unacknowledged_entries) == (True, 1)
+    first.acknowledge()
+    rewind = sow_pb2.RewindRequest(topic="orders", durable="d", earliest=True)
+    with pytest.raises(grpc.RpcError) as refused:
+        caller.sow.Rewind(rewind, timeout=DEADLINE)
+    assert reason(refused) == "DURABLE_IN_USE"
+    rewind.force = True
+    assert caller.sow.Rewind(rewind, timeout=DEADLINE).unacknowledged_entries == 2
+    with pytest.raises(grpc.RpcError) as ended:
+        first.to_the_end()
+    assert reason(ended) == "DURABLE_DETACHED"
+    second = caller.attach("orders", "d", filter="/px > 1")
+    assert second.batch() == [1]
+    clear = admin_pb2.ClearBacklogRequest(topic="orders", name="d")
+    assert caller.admin.ClearBacklog(clear, timeout=DEADLINE).acknowledged_entries == 2
+    listed = caller.admin.ListDurables(admin_pb2.ListDurablesRequest(), timeout=DEADLINE).durables
+    assert [(one.topic, one.name, one.attached) for one in listed] == [("orders", "d", False)]
+    caller.admin.DeleteDurable(admin_pb2.DeleteDurableRequest(topic="orders", name="d"), timeout=DEADLINE)
+    again = caller.attach("orders", "d")
+    assert (again.begun.created, again.begun.reset) == (True, True)
+
+
+@pytest.mark.parametrize("action", ["hold", "reject"])
+def test_a_publish_beyond_the_quota_waits_or_is_refused_until_somebody_acknowledges(
+    server: ServerProcess, action: str
+) -> None:
+    """U5, J9."""
+    caller = Caller(server)
+    number = {"hold": admin_pb2.BACKLOG_ACTION_HOLD, "reject": admin_pb2.BACKLOG_ACTION_REJECT}[action]
+    caller.create("orders", backlog_quota_bytes=1000, backlog_action=number)
+    caller.publish("orders", "free")
+    consumer = caller.attach("orders", "d")
+    caller.publish("orders", "a", payload=b'{"x":"%s"}' % bytes(2000).replace(b"\0", b"x"))
+    statistics = caller.admin.DescribeTopic(admin_pb2.DescribeTopicRequest(name="orders"), timeout=DEADLINE)
+    assert statistics.topic.statistics.durables == 1
+    assert statistics.topic.statistics.backlog_bytes > 2000
+    with pytest.raises(grpc.RpcError) as refused:
+        caller.publish("orders", "b", timeout=1.0 if action == "hold" else DEADLINE)
+    assert reason(refused) == "BACKLOG_QUOTA_EXCEEDED"
+    sow_delete = sow_pb2.SowDeleteRequest(topic="orders", by_keys=sow_pb2.KeyList(keys=["free"]))
+    assert [part.deleted for part in caller.sow.SowDelete(sow_delete, timeout=DEADLINE)] == [1], "deletes pass"
+    published: list[list[int]] = []
+    if action == "hold":
+        waiting = threading.Thread(target=lambda: published.append(caller.publish("orders", "c")))
+        waiting.start()
+        consumer.batch()
+        consumer.acknowledge()
+        waiting.join(DEADLINE)
+    else:
+        consumer.batch()
+        consumer.acknowledge()
+        published.append(caller.publish("orders", "c"))
+    assert len(published) == 1
+
+
+def test_evicting_tells_the_one_that_comes_back(server: ServerProcess) -> None:
+    """U5, J9."""
+    caller = Caller(server)
+    caller.create("orders", backlog_quota_bytes=10_000, backlog_action=admin_pb2.BACKLOG_ACTION_EVICT)
+    caller.attach("orders", "d").call.cancel()
+    for number in range(30):
+        caller.publish("orders", str(number), payload=b'{"x":"%s"}' % bytes(1000).replace(b"\0", b"x"))
+    until(lambda: caller.describe("orders", "d").figures.unacknowledged_bytes < 10_000, 10, "the eviction")
+    consumer = caller.attach("orders", "d")
+    gap = consumer.next().gap
+    assert gap.reason == sow_pb2.GAP_REASON_EVICTED
+    assert gap.entries + caller.describe("orders", "d").figures.unacknowledged_entries == 30
+
+
+def test_acknowledgements_survive_kills(server: ServerProcess) -> None:
+    """W1, J2: what an answer has told is never handed over again, and nothing is left out."""
+    draw = random.Random(7)
+    caller = Caller(server)
+    caller.create("orders")
+    caller.attach("orders", "d").call.cancel()
+    acknowledged, answered, seen = 0, set[int](), set[int]()
+    for _ in range(5):
+        stopping = threading.Event()
+
+        def publish(caller: Caller = caller, stopping: threading.Event = stopping) -> None:
+            while not stopping.is_set():
+                try:
+                    answered.update(caller.publish("orders", *[str(number) for number in range(20)]))
+                except grpc.RpcError:
+                    return
+
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        consumer = caller.attach("orders", "d", force=True)
+        position = int(consumer.begun.bookmark.split(".")[1])
+        assert position >= acknowledged
+        for _ in range(draw.randrange(5, 40)):
+            batch = consumer.batch()
+            assert batch[0] > position, "what was acknowledged does not come again"
+            position = batch[-1]
+            seen.update(batch)
+            if draw.random() < 0.7:
+                acknowledged = int(consumer.acknowledge().split(".")[1])
+        server.kill9()
+        stopping.set()
+        publisher.join(DEADLINE)
+        server.start()
+        caller = Caller(server)
+    consumer = caller.attach("orders", "d", force=True)
+    last = int(consumer.begun.bookmark.split(".")[1])
+    assert last >= acknowledged
+    while last < max(answered):
+        batch = consumer.batch()
+        last = batch[-1]
+        seen.update(batch)
+    assert answered <= seen

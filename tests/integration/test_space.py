@@ -1,0 +1,145 @@
+"""Disk space of expired records is used again, and by compaction given back (rule L17; rows P6, U10 and R11)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, Outcome, Publish, TopicSettings
+from sow_server.engine.policies import declared_of
+from sow_server.engine.rocks import RocksOptions
+from sow_server.engine.store import Store, StoreOptions
+from tests.support.stores import HOUR, MINUTE, FakeTime, Rig
+
+CYCLES = 10
+SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_letter="dead")
+DEAD = TopicSettings(expiration=Expiration.ENABLED, default_ttl_micros=MINUTE)
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one cycle writes, and how much of it RocksDB keeps in memory."""
+
+    records: int
+    record_bytes: int
+    rocks: RocksOptions
+
+
+SMALL = Load(
+    5_000,
+    512,
+    RocksOptions(
+        block_cache_bytes=2**22, records_memtable_bytes=2**20, other_memtable_bytes=2**19, log_bytes_max=2**21
+    ),
+)
+LARGE = Load(50_000, 512, RocksOptions())
+
+
+@pytest.mark.parametrize("load", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
+@pytest.mark.parametrize("compacts", [False, True], ids=["alone", "compacted"])
+def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
+    tmp_path: Path, load: Load, compacts: bool
+) -> None:
+    """P6, U10, R11. With new keys each time, dead letters that expire in their turn, a secondary index and a journal.
+
+    By itself RocksDB frees space when it has written enough to merge files, so sizes rise and fall; what must not rise
+    is their peak. Compacted after each cycle, the directory has nearly the same size each time.
+    """
+    rig = Rig(tmp_path, options=StoreOptions(rocks=load.rocks))
+    rig.create_topic("dead", DEAD)
+    rig.create_topic("t", SETTINGS)
+    rig.put("t", "stays", b'{"n":0}')
+    sizes: list[int] = []
+    for cycle in range(CYCLES):
+        for request in requests(load, cycle):
+            rig.run(request)
+        rig.time.tick(HOUR)
+        rig.store.sweep()
+        assert rig.count("dead") == load.records
+        rig.time.tick(HOUR)
+        rig.store.sweep()
+        rig.prune()
+        rig.store.compact_swept()
+        if compacts:
+            rig.store.compact()
+        assert list(rig.stored("t")) == [b"stays"]
+        assert not rig.stored("dead")
+        sizes.append(data_bytes(rig))
+    print("MiB after each cycle:", [round(size / 2**20, 1) for size in sizes])
+    first, last = sizes[: CYCLES // 2], sizes[CYCLES // 2 :]
+    if compacts:
+        assert max(last) <= 1.3 * min(last), sizes
+    else:
+        assert max(last) <= 2 * max(first), sizes  # the files of one merge more or less
+    assert rig.get("t", "stays") is not None
+
+
+def data_bytes(rig: Rig) -> int:
+    """Bytes of the data directory but for RocksDB's own text log, which is bounded by itself (16 MiB)."""
+    files = [file for file in rig.path.rglob("*") if not file.name.startswith("LOG")]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def requests(load: Load, cycle: int) -> Iterator[Publish]:
+    """The publishes of a cycle: payloads that do not compress, under keys that were never there before."""
+    generator = random.Random(cycle)
+    for first in range(0, load.records, BATCH):
+        numbers = range(first, min(first + BATCH, load.records))
+        payloads = [
+            b'{"n":%d,"x":"%s"}' % (number, generator.randbytes(load.record_bytes // 2).hex().encode())
+            for number in numbers
+        ]
+        keys = [f"{cycle}/{number}" for number in numbers]
+        yield Publish("t", payloads, keys, lifetime=Lifetime(LifetimeKind.TTL, MINUTE))
+
+
+def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: Path) -> None:
+    time = FakeTime()
+    store = Store.open(tmp_path / "data", clock=time.clock(), options=StoreOptions(rocks=SMALL.rocks))
+    store.start(lambda answer: answer())
+    compacted = threading.Event()
+
+    def compact() -> None:
+        for _ in range(3):
+            store.compact()
+        compacted.set()
+
+    thread = threading.Thread(target=compact)
+    try:
+        for name, settings in (("dead", DEAD), ("t", SETTINGS)):
+            made = threading.Event()
+            store.create_topic(name, declared_of(settings), lambda _, made=made: made.set())  # type: ignore[misc]  # bound now
+            assert made.wait(30)
+        topic = store.topics.find("t")
+        thread.start()
+        cycle = written = 0
+        while not compacted.is_set() or cycle < 2:
+            for request in requests(SMALL, cycle):
+                heard = threading.Event()
+                answers: list[object] = []
+
+                def hear(answer: object, heard: threading.Event = heard, answers: list[object] = answers) -> None:
+                    answers.append(answer)
+                    heard.set()
+
+                store.submit(request, hear)
+                assert heard.wait(30)
+                assert isinstance(answers[0], Outcome), answers
+                written += answers[0].applied
+                _, (found,) = store.get(topic, [f"{cycle}/0".encode()])
+                assert found is not None
+            cycle += 1
+        thread.join(60)
+        assert not thread.is_alive()
+        assert store.writer.failure is None
+        assert store.count(topic) == written == cycle * SMALL.records
+    finally:
+        compacted.set()
+        thread.join(60)
+        store.close()

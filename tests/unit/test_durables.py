@@ -1,0 +1,851 @@
+"""Durable subscriptions: what is kept, handed over, told and let go (J2 to J13; rows F, P1, P4, U of the origins)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine import journal
+from sow_server.engine.durables import Cleared, Durable, Figures, RewindTo
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import BacklogAction, Publish, TopicSettings
+from sow_server.engine.rocks import META, Failed
+from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
+from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
+from tests.support.stores import MINUTE, SECOND, Rig
+from tests.support.subscribers import EARLIEST, Subscribers, at
+
+HOUR = 60 * MINUTE
+TO_EARLIEST = RewindTo()
+JSON = TopicSettings(retain_bytes=None)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders", JSON)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def subscribers(rig: Rig) -> Subscribers:
+    return Subscribers(rig)
+
+
+def put(rig: Rig, *keys: str, topic: str = "orders", px: int = 1) -> None:
+    """One change a commit."""
+    for key in keys:
+        rig.put(topic, key, b'{"px":%d}' % px)
+
+
+def durable(rig: Rig, name: str = "d", topic: str = "orders") -> Durable:
+    return rig.store.durables.find(rig.topic(topic), name)
+
+
+def figures(rig: Rig, name: str = "d", topic: str = "orders") -> Figures:
+    return rig.store.durable_figures(rig.topic(topic), name)[1]
+
+
+def floor(rig: Rig, topic: str = "orders") -> int:
+    return rig.topic(topic).statistics.floor_sequence
+
+
+def rewind(
+    subscribers: Subscribers,
+    to: RewindTo = TO_EARLIEST,
+    *,
+    name: str = "d",
+    force: bool = False,  # unchanging
+) -> tuple[Durable, int]:
+    topic = subscribers.rig.topic("orders")
+    answers: list[tuple[Durable, int] | StoreError] = []
+    subscribers.consumers.rewind(topic, name, to, answers.append, force=force)
+    return subscribers.answer(answers)
+
+
+def delete(subscribers: Subscribers, name: str = "d", *, force: bool = False) -> None:
+    answers: list[Durable | StoreError] = []
+    subscribers.consumers.delete(subscribers.rig.topic("orders"), name, answers.append, force=force)
+    assert subscribers.answer(answers).name == name
+
+
+def clear(subscribers: Subscribers, name: str = "d") -> int:
+    topic = subscribers.rig.topic("orders")
+    answers: list[Cleared | StoreError] = []
+    subscribers.consumers.clear(topic, name, answers.append)
+    return subscribers.answer(answers).entries
+
+
+def refused(error: pytest.ExceptionInfo[StoreError]) -> Reason:
+    return error.value.reason
+
+
+# --- consuming (J2) --------------------------------------------------------------------------------------------------
+
+
+def test_a_new_durable_begins_now_and_a_client_that_comes_back_continues_behind_what_it_acknowledged(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J2: cumulative acknowledgement; what is not acknowledged comes again."""
+    put(rig, "before")
+    first = subscribers.attach("orders", "d")
+    assert (first.begun.sequence, first.begun.created, first.begun.reset) == (1, True, False)
+    put(rig, "a", "b", "c")
+    assert [key for _, key, _ in first.news()] == ["a", "b", "c"]
+    assert first.acknowledge(3).position == 3
+    first.close()
+    subscribers.settle()
+    put(rig, "d")
+    second = subscribers.attach("orders", "d", start=EARLIEST)
+    assert (second.begun.sequence, second.begun.created, second.begun.reset) == (3, False, False)
+    assert second.got() == [4, 5], "a start counts only when it is created"
+    assert second.acknowledge(2).position == 3, "positions below the present one change nothing"
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [("now", []), ("earliest", [1, 2, 3]), ("bookmark", [2, 3]), ("time", [3])]
+)
+def test_it_begins_where_it_was_asked_to(rig: Rig, subscribers: Subscribers, start: str, expected: list[int]) -> None:
+    """J2, S4."""
+    put(rig, "a", "b")
+    rig.time.tick(SECOND)
+    put(rig, "c")
+    time = Start(StartKind.TIME, time_micros=rig.clock.now_micros())
+    starts = {"now": FROM_NOW, "earliest": EARLIEST, "bookmark": at(1, rig), "time": time}
+    assert subscribers.attach("orders", "d", start=starts[start]).got() == expected
+
+
+def test_positions_survive_a_crash(rig: Rig, subscribers: Subscribers) -> None:
+    """J2: the acknowledgement is in a commit of its own, synced before it is answered."""
+    follower = subscribers.attach("orders", "d", filter="/px > 0")
+    put(rig, "a", "b")
+    follower.news()
+    follower.acknowledge(1)
+    rig.crash()
+    assert (durable(rig).position, durable(rig).filter) == (1, "/px > 0")
+    again = Subscribers(rig).attach("orders", "d", filter="/px > 0")
+    assert again.got() == [2]
+
+
+def test_one_consumer_at_a_time_and_force_takes_over(rig: Rig, subscribers: Subscribers) -> None:
+    """J2: the stream before ends, and its late acknowledgement does not count."""
+    first = subscribers.attach("orders", "d")
+    put(rig, "a")
+    first.news()
+    with pytest.raises(StoreError) as error:
+        subscribers.attach("orders", "d")
+    assert refused(error) is Reason.DURABLE_IN_USE
+    second = subscribers.attach("orders", "d", force=True)
+    first.pump()
+    assert first.error is not None
+    assert first.error.reason is Reason.DURABLE_TAKEN_OVER
+    assert second.got() == [1]
+    with pytest.raises(StoreError) as error:
+        first.acknowledge(1)
+    assert refused(error) is Reason.DURABLE_TAKEN_OVER
+    assert durable(rig).position == 0
+    assert second.acknowledge().position == 1
+
+
+def test_another_filter_or_other_settings_under_its_name_are_refused(rig: Rig, subscribers: Subscribers) -> None:
+    """J2: and the consumer that is attached stays."""
+    first = subscribers.attach("orders", "d", filter="/px > 1", declared={"retain_bytes": 10})
+    for other in ({"filter": "/px > 2"}, {"filter": "/px > 1", "declared": {"retain_bytes": 11}}):
+        with pytest.raises(StoreError) as error:
+            subscribers.attach("orders", "d", force=True, **other)
+        assert refused(error) is Reason.DURABLE_DIFFERS
+    assert first.pump() == []
+    assert first.error is None
+    first.close()
+    assert not subscribers.attach("orders", "d", filter="( /px > 1 )").begun.created
+
+
+def test_what_was_not_handed_over_cannot_be_acknowledged(rig: Rig, subscribers: Subscribers) -> None:
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    with pytest.raises(StoreError) as error:
+        follower.acknowledge(2)
+    assert refused(error) is Reason.BOOKMARK_IN_FUTURE
+    follower.news()
+    follower.close()
+    subscribers.settle()
+    assert follower.acknowledge(2).position == 2, "also just after its stream has ended"
+
+
+def test_a_topic_without_a_journal_has_no_durables_and_a_name_has_its_characters(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    rig.create_topic("quiet", journal=False)
+    with pytest.raises(StoreError) as error:
+        subscribers.attach("quiet", "d")
+    assert refused(error) is Reason.NO_JOURNAL
+    with pytest.raises(StoreError) as error:
+        subscribers.attach("orders", "a b")
+    assert refused(error) is Reason.INVALID_ARGUMENT
+    assert not subscribers.consumers.attached_count
+
+
+def test_deleting_a_topic_ends_its_consumers_and_removes_its_durables(rig: Rig, subscribers: Subscribers) -> None:
+    """T5."""
+    follower = subscribers.attach("orders", "d")
+    rig.delete_topic("orders")
+    subscribers.settle()
+    follower.pump()
+    assert follower.error is not None
+    assert follower.error.reason is Reason.TOPIC_DELETED
+    subscribers.settle()
+    rig.create_topic("orders", JSON)
+    assert subscribers.attach("orders", "d").begun.reset is False
+    assert subscribers.attach("orders", "e", expected=True).begun.reset, "the client remembers what the server cannot"
+    rig.crash()
+    assert [found.name for found in rig.store.durables.of(rig.topic("orders"))] == ["d", "e"]
+
+
+# --- what a filter leaves out (J2) -----------------------------------------------------------------------------------
+
+
+def test_the_position_follows_what_the_filter_leaves_out(rig: Rig, subscribers: Subscribers) -> None:
+    follower = subscribers.attach("orders", "d", filter="/px > 1")
+    put(rig, "a", "b", px=1)
+    put(rig, "c", px=2)
+    put(rig, "d", px=1)
+    assert [key for _, key, _ in follower.news()] == ["c"]
+    rig.time.tick(10 * SECOND)
+    follower.news()
+    assert durable(rig).position == 0, "c is not acknowledged"
+    assert follower.acknowledge(3).position == 4, "nothing that was handed over is left"
+    put(rig, "e", px=1)
+    follower.news()
+    rig.time.tick(10 * SECOND)
+    follower.news()
+    subscribers.settle()
+    assert durable(rig).position == 5
+
+
+def test_a_rare_filter_does_not_pin_a_topic(rig: Rig, subscribers: Subscribers) -> None:
+    """J2: the detached durable that holds the floor is scanned at prune time, up to what it wants."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    subscribers.attach("orders", "d", filter="/px > 1").close()
+    subscribers.settle()
+    put(rig, "a", "b", px=1)
+    rig.time.tick(MINUTE)
+    rig.prune()
+    assert floor(rig) == 0
+    subscribers.scan()
+    assert (durable(rig).position, floor(rig)) == (2, 2)
+    put(rig, "c", px=2)
+    put(rig, "d", px=1)
+    rig.time.tick(MINUTE)
+    subscribers.scan()
+    rig.prune()
+    assert (durable(rig).position, floor(rig)) == (2, 2), "c is for it"
+    assert [key for _, key, _ in subscribers.attach("orders", "d", filter="/px > 1").news()] == ["c"]
+
+
+def test_a_record_that_leaves_the_filter_is_not_scanned_away(rig: Rig, subscribers: Subscribers) -> None:
+    """J2, S2: its consumer may want to hear of it."""
+    put(rig, "a", px=2)
+    subscribers.attach("orders", "d", filter="/px > 1").close()
+    subscribers.settle()
+    put(rig, "a", px=1)
+    subscribers.scan()
+    assert durable(rig).position == 1
+
+
+# --- retention (J3, J5, J6; F1 to F8) --------------------------------------------------------------------------------
+
+
+def test_acknowledged_and_younger_than_retention_is_kept_and_older_is_gone_for_good(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """F2, F4, U1, J3, J4."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a")
+    rig.time.tick(1)
+    put(rig, "b")
+    follower.news()
+    follower.acknowledge()
+    rig.time.tick(MINUTE - 2)
+    rig.prune()
+    assert (figures(rig).total_entries, floor(rig)) == (2, 0)
+    rig.time.tick(1)
+    assert figures(rig).total_entries == 1, "gone for it, though nothing has been pruned yet"
+    rig.prune()
+    assert (figures(rig).total_entries, floor(rig)) == (1, 1)
+
+
+def test_unacknowledged_and_older_is_kept_and_goes_in_the_commit_of_its_acknowledgement(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """F5, J5."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    rig.time.tick(HOUR)
+    rig.prune()
+    assert (figures(rig).unacknowledged_entries, floor(rig)) == (2, 0)
+    follower.news()
+    follower.acknowledge(1)
+    assert (figures(rig).total_entries, floor(rig)) == (1, 1)
+    rig.crash()
+    assert floor(rig) == 1
+
+
+def test_what_one_has_let_go_is_gone_for_it_though_another_pins_it(rig: Rig, subscribers: Subscribers) -> None:
+    """J5: rewinding ends at the first entry inside retention."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    follower = subscribers.attach("orders", "d")
+    subscribers.attach("orders", "slow").close()
+    subscribers.settle()
+    put(rig, "a", "b")
+    rig.time.tick(HOUR)
+    put(rig, "c")
+    follower.news()
+    follower.acknowledge()
+    follower.close()
+    subscribers.settle()
+    assert (figures(rig).total_entries, figures(rig, "slow").total_entries, floor(rig)) == (1, 3, 0)
+    moved, entries = rewind(subscribers)
+    assert (moved.position, entries) == (2, 1)
+
+
+def test_nothing_is_kept_behind_the_slowest_with_no_retention(rig: Rig, subscribers: Subscribers) -> None:
+    """U1, U2, J3: both zero."""
+    rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b", "c")
+    follower.news()
+    follower.acknowledge(2)
+    rig.prune()
+    assert [entry.key for entry in rig.journal("orders")] == [b"c"]
+
+
+def test_a_durable_can_keep_longer_than_its_topic(rig: Rig, subscribers: Subscribers) -> None:
+    """F1, P1, J3."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    declared = {"retain_time_micros": HOUR, "retain_bytes": None}
+    follower = subscribers.attach("orders", "d", declared=declared)
+    put(rig, "a")
+    follower.news()
+    follower.acknowledge()
+    rig.time.tick(HOUR - 1)
+    rig.prune()
+    assert (floor(rig), figures(rig).total_entries) == (0, 1)
+    rig.time.tick(1)
+    rig.prune()
+    assert (floor(rig), figures(rig).total_entries) == (1, 0)
+
+
+def test_settings_of_a_durable_are_checked(rig: Rig, subscribers: Subscribers) -> None:
+    """F1, U2: one zero alone is refused."""
+    with pytest.raises(StoreError) as error:
+        subscribers.attach("orders", "d", declared={"retain_time_micros": 0, "retain_bytes": 1})
+    assert refused(error) is Reason.INVALID_ARGUMENT
+
+
+def test_a_longer_retention_does_not_bring_back_what_was_gone(rig: Rig, subscribers: Subscribers) -> None:
+    """F4: deleted for good, also where another durable still has the bytes."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    follower = subscribers.attach("orders", "d")
+    subscribers.attach("orders", "slow").close()
+    put(rig, "a")
+    follower.news()
+    follower.acknowledge()
+    follower.close()
+    rig.time.tick(MINUTE)
+    rig.alter_topic("orders", retain_time_micros=HOUR)
+    assert rewind(subscribers)[0].position == 1
+    rig.crash()
+    assert figures(rig).earliest == 1
+
+
+def test_acknowledged_and_retained_entries_are_neither_handed_over_nor_counted_until_a_rewind(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """F3, F6, F7, J6, J7, R7: ages stay what they are."""
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b", "c")
+    follower.news()
+    follower.acknowledge()
+    follower.close()
+    subscribers.settle()
+    assert subscribers.attach("orders", "d").got() == []
+    found = figures(rig)
+    assert (found.total_entries, found.unacknowledged_entries) == (3, 0)
+    with pytest.raises(StoreError) as error:
+        rewind(subscribers)
+    assert refused(error) is Reason.DURABLE_IN_USE
+    rig.time.tick(MINUTE)
+    moved, entries = rewind(subscribers, force=True)
+    assert (moved.position, entries) == (0, 3)
+    assert figures(rig).oldest_micros == rig.clock.now_micros() - MINUTE
+    assert subscribers.attach("orders", "d").got() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("to", "position"), [(RewindTo(position=1), 1), (RewindTo(time_micros=2 * MINUTE), 2), (RewindTo(time_micros=0), 0)]
+)
+def test_a_rewind_goes_to_a_position_or_a_time(rig: Rig, subscribers: Subscribers, to: RewindTo, position: int) -> None:
+    """J6. Times are counted from the first change."""
+    begin = rig.clock.now_micros()
+    follower = subscribers.attach("orders", "d")
+    for key in "abc":
+        put(rig, key)
+        rig.time.tick(MINUTE)
+    follower.news()
+    follower.acknowledge()
+    follower.close()
+    if to.time_micros is not None:
+        to = RewindTo(time_micros=begin + to.time_micros)
+    assert rewind(subscribers, to)[0].position == position
+
+
+def test_a_rewind_ends_at_what_is_there_and_does_not_go_ahead(rig: Rig, subscribers: Subscribers) -> None:
+    rig.alter_topic("orders", retain_time_micros=MINUTE)
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    rig.time.tick(MINUTE)
+    put(rig, "c", "d")
+    follower.news()
+    follower.acknowledge(3)
+    follower.close()
+    for position, reason in ((1, Reason.BOOKMARK_TOO_OLD), (4, Reason.INVALID_ARGUMENT)):
+        with pytest.raises(StoreError) as error:
+            rewind(subscribers, RewindTo(position=position))
+        assert refused(error) is reason
+    assert rewind(subscribers, RewindTo(position=2))[0].position == 2
+
+
+def test_a_forced_rewind_ends_the_stream_and_what_it_acknowledges_later_does_not_count(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J6."""
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    follower.news()
+    follower.acknowledge(1)
+    rewind(subscribers, force=True)
+    follower.pump()
+    assert follower.error is not None
+    assert follower.error.reason is Reason.DURABLE_DETACHED
+    with pytest.raises(StoreError) as error:
+        follower.acknowledge(2)
+    assert refused(error) is Reason.DURABLE_DETACHED
+    assert durable(rig).position == 0
+
+
+def test_clearing_acknowledges_everything_of_one_or_all(rig: Rig, subscribers: Subscribers) -> None:
+    """U7, J13."""
+    subscribers.attach("orders", "d").close()
+    subscribers.attach("orders", "e").close()
+    put(rig, "a", "b")
+    assert clear(subscribers) == 2
+    assert (durable(rig).position, durable(rig, "e").position) == (2, 0)
+    assert clear(subscribers, "") == 2
+    assert durable(rig, "e").position == 2
+    with pytest.raises(StoreError) as error:
+        clear(subscribers, "nobody")
+    assert refused(error) is Reason.DURABLE_NOT_FOUND
+
+
+def test_a_deleted_durable_lets_go_and_its_client_is_told_when_it_is_back(rig: Rig, subscribers: Subscribers) -> None:
+    """J10 (reset), DU3."""
+    rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a")
+    with pytest.raises(StoreError) as error:
+        delete(subscribers)
+    assert refused(error) is Reason.DURABLE_IN_USE
+    delete(subscribers, force=True)
+    follower.pump()
+    assert follower.error is not None
+    assert floor(rig) == 1
+    rig.crash()
+    again = Subscribers(rig).attach("orders", "d")
+    assert (again.begun.created, again.begun.reset) == (True, True)
+    again.close()
+    assert not Subscribers(rig).attach("orders", "d").begun.reset, "once"
+
+
+# --- hard limits (J3, J5; F8) ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "value"), [("max_entries", 2), ("max_age_micros", 2 * MINUTE + 1), ("max_bytes", 2)])
+def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durable_is_told(
+    rig: Rig, subscribers: Subscribers, limit: str, value: int
+) -> None:
+    """F8, J5: TTL < age < retention: gone. A gap tells how many, again and again until it is acknowledged."""
+    subscribers.attach("orders", "d").close()
+    for key in "abcd":
+        put(rig, key)
+        rig.time.tick(MINUTE)
+    if limit == "max_bytes":
+        value *= rig.store.statistics(rig.topic("orders")).journal_bytes // 4
+    rig.alter_topic("orders", {limit: value})
+    rig.prune()
+    assert [entry.key.decode() for entry in rig.journal("orders")] == ["c", "d"]
+    assert rig.store.durables.discarded[limit.removesuffix("_micros")] == 2
+    rig.crash()
+    assert Subscribers(rig).attach("orders", "d").gaps() == [("DISCARDED", 0, 2, 2)]
+    rig.crash()
+    subscribers = Subscribers(rig)
+    follower = subscribers.attach("orders", "d")
+    assert follower.gaps() == [("DISCARDED", 0, 2, 2)]
+    assert follower.got() == [3, 4]
+    follower.acknowledge(3)
+    follower.close()
+    subscribers.settle()
+    assert subscribers.attach("orders", "d").gaps() == []
+
+
+def test_entries_are_limited_exactly_within_a_commit(rig: Rig, subscribers: Subscribers) -> None:
+    """J3: a limit of entries cuts through a chunk; nobody reads below the floor."""
+    subscribers.attach("orders", "d").close()
+    rig.alter_topic("orders", max_entries=3)
+    rig.run(Publish("orders", [b"{}"] * 5, list("abcde")))
+    rig.prune()
+    figures_ = rig.topic("orders").statistics
+    assert (figures_.floor_sequence, figures_.journal_entries, durable(rig).position) == (2, 3, 2)
+    follower = subscribers.attach("orders", "d")
+    assert (follower.got(), follower.gaps()) == ([3, 4, 5], [("DISCARDED", 0, 2, 2)])
+    assert subscribers.subscribe("orders", start=EARLIEST).news()[0][1] == "c"
+
+
+def test_a_consumer_that_is_passed_by_a_hard_limit_hears_of_the_gap_and_goes_on(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J5: not RESYNC_REQUIRED."""
+    follower = subscribers.attach("orders", "d", settled=False)
+    put(rig, "a")
+    follower.news()
+    rig.alter_topic("orders", max_entries=1)
+    limited = Subscribers(rig, queue_bytes_max=1)
+    slow = limited.attach("orders", "e", start=at(1, rig))
+    put(rig, "b", "c", "d")
+    limited.settle()
+    rig.prune()
+    assert slow.news()[-1][1] == "d"
+    assert [gap[0] for gap in slow.gaps()] in ([], ["DISCARDED"])
+    assert slow.error is None
+
+
+def test_limits_hold_for_who_attaches_before_the_next_prune(rig: Rig, subscribers: Subscribers) -> None:
+    subscribers.attach("orders", "d").close()
+    rig.alter_topic("orders", max_age_micros=MINUTE)
+    put(rig, "a")
+    rig.time.tick(MINUTE)
+    follower = subscribers.attach("orders", "d")
+    assert (follower.got(), follower.gaps()) == ([], [("DISCARDED", 0, 1, 1)])
+
+
+# --- figures (J7) ----------------------------------------------------------------------------------------------------
+
+
+def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subscribers: Subscribers) -> None:
+    """F7, J7; U4: plain subscriptions pin nothing."""
+    rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
+    subscribers.subscribe("orders")
+    put(rig, "x")
+    rig.prune()
+    assert floor(rig) == 1
+    rig.alter_topic("orders", retain_time_micros=HOUR, retain_bytes=None)
+    follower = subscribers.attach("orders", "d", filter="/px > 1")
+    for px in (1, 2, 3):
+        put(rig, f"k{px}", px=px)
+        rig.time.tick(SECOND)
+    follower.news()
+    follower.acknowledge(3)
+    found = figures(rig)
+    size = rig.store.statistics(rig.topic("orders")).journal_bytes
+    assert (found.total_entries, found.total_bytes) == (3, size)
+    assert (found.unacknowledged_entries, found.unacknowledged_bytes) == (1, size // 3)
+    assert found.oldest_micros == rig.clock.now_micros() - SECOND
+    exact = subscribers.consumers.exact(rig.topic("orders"), durable(rig), found)
+    assert (exact.total_entries, exact.unacknowledged_entries) == (2, 1)
+
+
+# --- time (J8, J10; P4, U8) ------------------------------------------------------------------------------------------
+
+
+def test_what_stays_unacknowledged_for_the_backlog_ttl_counts_as_acknowledged(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """U8, J8: then retention applies; the durable is told."""
+    rig.alter_topic("orders", backlog_ttl_micros=MINUTE, retain_time_micros=2 * MINUTE)
+    subscribers.attach("orders", "d").close()
+    put(rig, "a")
+    rig.time.tick(1)
+    put(rig, "b")
+    subscribers.upkeep()
+    rig.time.tick(MINUTE - 1)
+    subscribers.upkeep()
+    assert (durable(rig).position, figures(rig).total_entries) == (1, 2)
+    rig.time.tick(1)
+    subscribers.upkeep()
+    assert durable(rig).position == 2
+    assert subscribers.attach("orders", "d").gaps() == [("BACKLOG_TTL", 0, 2, 2)]
+    rig.time.tick(MINUTE)
+    rig.prune()
+    assert floor(rig) == 2
+
+
+def test_setting_and_removing_the_backlog_ttl_acts_at_once(rig: Rig, subscribers: Subscribers) -> None:
+    """U8: set, get, remove."""
+    subscribers.attach("orders", "d").close()
+    put(rig, "a")
+    rig.time.tick(MINUTE)
+    rig.alter_topic("orders", backlog_ttl_micros=HOUR)
+    subscribers.upkeep()
+    rig.alter_topic("orders", backlog_ttl_micros=None)
+    rig.time.tick(HOUR)
+    subscribers.upkeep()
+    assert durable(rig).position == 0
+    rig.alter_topic("orders", backlog_ttl_micros=HOUR)
+    subscribers.upkeep()
+    assert durable(rig).position == 1
+
+
+def test_an_idle_durable_is_removed_and_its_client_is_told(rig: Rig, subscribers: Subscribers) -> None:
+    """P1, P4, J10: neither attached nor acknowledging."""
+    rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
+    follower = subscribers.attach("orders", "d")
+    rig.time.tick(HOUR)
+    subscribers.upkeep()
+    follower.close()
+    subscribers.settle()
+    rig.time.tick(MINUTE - 1)
+    subscribers.upkeep()
+    assert durable(rig).position == 0
+    rig.time.tick(1)
+    subscribers.upkeep()
+    assert rig.store.durables.of(rig.topic("orders")) == []
+    again = subscribers.attach("orders", "d")
+    assert (again.begun.created, again.begun.reset) == (True, True)
+
+
+def test_a_crash_is_no_idleness_and_a_restart_does_not_make_young(rig: Rig, subscribers: Subscribers) -> None:
+    """J10: who was attached then is idle from the start on; who was not has been idle all the time."""
+    rig.alter_topic("orders", durable_idle_ttl_micros=HOUR)
+    subscribers.attach("orders", "away").close()
+    subscribers.attach("orders", "here")
+    rig.time.tick(HOUR)
+    rig.crash()
+    after = Subscribers(rig)
+    after.settle()
+    after.upkeep()
+    assert [found.name for found in rig.store.durables.of(rig.topic("orders"))] == ["here"]
+    rig.time.tick(HOUR)
+    after.upkeep()
+    assert rig.store.durables.of(rig.topic("orders")) == []
+
+
+def test_names_of_removed_durables_are_forgotten_in_the_end(rig: Rig, subscribers: Subscribers) -> None:
+    subscribers.attach("orders", "d").close()
+    delete(subscribers)
+    rig.time.tick(31 * 24 * HOUR)
+    rig.clock.accept()
+    rig.store.forget_durables()
+    rig.store.writer.step()
+    assert rig.rows(META, b"durable/", b"durable0") == []
+    assert not subscribers.attach("orders", "d").begun.reset
+
+
+# --- backlog quotas (J9) ---------------------------------------------------------------------------------------------
+
+
+def size_of_one(rig: Rig) -> int:
+    put(rig, "size")
+    figures_ = rig.topic("orders").statistics
+    return figures_.appended_bytes // figures_.appended_entries
+
+
+def test_evicting_acknowledges_the_oldest_of_the_slowest_down_to_nine_tenths(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """U5, J9."""
+    quota = 10 * size_of_one(rig)
+    slow, fast = subscribers.attach("orders", "slow"), subscribers.attach("orders", "fast")
+    rig.alter_topic("orders", backlog_quota_bytes=quota, backlog_action=BacklogAction.EVICT)
+    slow.close()
+    subscribers.settle()
+    for _ in range(9):
+        put(rig, "aaaa")
+    subscribers.upkeep()
+    assert durable(rig, "slow").position == 1
+    put(rig, "aaaa", "aaaa", "aaaa")
+    fast.news()
+    fast.acknowledge()
+    subscribers.upkeep()
+    assert durable(rig, "slow").position == 4
+    assert rig.store.statistics(rig.topic("orders")).backlog_bytes <= quota * 9 // 10
+    assert durable(rig, "fast").gaps == ()
+    again = subscribers.attach("orders", "slow")
+    assert again.gaps() == [("EVICTED", 1, 4, 3)]
+    assert again.got() == list(range(5, 14))
+
+
+def test_evicting_by_age_and_telling_a_consumer_that_is_attached(rig: Rig, subscribers: Subscribers) -> None:
+    """U5, J9: what it has not been handed is skipped."""
+    follower = subscribers.attach("orders", "d")
+    rig.alter_topic("orders", backlog_quota_age_micros=100 * SECOND, backlog_action=BacklogAction.EVICT)
+    put(rig, "a")
+    rig.time.tick(50 * SECOND)
+    put(rig, "b")
+    rig.time.tick(50 * SECOND)
+    subscribers.upkeep()
+    assert durable(rig).position == 1
+    follower.news()
+    assert follower.gaps() == [("EVICTED", 0, 1, 1)]
+    assert follower.got() == [2]
+    follower.acknowledge()
+    assert durable(rig).gaps == ()
+
+
+def test_what_was_handed_over_is_no_gap(rig: Rig, subscribers: Subscribers) -> None:
+    """DU4: it was only slow to acknowledge."""
+    follower = subscribers.attach("orders", "d")
+    rig.alter_topic("orders", backlog_quota_age_micros=100 * SECOND, backlog_action=BacklogAction.EVICT)
+    put(rig, "a", "b")
+    follower.news()
+    rig.time.tick(100 * SECOND)
+    subscribers.upkeep()
+    follower.news()
+    assert (follower.gaps(), durable(rig).position) == ([], 2)
+    follower.acknowledge(2)
+    assert durable(rig).gaps == ()
+
+
+def test_conflating_replaces_the_backlog_by_a_snapshot(rig: Rig, subscribers: Subscribers) -> None:
+    """J9: the matching records, then live; until the snapshot is acknowledged it comes again."""
+    quota = 3 * size_of_one(rig)
+    subscribers.attach("orders", "d", filter="/px > 1").close()
+    subscribers.settle()
+    rig.alter_topic("orders", backlog_quota_bytes=quota, backlog_action=BacklogAction.CONFLATE)
+    for px in (2, 3, 4):
+        put(rig, "a", px=px)
+    put(rig, "b", px=1)
+    subscribers.upkeep()
+    last = rig.store.writer.last_sequence
+    assert durable(rig).position == last
+    for _ in range(2):
+        follower = subscribers.attach("orders", "d", filter="/px > 1")
+        assert follower.gaps() == [("CONFLATED", 1, last, 4)]
+        assert follower.snapshot() == {"a": b'{"px":4}'}
+        follower.close()
+        subscribers.settle()
+    follower = subscribers.attach("orders", "d", filter="/px > 1")
+    kinds = follower.kinds()
+    assert kinds[:3] == ["DurableBegin", "GapNotice", "SnapshotBegin"]
+    put(rig, "c", px=5)
+    assert [key for _, key, _ in follower.news()] == ["c"]
+    (end,) = [frame for frame in follower.frames if isinstance(frame, SnapshotEnd)]
+    follower.acknowledge(end.sequence)
+    follower.close()
+    subscribers.settle()
+    again = subscribers.attach("orders", "d", filter="/px > 1")
+    assert again.gaps() == []
+    assert [key for _, key, _ in again.news()] == ["c"]
+    assert again.got() == [last + 1]
+    assert not [frame for frame in again.frames if isinstance(frame, SnapshotBegin)]
+
+
+# --- pruning (J11; P3, P5) -------------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_cannot_be_pruned_leaves_the_others_working(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J11."""
+    rig.create_topic("other", JSON)
+    for topic in ("orders", "other"):
+        rig.alter_topic(topic, retain_time_micros=MINUTE)
+        put(rig, "a", topic=topic)
+    rig.time.tick(MINUTE)
+    after = journal.Heads.after
+    orders = rig.topic("orders")
+
+    def broken(self: journal.Heads, topic: object, position: int) -> journal.Chunk | None:
+        if topic is orders:
+            raise Failed("IO error")
+        return after(self, topic, position)  # type: ignore[arg-type]  # a topic
+
+    monkeypatch.setattr(journal.Heads, "after", broken)
+    rig.prune()
+    assert (floor(rig), floor(rig, "other")) == (0, 2)
+    assert len(rig.journal("orders")) == 1
+    assert rig.journal("other") == []
+    monkeypatch.undo()
+    rig.prune()
+    assert floor(rig) == 1
+
+
+def test_the_floor_is_an_entry_so_a_bookmark_between_two_misses_nothing(rig: Rig, subscribers: Subscribers) -> None:
+    """J1: a bookmark is too old only where something after it has been discarded."""
+    rig.create_topic("other", JSON)
+    rig.alter_topic("other", retain_time_micros=MINUTE)
+    put(rig, "a", topic="other")
+    put(rig, "b", "c")
+    rig.time.tick(MINUTE)
+    put(rig, "d", topic="other")
+    rig.prune()
+    assert floor(rig, "other") == 1
+    assert subscribers.subscribe("other", start=at(2, rig)).news()[0][1] == "d"
+
+
+def test_an_entry_that_is_due_when_it_is_handed_over_is_skipped_and_needs_no_acknowledgement(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J12, R2: replayed as live; the expiry follows for who wants to know."""
+    rig.create_topic("quotes")
+    subscribers.attach("quotes", "d").close()
+    subscribers.settle()
+    rig.put("quotes", "short", ttl=SECOND)
+    rig.put("quotes", "long")
+    rig.time.tick(SECOND)
+    follower = subscribers.attach("quotes", "d", oof=True)
+    assert [key for _, key, _ in follower.news()] == ["long"]
+    rig.store.sweep()
+    assert [what for what, _, _ in follower.news()] == ["oof expired"]
+
+
+# --- many ------------------------------------------------------------------------------------------------------------
+
+
+def test_acknowledgements_share_commits(rig: Rig, subscribers: Subscribers) -> None:
+    """DC5."""
+    followers = [subscribers.attach("orders", f"d{number}") for number in range(5)]
+    put(rig, "a")
+    answers: list[object] = []
+    for follower in followers:
+        follower.news()
+    written: list[object] = []
+    write = rig.store._rocks.write
+
+    def counted(batch: object) -> None:
+        written.append(batch)
+        write(batch)  # type: ignore[arg-type]  # a batch
+
+    rig.store._rocks.write = counted  # type: ignore[method-assign]  # to see how many there are
+    for follower in followers:
+        consumer = follower.consumer
+        subscribers.consumers.acknowledge(consumer.topic, consumer.name, consumer.session, 1, answers.append)
+    subscribers.settle()
+    assert len(answers) == 5
+    assert len(written) == 2, "the first, and all that came meanwhile"
+
+
+def test_idle_upkeep_reads_nothing(rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of a second are in proportion to what is due in it."""
+    rig.alter_topic("orders", durable_idle_ttl_micros=HOUR, backlog_ttl_micros=HOUR)
+    for number in range(50):
+        subscribers.attach("orders", f"d{number}").close()
+    subscribers.upkeep()
+    monkeypatch.setattr(rig.store._rocks, "cursor", None)
+    monkeypatch.setattr(rig.store, "change_durables", None)
+    for _ in range(10):
+        rig.time.tick(SECOND)
+        subscribers.consumers.upkeep()
