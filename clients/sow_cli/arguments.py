@@ -13,13 +13,15 @@ from typing import Final
 import click
 
 from sow.durations import DurationError, parse_micros
+from sow_client import UNLIMITED
 
-UNLIMITED: Final = -1
-"""What `--retain-bytes unlimited` becomes."""
+NONE: Final = "none"
+"""Takes a setting away."""
 
-NO_INDEX: Final = "none"
+NO_INDEX: Final = NONE
 """As an `--index`: there is to be none."""
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SIZE = re.compile(r"(\d{1,18})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _SIZE_UNITS: Final = {
     "": 1,
@@ -52,16 +54,18 @@ def ttl(text: str) -> str:
 
 def bound(text: str) -> str:
     """A duration, or `none` to take a bound away."""
-    return text if text == "none" else duration(text)
+    return text if text == NONE else duration(text)
 
 
 def retain_time(text: str) -> str:
-    """A duration, or `unlimited`."""
-    return text if text == "unlimited" else duration(text)
+    """A duration, `unlimited`, or `none`."""
+    return text if text in ("unlimited", NONE) else duration(text)
 
 
-def retain_bytes(text: str) -> int:
-    """A size such as `64MiB`, `1GB` or `1048576`, or `unlimited` (-1)."""
+def size(text: str) -> int | str:
+    """A size such as `64MiB`, `1GB` or `1048576`, `unlimited` (-1), or `none`."""
+    if text == NONE:
+        return text
     if text == "unlimited":
         return UNLIMITED
     match = _SIZE.fullmatch(text)
@@ -69,6 +73,22 @@ def retain_bytes(text: str) -> int:
     if match is None or unit is None:
         raise click.BadParameter(f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB, kB, MB or GB")
     return int(match[1]) * unit
+
+
+def entries(text: str) -> int | str:
+    """A number of entries, `unlimited` (-1), or `none`."""
+    if text == NONE:
+        return text
+    if text == "unlimited":
+        return UNLIMITED
+    if re.fullmatch(r"[0-9]{1,18}", text) is None:
+        raise click.BadParameter(f"{text!r} is not a number of entries")
+    return int(text)
+
+
+def position(text: str) -> str | datetime:
+    """A time, or else what the client takes as it is: `earliest`, or a bookmark, which never looks like a time."""
+    return instant(text) if _DATE.match(text) else text
 
 
 def instant(text: str) -> datetime:
@@ -83,8 +103,8 @@ def instant(text: str) -> datetime:
 
 
 def expiration(text: str) -> str:
-    """`disabled`, `enabled`, `reject`, or a duration: enabled with that as the default lifetime (rule L3)."""
-    if text in _EXPIRATIONS:
+    """`disabled`, `enabled`, `reject`, or a duration: enabled with that as the default lifetime (L3); or `none`."""
+    if text in _EXPIRATIONS or text == NONE:
         return text
     try:
         parse_micros(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sow_cli import publishing, records, server, subscribing, topics
+from sow_cli import durables, policies, publishing, records, server, subscribing, topics
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import Tls
@@ -79,6 +79,10 @@ for _command in (
     records.touch,
     records.persist,
     subscribing.subscribe,
+    durables.durable,
+    policies.policy,
+    policies.retention,
+    policies.quota,
     server.status,
     server.compact,
     server.accept_clock,

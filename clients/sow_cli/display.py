@@ -1,12 +1,15 @@
 """How values look to people: times, sizes, counts, and text that may hold anything.
 
-Pure functions. Machines get the exact values in the other formats, so here brevity wins over precision.
+Pure functions. Machines get the exact values in the other formats, so here brevity wins over precision; but settings,
+and what is measured against them, are shown exactly, as the options take them.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
+
+from sow.durations import format_micros
 
 # Control characters would move the cursor or colour the terminal of whoever looks at somebody else's data.
 _CONTROL: Final = {
@@ -19,6 +22,7 @@ _CONTROL: Final = {
 }
 _TABLE_TEXT_MAX: Final = 2_000
 _DAY_MICROS: Final = 86_400_000_000
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def safe(text: str) -> str:
@@ -90,6 +94,20 @@ def size(byte_count: int) -> str:
         if amount < 1_023.95:
             return f"{amount:.1f} {unit}"
     return f"{amount / 1_024:.1f} TiB"
+
+
+def exact_size(byte_count: int) -> str:
+    """Bytes in the largest binary unit that tells them exactly: `256MiB`, `1500B`. What a size option takes."""
+    unit = 0
+    while byte_count and byte_count % 1_024 == 0 and unit < len(_UNITS) - 1:
+        byte_count //= 1_024
+        unit += 1
+    return f"{byte_count}{_UNITS[unit]}"
+
+
+def exact_duration(length: timedelta) -> str:
+    """A length of time the way Go prints it, to the microsecond: `1h30m0s`. What a duration option takes."""
+    return format_micros(length // timedelta(microseconds=1))
 
 
 def count(number: int) -> str:

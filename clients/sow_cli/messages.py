@@ -30,7 +30,7 @@ from sow_cli.output import (
     shown_payload,
     terminal_width,
 )
-from sow_client import Change, Client, NotFound, Record, TopicSettings
+from sow_client import Change, Client, Gap, NotFound, Record, TopicSettings
 
 MARKS: Final = frozenset({"snapshot_end", "resync"})
 """Messages that are about no record."""
@@ -86,10 +86,13 @@ class _MessageLine(msgspec.Struct, gc=False):
     is_delta: bool | msgspec.UnsetType = msgspec.UNSET
     unset_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     previous: RecordLine | msgspec.UnsetType = msgspec.UNSET
+    after: str | msgspec.UnsetType = msgspec.UNSET
+    entries: int | msgspec.UnsetType = msgspec.UNSET
     bookmark: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name != "previous")
+_OF_GAPS: Final = ("after", "entries")  # which only durable subscriptions have: CSV does without
+_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name not in ("previous", *_OF_GAPS))
 
 
 class MessageWriter(Protocol):
@@ -97,6 +100,9 @@ class MessageWriter(Protocol):
 
     def write(self, change: Change) -> None:
         """Writes one."""
+
+    def write_gap(self, topic: str, gap: Gap) -> None:
+        """Writes that something is missing, in its place."""
 
     def finish(self) -> None:
         """Nothing more comes."""
@@ -122,7 +128,13 @@ class _Json:
         self._encoder = msgspec.json.Encoder()
 
     def write(self, change: Change) -> None:
-        line = self._encoder.encode(_message_line(change, self._forms))
+        self._write(_message_line(change, self._forms))
+
+    def write_gap(self, topic: str, gap: Gap) -> None:
+        self._write(_gap_line(topic, gap))
+
+    def _write(self, message: _MessageLine) -> None:
+        line = self._encoder.encode(message)
         if self._as_list:
             self._output.write((b",\n" if self._written else b"[\n") + line)
         else:
@@ -141,7 +153,12 @@ class _Csv:
         output.write(csv_rows([_COLUMNS]))
 
     def write(self, change: Change) -> None:
-        line = _message_line(change, self._forms)
+        self._write(_message_line(change, self._forms))
+
+    def write_gap(self, topic: str, gap: Gap) -> None:
+        self._write(_gap_line(topic, gap))
+
+    def _write(self, line: _MessageLine) -> None:
         shown = {name: getattr(line, name) for name in _COLUMNS}
         if isinstance(line.previous, RecordLine):
             shown |= {name: getattr(line.previous, name) for name in RecordLine.__struct_fields__}
@@ -174,8 +191,7 @@ class _Lines:
         now = display.instant(self._now_micros())[11:]
         if change.op in MARKS:
             remark = "" if change.op == "snapshot_end" else "forget the records above; a new snapshot follows"
-            line = f"{now}  {change.op.replace('_', ' ')}  {remark}".rstrip()
-            self._print(fit(line, terminal_width()).rstrip(), dim=True)
+            self._mark(now, change.op.replace("_", " "), remark)
             return
         cells = [now, f"{change.op:6}", f"{_reason(change):7}"]
         if self._several_topics:
@@ -188,6 +204,15 @@ class _Lines:
         left = terminal_width() - sum(len(cell) + 2 for cell in cells)
         cells.append(fit(self._payload(change), max(_PAYLOAD_WIDTH_MIN, left)).rstrip())
         self._print("  ".join(cells), colour=_COLOURS.get(change.op))
+
+    def write_gap(self, topic: str, gap: Gap) -> None:
+        count = "something" if gap.entries is None else f"{display.count(gap.entries)} entries before filtering"
+        remark = "begins anew" if gap.reason == "reset" else f"{count} up to {gap.upto}"
+        self._mark(display.instant(self._now_micros())[11:], "gap", f"{gap.reason.replace('_', ' ')}: {remark}")
+
+    def _mark(self, now: str, what: str, remark: str) -> None:
+        line = f"{now}  {what}  {remark}".rstrip()
+        self._print(fit(display.safe(line), terminal_width()).rstrip(), dim=True)
 
     def finish(self) -> None:
         pass
@@ -226,6 +251,17 @@ def _message_line(change: Change, forms: TopicForms) -> _MessageLine:
     if change.bookmark is not None:
         line.bookmark = change.bookmark
     return line
+
+
+def _gap_line(topic: str, gap: Gap) -> _MessageLine:
+    return _MessageLine(
+        "gap",
+        gap.reason,
+        topic,
+        after=gap.after or msgspec.UNSET,
+        entries=msgspec.UNSET if gap.entries is None else gap.entries,
+        bookmark=gap.upto,
+    )
 
 
 def _fill(line: _MessageLine, record: Record, form: RecordForm) -> None:

@@ -14,7 +14,7 @@ import io
 import shutil
 import sys
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
@@ -39,6 +39,8 @@ from sow_cli import display
 from sow_client import Record, RecordBatch
 
 Scalar: TypeAlias = str | int | float | bool | None
+Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
+"""What JSON nests; JSON text in CSV."""
 Batch: TypeAlias = RecordBatch | Sequence[Record]
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -63,10 +65,10 @@ class Fact:
 
     name: str
     """In JSON and CSV."""
-    value: Scalar | Sequence[str]
+    value: Scalar | Sequence[str] | Nested
     """None: absent (O2)."""
     shown: str
-    """In a table."""
+    """In a table; empty: nothing to show, so that a table of one result leaves it out."""
     label: str = ""
     """In a table; the name with spaces when empty."""
     in_lists: bool = True
@@ -356,7 +358,7 @@ def one_line(document: bytes) -> bytes:
     return document
 
 
-def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str]]:
+def _json_object(facts: Facts) -> dict[str, Scalar | Sequence[str] | Nested]:
     return {fact.name: fact.value for fact in facts if fact.value is not None}
 
 
@@ -367,10 +369,13 @@ def csv_rows(rows: Iterable[Sequence[Scalar]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _csv_value(value: Scalar | Sequence[str]) -> Scalar:
+def _csv_value(value: Scalar | Sequence[str] | Nested) -> Scalar:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value if value is None or isinstance(value, (str, int, float)) else " ".join(value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    texts = [] if isinstance(value, Mapping) else [one for one in value if isinstance(one, str)]
+    return " ".join(texts) if len(texts) == len(value) else msgspec.json.encode(value).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +454,8 @@ def _vertical(facts: Facts) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for fact in facts:
-        table.add_row(Text(fact.heading), Text(fact.shown))
+        if fact.shown:
+            table.add_row(Text(fact.heading), Text(fact.shown))
     return table
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import select
 import stat
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from os import environ, fstat
 from typing import Final
@@ -18,18 +17,12 @@ from click.core import ParameterSource
 
 from sow.durations import parse_micros
 from sow_cli import arguments, display, live
-from sow_cli.messages import MARKS, TopicForms, message_writer
+from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
 from sow_cli.output import Output, note, output_option
 from sow_cli.session import Session
-from sow_client import Change, Client, SowError, Subscription
+from sow_client import Cancelled, Change, Client, DurableSubscription, Gap, SowError, Subscription
 
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LOOK_MILLISECONDS: Final = 1_000
-
-
-def _start(text: str) -> str | datetime:
-    """A time, or else what the client takes as it is: `earliest`, or a bookmark, which never looks like a time."""
-    return arguments.instant(text) if _DATE.match(text) else text
 
 
 @click.command(short_help="Follow the changes of a topic.")
@@ -42,7 +35,7 @@ def _start(text: str) -> str | datetime:
 @click.option(
     "--from",
     "start",
-    type=_start,
+    type=arguments.position,
     metavar="BOOKMARK|earliest|TIME",
     help="Begin after a bookmark, with the earliest change that is kept, or at a time; default: now.",
 )
@@ -59,6 +52,13 @@ def _start(text: str) -> str | datetime:
     is_flag=True,
     help="TOPIC is a regular expression: every topic whose whole name matches, later ones too.",
 )
+@click.option("--durable", metavar="NAME", help="Consume the durable subscription NAME, which is created if need be.")
+@click.option("--force", is_flag=True, help="With --durable: take over from a consumer that is attached.")
+@click.option(
+    "--ack/--no-ack",
+    default=None,
+    help="With --durable: whether what was written counts as done and does not come again.  [default: ack]",
+)
 @output_option
 @click.pass_obj
 def subscribe(
@@ -74,6 +74,9 @@ def subscribe(
     limit: int | None,
     lasting: str | None,
     pattern: bool,
+    durable: str | None,
+    force: bool,
+    ack: bool | None,
     output: Output,
 ) -> None:
     """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
@@ -82,13 +85,18 @@ def subscribe(
     table of the current state, which takes --oof for granted; --format table keeps the lines. When the connection
     breaks, it goes on where it was.
 
+    With --durable the server keeps the place: it begins after what was acknowledged before, and --from counts only when
+    the durable subscription is created.
+
     \b
     Examples:
       sow subscribe orders "/price > 9" --sow
       sow subscribe orders --changes --from earliest | process
       sow subscribe orders --count 1 --for 30s
+      sow subscribe orders --durable billing | process
     """
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation)
+    _check_durable(durable, force, ack, sow=sow, delta=delta, conflation=conflation, pattern=pattern)
     chosen = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
     terminal = sys.stdout.isatty()
     # A table of the state needs to hear what is gone; the journal as it is (--changes) tells no state.
@@ -97,6 +105,24 @@ def subscribe(
         forms = TopicForms(client)
         if not pattern:
             forms.of(topic)
+        if durable is not None:
+            gaps = _Gaps(topic)
+            consumer = client.durable(
+                topic,
+                durable,
+                filter,
+                start=start,
+                force=force,
+                oof=oof,
+                changes=changes,
+                on_interruption=_tell,
+                on_gap=gaps.tell,
+            )
+            writer = message_writer(output, forms, several_topics=False, colour=_is_colourful())
+            written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
+            if output.is_table:
+                _sum_up(written, consumer)
+            return
         subscription = _open(
             client,
             topic,
@@ -114,8 +140,7 @@ def subscribe(
             if as_live_table:
                 live.show(messages, forms, several_topics=pattern)
                 return
-            colour = terminal and "NO_COLOR" not in environ
-            writer = message_writer(output, forms, several_topics=pattern, colour=colour)
+            writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful())
             written = 0
             try:
                 for change in messages:
@@ -124,8 +149,94 @@ def subscribe(
             finally:
                 writer.finish()
     if output.is_table:
-        said = "1 message" if written == 1 else f"{display.count(written)} messages"
-        note(f"{said}; bookmark {subscription.bookmark}" if subscription.bookmark else said)
+        _sum_up(written, subscription)
+
+
+class _Gaps:
+    """Gaps go to the writer, in their place; those of the first frame wait until there is one."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._writer: MessageWriter | None = None
+        self._early: list[Gap] = []
+
+    def tell(self, gap: Gap) -> None:
+        """Writes a gap."""
+        if self._writer is None:
+            self._early.append(gap)
+        else:
+            self._writer.write_gap(self._topic, gap)
+
+    def go_to(self, writer: MessageWriter) -> None:
+        """They are written there."""
+        self._writer = writer
+        for gap in self._early:
+            writer.write_gap(self._topic, gap)
+
+
+def _consume(
+    subscription: DurableSubscription,
+    gaps: _Gaps,
+    writer: MessageWriter,
+    *,
+    limit: int | None,
+    lasting: str | None,
+    acknowledges: bool,
+) -> int:
+    """Writes what a durable subscription hands over, and acknowledges what was written; returns how many messages."""
+    written = 0
+    with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
+        try:
+            gaps.go_to(writer)
+            for change in _first(limit, subscription):
+                writer.write(change)
+                written += change.op not in MARKS
+                if acknowledges:
+                    _acknowledge(subscription, change)
+        finally:
+            writer.finish()
+    return written
+
+
+def _acknowledge(subscription: DurableSubscription, change: Change) -> None:
+    """It was closed meanwhile, its time being over: then this change comes again."""
+    try:
+        subscription.acknowledge(change)
+    except Cancelled as error:
+        if error.reason != "CLOSED":
+            raise
+
+
+def _is_colourful() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in environ
+
+
+def _sum_up(written: int, subscription: Subscription) -> None:
+    said = "1 message" if written == 1 else f"{display.count(written)} messages"
+    note(f"{said}; bookmark {subscription.bookmark}" if subscription.bookmark else said)
+
+
+def _check_durable(
+    durable: str | None,
+    force: bool,
+    ack: bool | None,
+    *,
+    sow: bool,
+    delta: bool,
+    conflation: str | None,
+    pattern: bool,
+) -> None:
+    if durable is None:
+        if force or ack is not None:
+            raise click.UsageError("--force, --ack and --no-ack are for --durable")
+        return
+    for name, is_given in (
+        ("--sow", sow),
+        ("--delta", delta),
+        ("--conflation", conflation is not None),
+        ("--pattern", pattern),
+    ):
+        arguments.refuse_together(("--durable", True), (name, is_given))
 
 
 def _check(
@@ -193,13 +304,19 @@ def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:
             return
 
 
+def _close(subscription: Subscription) -> None:
+    """From another thread: what an acknowledgement has come to matters no more, the change comes again."""
+    with suppress(SowError):
+        subscription.close()
+
+
 @contextmanager
 def _ended_after(duration: str | None, subscription: Subscription) -> Iterator[None]:
     """Closes the subscription after a time, which ends the iteration even while nothing comes."""
     if duration is None:
         yield
         return
-    timer = threading.Timer(parse_micros(duration) / 1e6, subscription.close)
+    timer = threading.Timer(parse_micros(duration) / 1e6, _close, [subscription])
     timer.daemon = True
     timer.start()
     try:
@@ -223,7 +340,7 @@ def _ended_without_reader(subscription: Subscription) -> Iterator[None]:
     def look() -> None:
         while not over.is_set():
             if poll.poll(_LOOK_MILLISECONDS):
-                subscription.close()
+                _close(subscription)
                 return
 
     threading.Thread(target=look, name="sow-reader-gone", daemon=True).start()

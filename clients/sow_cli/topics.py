@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Final, TypedDict, TypeVar, Unpack, get_args
+from collections.abc import Iterable
+from typing import Final, Unpack
 
 import click
 from rich.progress import TextColumn
 
-from sow_cli import arguments, display
-from sow_cli.arguments import NO_INDEX
+from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
-from sow_client import MessageTypeName, Restamped, RestampMode, Topic, TopicSettingsArguments
-
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-class SettingsOptions(TypedDict):
-    """What click hands over for `_settings_options`; None, or no element: not given."""
-
-    key: tuple[str, ...]
-    message_type: MessageTypeName | None
-    expiration: str | None
-    min_ttl: str | None
-    max_ttl: str | None
-    journal: bool | None
-    retain_time: str | None
-    retain_bytes: int | None
-    index: tuple[str, ...]
-    separator: str | None
-
+from sow_client import EffectiveSetting, Restamped, RestampMode, Topic
 
 _NAMES: Final = (
     "name",
     "message_type",
     "key",
     "expiration",
-    "min_ttl",
-    "max_ttl",
+    *settings.FACT_NAMES,
     "journal",
     "fix_separator",
-    "retain_time",
-    "retain_bytes",
     "index",
     "index_building",
     "set_in_config",
@@ -55,6 +33,9 @@ _NAMES: Final = (
     "journal_entries",
     "journal_bytes",
     "floor_sequence",
+    "durables",
+    "backlog_bytes",
+    "backlog_age",
 )
 
 
@@ -78,85 +59,12 @@ def topic() -> None:
     """Create, alter, describe and delete topics, and restamp their records."""
 
 
-def _settings_options(command: Command) -> Command:
-    options = [
-        click.option("--key", multiple=True, metavar="PATH", help="Key path, such as /id; repeat it for several."),
-        click.option("--message-type", type=click.Choice(get_args(MessageTypeName)), help="Encoding of the payloads."),
-        click.option(
-            "--expiration",
-            type=arguments.expiration,
-            metavar="disabled|enabled|reject|DURATION",
-            help="Whether records expire; a DURATION such as 30s is the lifetime of those that carry none.",
-        ),
-        click.option("--min-ttl", type=arguments.bound, metavar="DURATION|none", help="Shorter lifetimes are raised."),
-        click.option("--max-ttl", type=arguments.bound, metavar="DURATION|none", help="Longer lifetimes are lowered."),
-        click.option("--journal/--no-journal", default=None, help="Whether changes are journaled."),
-        click.option(
-            "--retain-time",
-            type=arguments.retain_time,
-            metavar="DURATION|unlimited",
-            help="How long the journal keeps changes.",
-        ),
-        click.option(
-            "--retain-bytes",
-            type=arguments.retain_bytes,
-            metavar="SIZE|unlimited",
-            help="How much the journal keeps, such as 256MiB.",
-        ),
-        click.option(
-            "--index",
-            type=arguments.index,
-            multiple=True,
-            metavar="PATH|none",
-            help="Field with a secondary index, such as /symbol; repeat it for several. All others go.",
-        ),
-        click.option(
-            "--separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _settings(given: SettingsOptions) -> TopicSettingsArguments:
-    """Only what was given: the server fills in the rest, or leaves it as it is."""
-    settings = TopicSettingsArguments()
-    if given["key"]:
-        settings["key"] = given["key"]
-    if given["message_type"] is not None:
-        settings["message_type"] = given["message_type"]
-    if given["expiration"] is not None:
-        settings["expiration"] = given["expiration"]
-    if given["min_ttl"] is not None:
-        settings["min_ttl"] = _bound(given["min_ttl"])
-    if given["max_ttl"] is not None:
-        settings["max_ttl"] = _bound(given["max_ttl"])
-    if given["journal"] is not None:
-        settings["journal"] = given["journal"]
-    if given["retain_time"] is not None:
-        settings["retain_time"] = given["retain_time"]
-    if given["retain_bytes"] is not None:
-        settings["retain_bytes"] = given["retain_bytes"]
-    if index := given["index"]:
-        if NO_INDEX in index and len(index) > 1:
-            raise click.UsageError(f"--index {NO_INDEX} excludes other --index options")
-        settings["index"] = () if index == (NO_INDEX,) else index
-    if given["separator"] is not None:
-        settings["fix_separator"] = given["separator"]
-    return settings
-
-
-def _bound(text: str) -> str | None:
-    return None if text == "none" else text
-
-
 @topic.command()
 @click.argument("name")
-@_settings_options
+@settings.topic_options
 @output_option
 @click.pass_obj
-def create(session: Session, output: Output, name: str, **given: Unpack[SettingsOptions]) -> None:
+def create(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
     """Create the topic NAME.
 
     Without --key every publish supplies the key. Without --expiration records do not expire.
@@ -165,17 +73,17 @@ def create(session: Session, output: Output, name: str, **given: Unpack[Settings
     Example:
       sow topic create orders --key /id --expiration 30s --max-ttl 1h
     """
-    settings = _settings(given)
+    wanted = settings.topic_settings(given)
     with session.client() as client:
-        output.one(_facts(client.create_topic(name, **settings)))
+        output.one(_facts(client.create_topic(name, **wanted)))
 
 
 @topic.command()
 @click.argument("name")
-@_settings_options
+@settings.topic_options
 @output_option
 @click.pass_obj
-def alter(session: Session, output: Output, name: str, **given: Unpack[SettingsOptions]) -> None:
+def alter(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
     """Change settings of the topic NAME; those not given stay as they are.
 
     Existing records keep their expire times. --key, --message-type and --separator change only while the topic is
@@ -187,11 +95,11 @@ def alter(session: Session, output: Output, name: str, **given: Unpack[SettingsO
       sow topic alter orders --expiration 5m --max-ttl none
       sow topic alter orders --index /symbol --index /account
     """
-    settings = _settings(given)
-    if not settings:
+    wanted = settings.topic_settings(given)
+    if not wanted:
         raise click.UsageError("nothing to change: give at least one setting")
     with session.client() as client:
-        output.one(_facts(client.alter_topic(name, **settings)))
+        output.one(_facts(client.alter_topic(name, **wanted)))
 
 
 @topic.command()
@@ -199,14 +107,25 @@ def alter(session: Session, output: Output, name: str, **given: Unpack[SettingsO
 @output_option
 @click.pass_obj
 def describe(session: Session, output: Output, name: str) -> None:
-    """Show settings and figures of the topic NAME.
+    """Show settings and figures of the topic NAME: what is in force, and what has set it.
+
+    A setting comes from the topic, the configuration, a policy, an operator policy, or the server's defaults.
 
     \b
     Example:
       sow topic describe orders
     """
     with session.client() as client:
-        output.one(_facts(client.describe_topic(name)))
+        described = client.describe_topic(name)
+    facts = [*_facts(described), *_planned(described)]
+    effective = described.effective
+    if output.is_table:
+        apart = {one.name for one in effective} & {*settings.FACT_NAMES, "journal", "fix_separator"}
+        output.one([fact for fact in facts if fact.name not in apart])
+        output.many([_effective(one) for one in effective], names=(), nothing="")
+        return
+    nested = [{"name": one.name, "value": one.value, "origin": one.origin} for one in effective]
+    output.one([*facts, Fact("effective", nested, "")])
 
 
 @topic.command()
@@ -282,41 +201,40 @@ def confirm(question: str, *, force: bool) -> None:
     """Asks before something is lost. Without a terminal nobody can answer, so it is wrong usage unless forced."""
     if force:
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not _can_ask():
         raise click.UsageError("without a terminal to ask on this needs --force")
     if not click.confirm(question, err=True):
         note("nothing was done")
         click.get_current_context().exit(SERVER_SAID_NO)
 
 
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def _facts(topic: Topic) -> list[Fact]:
-    settings, figures = topic.settings, topic.statistics
-    key = list(settings.key)
-    is_fix = settings.message_type in ("fix", "nvfix")
-    separator = display.safe(settings.fix_separator)
+    values, figures = topic.settings, topic.statistics
+    key = list(values.key)
+    is_fix = values.message_type in ("fix", "nvfix")
+    separator = display.safe(values.fix_separator)
     owner = "configuration" if topic.set_in_config else "administrator"
-    min_ttl, max_ttl, retain_time = (
-        None if value is None else str(value) for value in (settings.min_ttl, settings.max_ttl, settings.retain_time)
-    )
     building = [index.path for index in topic.indexes if not index.complete]
     facts = [
         Fact("name", topic.name, topic.name, label="topic"),
-        Fact("message_type", settings.message_type, settings.message_type, label="type"),
+        Fact("message_type", values.message_type, values.message_type, label="type"),
         Fact("key", key, _shown_paths(key) or "(by publisher)"),
-        Fact("expiration", str(settings.expiration), str(settings.expiration)),
-        Fact("min_ttl", min_ttl, min_ttl or "none", in_lists=False),
-        Fact("max_ttl", max_ttl, max_ttl or "none", in_lists=False),
-        Fact("journal", settings.journal, "yes" if settings.journal else "no", in_lists=False),
-        Fact("fix_separator", settings.fix_separator if is_fix else None, separator if is_fix else "-", in_lists=False),
-        Fact("retain_time", retain_time, retain_time or "default", in_lists=False),
-        Fact("retain_bytes", settings.retain_bytes, _retained(settings.retain_bytes), in_lists=False),
-        Fact("index", list(settings.index), _shown_indexes(topic), in_lists=False),
+        Fact("expiration", str(values.expiration), str(values.expiration)),
+        *settings.facts(values),
+        Fact("journal", values.journal, "yes" if values.journal else "no", in_lists=False),
+        Fact("fix_separator", values.fix_separator if is_fix else None, separator if is_fix else "-", in_lists=False),
+        Fact("index", list(values.index), _shown_indexes(topic), in_lists=False),
         Fact("index_building", building or None, _shown_paths(building) or "none", in_lists=False),
         Fact("set_in_config", topic.set_in_config, owner, label="set by"),
         Fact("create_time", topic.create_time.isoformat(), f"{topic.create_time:%Y-%m-%d %H:%M:%S}Z", in_lists=False),
     ]
     if figures is None:
         return facts
+    age = None if figures.backlog_age is None else display.exact_duration(figures.backlog_age)
     return [
         *facts,
         Fact("live_records", figures.live_records, display.count(figures.live_records), right=True),
@@ -325,11 +243,25 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("journal_entries", figures.journal_entries, display.count(figures.journal_entries), in_lists=False),
         Fact("journal_bytes", figures.journal_bytes, display.size(figures.journal_bytes), right=True),
         Fact("floor_sequence", figures.floor_sequence, str(figures.floor_sequence), in_lists=False),
+        Fact("durables", figures.durables, display.count(figures.durables), in_lists=False),
+        Fact("backlog_bytes", figures.backlog_bytes, display.exact_size(figures.backlog_bytes), in_lists=False),
+        Fact("backlog_age", age, age or "none", in_lists=False),
     ]
 
 
-def _retained(limit: int | None) -> str:
-    return "default" if limit is None else "unlimited" if limit < 0 else display.size(limit)
+def _planned(topic: Topic) -> list[Fact]:
+    planned = topic.planned_journal_bytes
+    if planned is None:
+        return []
+    return [Fact("planned_journal_bytes", planned, settings.shown("planned_journal_bytes", planned))]
+
+
+def _effective(one: EffectiveSetting) -> list[Fact]:
+    return [
+        Fact("name", one.name, one.name, label="setting"),
+        Fact("value", one.value, display.safe(one.value)),
+        Fact("origin", one.origin, display.safe(one.origin), label="from"),
+    ]
 
 
 def _shown_paths(paths: Iterable[str]) -> str:

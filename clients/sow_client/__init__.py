@@ -6,23 +6,37 @@
             print(record.key, record.data, record.expire_time)
         for change in client.sow_and_subscribe("orders", "/price > 9", oof=True):
             print(change.op, change.key, change.record)
+        with client.durable("orders", "billing") as durable:
+            for change in durable:
+                durable.acknowledge(change)
 
 What is not named in `__all__` is private, whatever module it is in.
 """
 
 from sow_client._channel import Tls
+from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._publisher import Ack, AsyncPublisher, Publisher
 from sow_client._records import (
     EARLIEST,
     NEVER,
+    UNLIMITED,
+    BacklogActionName,
     Change,
     ClockAccepted,
     Compacted,
     Deleted,
     DurabilityName,
+    Durable,
+    DurableFigures,
+    DurableSettings,
+    DurableSettingsArguments,
+    EffectiveSetting,
+    Gap,
     IndexStatus,
     MessageTypeName,
+    OnMissingName,
     Page,
+    Policy,
     Published,
     QueryFooter,
     QueryHeader,
@@ -31,6 +45,7 @@ from sow_client._records import (
     RecordBatch,
     Restamped,
     RestampMode,
+    Rewound,
     Status,
     Topic,
     TopicSettings,
@@ -64,13 +79,16 @@ from sow_client.errors import (
 __all__ = [
     "EARLIEST",
     "NEVER",
+    "UNLIMITED",
     "Aborted",
     "Ack",
     "AlreadyExists",
     "AsyncClient",
+    "AsyncDurableSubscription",
     "AsyncPublisher",
     "AsyncQueryResult",
     "AsyncSubscription",
+    "BacklogActionName",
     "Cancelled",
     "Change",
     "Client",
@@ -81,14 +99,23 @@ __all__ = [
     "DeadlineExceeded",
     "Deleted",
     "DurabilityName",
+    "Durable",
+    "DurableFigures",
+    "DurableSettings",
+    "DurableSettingsArguments",
+    "DurableSubscription",
+    "EffectiveSetting",
     "FailedPrecondition",
+    "Gap",
     "IndexStatus",
     "InternalError",
     "InvalidArgument",
     "MessageTypeName",
     "NotFound",
+    "OnMissingName",
     "Page",
     "PermissionDenied",
+    "Policy",
     "PublishFailed",
     "Published",
     "Publisher",
@@ -103,6 +130,7 @@ __all__ = [
     "RestampMode",
     "Restamped",
     "ResyncRequired",
+    "Rewound",
     "SowError",
     "Status",
     "Subscription",

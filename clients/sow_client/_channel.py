@@ -4,8 +4,8 @@ Guarantees:
 
 C1  A call on a server that is not there fails as Unavailable (UNREACHABLE) after about `connect_timeout` seconds, not
     after the call's own deadline: no call is made before there is a connection, and none waits for one.
-C2  gRPC repeats a call by itself only where doing it twice is doing it once: reads, and publishes, which carry a
-    position (rule P6). A touch or a delete whose connection breaks is reported, as its outcome is not known.
+C2  gRPC repeats a call by itself only where doing it twice is doing it once: reads, acknowledgements, and publishes,
+    which carry a position (rule P6). A touch or a delete whose connection breaks is reported: its outcome is not known.
 """
 
 from __future__ import annotations
@@ -51,9 +51,14 @@ _REPEATABLE: Final = (
     (_SOW, "Get"),
     (_SOW, "Query"),
     (_SOW, "GetPublisher"),
+    (_SOW, "Acknowledge"),
     (_ADMIN, "ListTopics"),
     (_ADMIN, "DescribeTopic"),
     (_ADMIN, "GetStatus"),
+    (_ADMIN, "ListPolicies"),
+    (_ADMIN, "GetPolicy"),
+    (_ADMIN, "ListDurables"),
+    (_ADMIN, "DescribeDurable"),
 )
 _RETRY_POLICY: Final = {
     "maxAttempts": 5,

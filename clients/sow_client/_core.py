@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast, get_args, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import grpc
 import msgspec
-from google.protobuf import duration_pb2, message, timestamp_pb2
+from google.protobuf import message, timestamp_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
@@ -26,9 +26,9 @@ from sow_client._records import (
     Deleted,
     Document,
     DurabilityName,
+    EffectiveSetting,
     ExpireAt,
     IndexStatus,
-    MessageTypeName,
     Never,
     Page,
     Published,
@@ -51,6 +51,7 @@ from sow_client._records import (
     micros_of,
     ttl_micros,
 )
+from sow_client._settings import PATHS, settings_of, topic_message, topic_settings
 from sow_client.errors import Cancelled, InternalError, InvalidArgument, Refusal, SowError, Unavailable, error_of_reason
 
 RECORDS_PER_REQUEST_MAX = 10_000
@@ -60,7 +61,17 @@ REQUEST_BYTES_MAX = 16 * 1024 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
 """`publish_many` begins another request at this many payload bytes."""
 
-PASSING_REASONS = frozenset({"OVERLOADED", "WRITE_STALLED", "DISK_FULL", "STORE_FAILED", "STOPPING", "STREAM_BROKEN"})
+PASSING_REASONS = frozenset(
+    {
+        "OVERLOADED",
+        "WRITE_STALLED",
+        "DISK_FULL",
+        "STORE_FAILED",
+        "STOPPING",
+        "STREAM_BROKEN",
+        "BACKLOG_QUOTA_EXCEEDED",
+    }
+)
 """Refusals that may pass: that record and all after it in the request were not applied (rule P6)."""
 
 
@@ -132,7 +143,7 @@ def _expire_micros(moment: ExpireAt) -> int:
         except ValueError as error:
             raise invalid("expire_at", f"{error}; write for example '2026-01-31T12:00:00Z'") from error
     if isinstance(moment, datetime):
-        micros = _zoned_micros(moment, "expire_at")
+        micros = zoned_micros(moment, "expire_at")
     else:
         if type(moment) is not int:  # a float would be seconds to one reader and microseconds to another
             raise invalid("expire_at", f"a {type(moment).__name__} is not a point in time")
@@ -144,7 +155,8 @@ def _expire_micros(moment: ExpireAt) -> int:
     return micros
 
 
-def _zoned_micros(moment: datetime, field: str) -> int:
+def zoned_micros(moment: datetime, field: str) -> int:
+    """Microseconds since the epoch of a datetime, which must know its time zone."""
     # Local time is a guess, and a wrong guess about an expiry loses data.
     if moment.utcoffset() is None:
         raise invalid(field, f"{moment.isoformat()} has no time zone")
@@ -646,7 +658,7 @@ def subscribe_request(
         case None:
             pass
         case datetime():
-            request.start_time_micros = _zoned_micros(start, "start")
+            request.start_time_micros = zoned_micros(start, "start")
         case "earliest":  # before the bookmarks, none of which looks like it
             request.earliest = True
         case str():
@@ -690,93 +702,10 @@ def restamped(response: admin_pb2.RestampResponse) -> Restamped:
     return Restamped(response.matched, response.restamped, response.last_sequence)
 
 
-_SETTING_PATHS: Mapping[str, tuple[str, ...]] = {
-    "key": ("key",),
-    "message_type": ("message_type",),
-    # One knob for people, two fields on the wire: "30s" is ENABLED with a default.
-    "expiration": ("expiration", "default_ttl"),
-    "min_ttl": ("min_ttl",),
-    "max_ttl": ("max_ttl",),
-    "journal": ("journal",),
-    "fix_separator": ("fix_separator",),
-    "retain_time": ("retain_time", "retain_time_unlimited"),
-    "retain_bytes": ("retain_bytes",),
-    "index": ("index",),
-}
-
-_EXPIRATIONS: Mapping[str, admin_pb2.Expiration.ValueType] = {
-    "disabled": admin_pb2.EXPIRATION_DISABLED,
-    "enabled": admin_pb2.EXPIRATION_ENABLED,
-    "reject": admin_pb2.EXPIRATION_REJECT,
-}
-
-
-def _duration(value: Ttl | None, field: str) -> duration_pb2.Duration | None:
-    if value is None:
-        return None
-    duration = duration_pb2.Duration()
-    try:
-        duration.FromMicroseconds(ttl_micros(value, field))
-    except ValueError as error:  # protobuf's Duration ends at about 10,000 years
-        raise invalid(field, f"{value!r} is too long", reason="LIFETIME_TOO_LONG") from error
-    return duration
-
-
-def settings(arguments: TopicSettingsArguments) -> TopicSettings:
-    """Settings from keyword arguments, None standing for the default; an unknown name is refused."""
-    unknown = arguments.keys() - _SETTING_PATHS.keys()
-    if unknown:
-        raise invalid(min(unknown), f"is not a setting of a topic; they are {', '.join(_SETTING_PATHS)}")
-    if isinstance(arguments.get("key"), str):
-        raise invalid("key", "is a list of paths")
-    if isinstance(arguments.get("index"), str):
-        raise invalid("index", "is a list of paths")
-    given = {name: value for name, value in arguments.items() if value is not None}
-    return TopicSettings(**cast(TopicSettingsArguments, given))
-
-
-def settings_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.TopicSettings:
-    """The settings that are `named`; the others stay unset and take their defaults, or what they were."""
-    paths = frozenset(named)
-    result = admin_pb2.TopicSettings()
-    if "key" in paths:
-        result.key.extend(values.key)
-    if "message_type" in paths:
-        try:
-            result.message_type = admin_pb2.MessageType.Value(f"MESSAGE_TYPE_{values.message_type.upper()}")
-        except ValueError as error:
-            raise invalid(
-                "message_type", f"{values.message_type!r} is not one of {', '.join(_MESSAGE_TYPES)}"
-            ) from error
-    if "expiration" in paths:
-        word = _EXPIRATIONS.get(values.expiration) if isinstance(values.expiration, str) else None
-        result.expiration = admin_pb2.EXPIRATION_ENABLED if word is None else word
-        if word is None:
-            _assign(result.default_ttl, _duration(values.expiration, "expiration"))
-    if "min_ttl" in paths:
-        _assign(result.min_ttl, _duration(values.min_ttl, "min_ttl"))
-    if "max_ttl" in paths:
-        _assign(result.max_ttl, _duration(values.max_ttl, "max_ttl"))
-    if "journal" in paths:
-        result.journal = values.journal
-    if "fix_separator" in paths:
-        result.fix_separator = values.fix_separator
-    if "retain_time" in paths:
-        if values.retain_time == "unlimited":
-            result.retain_time_unlimited = True
-        else:
-            _assign(result.retain_time, _duration(values.retain_time, "retain_time"))
-    if "retain_bytes" in paths and values.retain_bytes is not None:
-        result.retain_bytes = values.retain_bytes
-    if "index" in paths:
-        result.index.extend(values.index)
-    return result
-
-
-def _assign(target: duration_pb2.Duration, value: duration_pb2.Duration | None) -> None:
-    if value is not None:
-        target.CopyFrom(value)
-        target.SetInParent()  # a zero duration is not an unset one
+def settings_message(arguments: TopicSettingsArguments) -> admin_pb2.TopicSettings:
+    """The settings that are named and not None."""
+    named = [name for name, value in arguments.items() if value is not None]
+    return topic_message(topic_settings(arguments), named)
 
 
 def create_request(
@@ -784,21 +713,20 @@ def create_request(
 ) -> admin_pb2.CreateTopicRequest:
     """A new topic, from a `TopicSettings` or from keyword arguments."""
     if values is None:
-        return admin_pb2.CreateTopicRequest(name=name, settings=settings_message(settings(arguments), arguments.keys()))
+        return admin_pb2.CreateTopicRequest(name=name, settings=settings_message(arguments))
     if arguments:
         raise invalid("settings", "give a TopicSettings or single settings, not both")
-    return admin_pb2.CreateTopicRequest(name=name, settings=settings_message(values, values.named()))
+    return admin_pb2.CreateTopicRequest(name=name, settings=topic_message(values, values.named()))
 
 
 def alter_request(name: str, arguments: TopicSettingsArguments) -> admin_pb2.AlterTopicRequest:
-    """A change of the settings that are named; None means the default."""
+    """A change of the settings that are named; None: not set any more, so that a policy or the default counts."""
     if not arguments:
         raise invalid("settings", "names no setting to change")
-    values = settings(arguments)
     return admin_pb2.AlterTopicRequest(
         name=name,
-        settings=settings_message(values, arguments.keys()),
-        update_paths=[path for argument in arguments for path in _SETTING_PATHS[argument]],
+        settings=settings_message(arguments),
+        update_paths=[path for argument in arguments for path in PATHS[argument]],
     )
 
 
@@ -806,43 +734,18 @@ def topic(response: admin_pb2.Topic) -> Topic:
     """A topic as the server has it."""
     return Topic(
         name=response.name,
-        settings=_settings_of(response.settings),
+        settings=settings_of(response.settings),
         set_in_config=response.set_in_config,
-        create_time=_moment(response.create_time),
+        create_time=moment(response.create_time),
         statistics=_statistics(response.statistics) if response.HasField("statistics") else None,
         indexes=tuple(IndexStatus(index.path, index.complete) for index in response.indexes),
+        effective=tuple(EffectiveSetting(one.name, one.value, one.origin) for one in response.effective),
+        planned_journal_bytes=response.planned_journal_bytes if response.effective else None,
     )
 
 
-_MESSAGE_TYPES: tuple[MessageTypeName, ...] = ("json", "msgpack", "fix", "nvfix", "binary")
-
-
-def _settings_of(values: admin_pb2.TopicSettings) -> TopicSettings:
-    expiration: Ttl = "disabled"
-    if values.expiration == admin_pb2.EXPIRATION_REJECT:
-        expiration = "reject"
-    elif values.expiration == admin_pb2.EXPIRATION_ENABLED:
-        expiration = _timedelta(values.default_ttl) if values.HasField("default_ttl") else "enabled"
-    retain_time: Ttl | None = _timedelta(values.retain_time) if values.HasField("retain_time") else None
-    return TopicSettings(
-        key=tuple(values.key),
-        message_type=_MESSAGE_TYPES[max(values.message_type, 1) - 1],
-        expiration=expiration,
-        min_ttl=_timedelta(values.min_ttl) if values.HasField("min_ttl") else None,
-        max_ttl=_timedelta(values.max_ttl) if values.HasField("max_ttl") else None,
-        journal=values.journal if values.HasField("journal") else True,
-        fix_separator=values.fix_separator or "\x01",
-        retain_time="unlimited" if values.retain_time_unlimited else retain_time,
-        retain_bytes=values.retain_bytes if values.HasField("retain_bytes") else None,
-        index=tuple(values.index),
-    )
-
-
-def _timedelta(duration: duration_pb2.Duration) -> Ttl:
-    return duration.ToTimedelta()
-
-
-def _moment(timestamp: timestamp_pb2.Timestamp) -> datetime:
+def moment(timestamp: timestamp_pb2.Timestamp) -> datetime:
+    """A point in time, UTC."""
     return datetime_of(timestamp.ToMicroseconds())
 
 
@@ -854,6 +757,9 @@ def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:
         journal_bytes=values.journal_bytes,
         journal_entries=values.journal_entries,
         floor_sequence=values.floor_sequence,
+        durables=values.durables,
+        backlog_bytes=values.backlog_bytes,
+        backlog_age=values.backlog_age.ToTimedelta() if values.HasField("backlog_age") else None,
     )
 
 
@@ -866,8 +772,8 @@ def status(response: admin_pb2.GetStatusResponse) -> Status:
         server_version=response.server_version,
         state=response.state,
         failure=response.failure,
-        ready_time=_moment(response.ready_time),
-        clock_time=_moment(response.clock_time),
+        ready_time=moment(response.ready_time),
+        clock_time=moment(response.clock_time),
         sweep_paused=response.sweep_paused,
         last_sequence=response.last_sequence,
         live_records=response.live_records,
@@ -879,7 +785,7 @@ def status(response: admin_pb2.GetStatusResponse) -> Status:
 
 def clock_accepted(response: admin_pb2.AcceptClockResponse) -> ClockAccepted:
     """The guarded clock before and after."""
-    return ClockAccepted(_moment(response.before), _moment(response.after))
+    return ClockAccepted(moment(response.before), moment(response.after))
 
 
 def compacted(response: admin_pb2.CompactResponse) -> Compacted:

@@ -44,7 +44,9 @@ REFUSALS_KEPT_MAX: Final = 10_000
 END_SECONDS: Final = 1.0
 """A closing publisher gives the server this long to end the stream in order."""
 
-RETRIED_REASONS: Final = frozenset({"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLED", "STOPPING"})
+RETRIED_REASONS: Final = frozenset(
+    {"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLED", "STOPPING", "BACKLOG_QUOTA_EXCEEDED"}
+)
 """Reasons that pass by themselves: what is not acknowledged is sent again."""
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
 """Refusals that concern the whole stream and do not pass by themselves."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import Literal, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -62,6 +62,9 @@ ExpireAt: TypeAlias = datetime | int | str
 
 Document: TypeAlias = Mapping[str, object] | str | bytes | bytearray | memoryview
 """A document: a mapping is encoded as JSON, text as UTF-8, bytes go as they are."""
+
+SettingValue: TypeAlias = str | int | bool
+"""A setting of a policy: a duration such as "1h0m0s", a word, a number, or yes or no."""
 
 DurabilityName: TypeAlias = Literal["fsync", "buffered"]
 """When a write is acknowledged (rule P5)."""
@@ -381,6 +384,16 @@ MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"
 """Encoding of a topic's payloads (rule K2)."""
 
 
+BacklogActionName: TypeAlias = Literal["hold", "reject", "evict", "conflate"]
+"""What happens when a topic's unacknowledged entries exceed its quota (rule J9)."""
+
+OnMissingName: TypeAlias = Literal["retain", "drop"]
+"""What becomes of a dead letter whose target topic does not exist (rule T3)."""
+
+UNLIMITED: Final = -1
+"""As a number of bytes or entries: no limit."""
+
+
 class TopicSettingsArguments(TypedDict, total=False):
     """The settings of a topic as keyword arguments; see `TopicSettings`."""
 
@@ -394,11 +407,30 @@ class TopicSettingsArguments(TypedDict, total=False):
     retain_time: Ttl | None
     retain_bytes: int | None
     index: tuple[str, ...] | list[str]
+    max_age: Ttl | None
+    max_bytes: int | None
+    max_entries: int | None
+    backlog_ttl: Ttl | None
+    backlog_quota_bytes: int | None
+    backlog_quota_age: Ttl | None
+    backlog_action: BacklogActionName | None
+    durable_idle_ttl: Ttl | None
+    idle_ttl: Ttl | None
+    publish_is_use: bool | None
+    only_if_empty: bool | None
+    auto_delete: bool | None
+    dead_letter: str
+    dead_letter_by_key: bool | None
+    on_missing: OnMissingName | None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Settings of a topic. Durations are kept in one notation ("1h30m0s"), however they were given."""
+    """Settings of a topic. Durations are kept in one notation ("1h30m0s"), however they were given.
+
+    What is not set (None, unless its line says otherwise) takes its value from a policy that matches the topic, else
+    from the server's defaults (rule T2).
+    """
 
     key: tuple[str, ...] | list[str] = ()
     """Key paths such as "/carrier"; empty: publishers supply the key (rule K3)."""
@@ -415,11 +447,41 @@ class TopicSettings:
     fix_separator: str = "\x01"
     """Field separator of fix and nvfix, one byte as text."""
     retain_time: Ttl | None = None
-    """Journal entries older than this may be discarded; "unlimited" is legal. None: the server's default."""
+    """Journal entries are kept at least this long (rule J3); "unlimited" is legal."""
     retain_bytes: int | None = None
-    """Journal bytes beyond this may be discarded; -1: unlimited. None: the server's default."""
+    """Bytes of journal to keep at least; with `retain_time`, whichever is reached first. -1: unlimited."""
     index: tuple[str, ...] | list[str] = ()
     """Paths with a secondary index each, such as "/symbol" (rule Q3)."""
+    max_age: Ttl | None = None
+    """Journal entries of this age are discarded, acknowledged or not (rule J3)."""
+    max_bytes: int | None = None
+    """Journal bytes beyond this are discarded, oldest first. -1: no limit."""
+    max_entries: int | None = None
+    """Journal entries beyond this are discarded, oldest first. -1: no limit."""
+    backlog_ttl: Ttl | None = None
+    """An entry that a durable leaves unacknowledged for this long counts as acknowledged (rule J8)."""
+    backlog_quota_bytes: int | None = None
+    """Bytes that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
+    backlog_quota_age: Ttl | None = None
+    """Age that the oldest unacknowledged entry may have (rule J9)."""
+    backlog_action: BacklogActionName | None = None
+    """What happens beyond the quota; "hold" unless said otherwise (rule J9)."""
+    durable_idle_ttl: Ttl | None = None
+    """A durable that is neither attached nor acknowledges for this long is removed (rule J10)."""
+    idle_ttl: Ttl | None = None
+    """The topic is deleted when it was not used for this long (rule T1)."""
+    publish_is_use: bool | None = None
+    """True: a publish is a use of the topic, too (rule T1)."""
+    only_if_empty: bool | None = None
+    """True: the topic is deleted for being unused only while it has no live records (rule T1)."""
+    auto_delete: bool | None = None
+    """True: the topic is deleted when its last subscriber leaves (rule T1)."""
+    dead_letter: str = ""
+    """The topic that expired records are copied to (rule T3). Empty: none, unless a policy says otherwise."""
+    dead_letter_by_key: bool | None = None
+    """True: a dead letter has the key that the record had, not topic|key|version (rule T3)."""
+    on_missing: OnMissingName | None = None
+    """What becomes of dead letters while their target does not exist; "retain" unless said otherwise (rule T3)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", tuple(self.key))
@@ -439,7 +501,44 @@ _DURATION_WORDS: Mapping[str, frozenset[str]] = {
     "min_ttl": frozenset(),
     "max_ttl": frozenset(),
     "retain_time": frozenset({"unlimited"}),
+    "max_age": frozenset(),
+    "backlog_ttl": frozenset(),
+    "backlog_quota_age": frozenset(),
+    "durable_idle_ttl": frozenset(),
+    "idle_ttl": frozenset(),
 }
+
+
+class DurableSettingsArguments(TypedDict, total=False):
+    """The settings of a durable subscription as keyword arguments; see `DurableSettings`."""
+
+    retain_time: Ttl | None
+    retain_bytes: int | None
+    backlog_ttl: Ttl | None
+    idle_ttl: Ttl | None
+
+
+@dataclass(frozen=True, slots=True)
+class DurableSettings:
+    """Settings of a durable subscription. None: those of its topic, or of a policy. Durations are kept in one notation.
+
+    It names the same things as `TopicSettings`, for one durable.
+    """
+
+    retain_time: Ttl | None = None
+    """How long acknowledged entries can be rewound to (rule J3); "unlimited": as long as the topic retains them."""
+    retain_bytes: int | None = None
+    """Bytes of acknowledged entries that can be rewound to. -1: unlimited."""
+    backlog_ttl: Ttl | None = None
+    """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
+    idle_ttl: Ttl | None = None
+    """Removed when neither attached nor acknowledging for this long (rule J10)."""
+
+    def __post_init__(self) -> None:
+        for name in ("retain_time", "backlog_ttl", "idle_ttl"):
+            value = getattr(self, name)
+            if value is not None and value not in _DURATION_WORDS[name]:
+                object.__setattr__(self, name, format_micros(ttl_micros(value, name)))
 
 
 def ttl_micros(value: Ttl, field: str) -> int:
@@ -488,6 +587,12 @@ class TopicStatistics:
     journal_entries: int
     floor_sequence: int
     """Highest sequence ever discarded from the journal (rule J1)."""
+    durables: int = 0
+    """Durable subscriptions."""
+    backlog_bytes: int = 0
+    """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
+    backlog_age: timedelta | None = None
+    """Age of the oldest unacknowledged entry; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,11 +605,24 @@ class IndexStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """One setting as it is in force, and where it comes from (rule T2)."""
+
+    name: str
+    """The name of a setting of a topic."""
+    value: str
+    """As the command line takes it: Go-style durations, binary sizes, "unlimited", "never"."""
+    origin: str
+    """ "topic", "config", "policy NAME", "operator policy NAME" or "default"."""
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as the server has it."""
 
     name: str
     settings: TopicSettings
+    """As they are in force: what the topic leaves to policies and defaults is filled in (rule T2)."""
     set_in_config: bool
     """True: declared in the configuration file, which owns it (rule K1)."""
     create_time: datetime
@@ -512,6 +630,110 @@ class Topic:
     """None when it was not asked for."""
     indexes: tuple[IndexStatus, ...] = ()
     """Its secondary indexes, in the order of the settings."""
+    effective: tuple[EffectiveSetting, ...] = ()
+    """Every setting as it is in force; only when it was described."""
+    planned_journal_bytes: int | None = None
+    """Bytes of journal to plan storage for: what is retained plus the backlog quota (rule T2); -1: unlimited. Only when
+    it was described."""
+
+
+PolicyTargetName: TypeAlias = Literal["topics", "durables"]
+"""What a policy applies to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Settings for all topics, or all durables, whose names match a pattern (rule T2)."""
+
+    name: str
+    pattern: str
+    """RE2 expression that the whole name of a topic, or `topic/name` of a durable, must match."""
+    priority: int
+    """The highest counts; ties: the longest pattern, then the name."""
+    applies_to: PolicyTargetName
+    operator: bool
+    """True: an operator policy, which has limits only, and nobody can go beyond them."""
+    settings: Mapping[str, SettingValue]
+    """What it sets, and nothing else: as `set_policy` takes it."""
+    matches: int
+    """How many topics or durables take something from it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableFigures:
+    """Figures of a durable subscription (rule J7). Unless `exact`, entries are counted before its filter."""
+
+    total_entries: int
+    """Entries that it can read, acknowledged or not."""
+    total_bytes: int
+    """Their bytes, before compression."""
+    unacknowledged_entries: int
+    unacknowledged_bytes: int
+    """Before compression."""
+    oldest_unacknowledged_age: timedelta | None
+    """None: nothing is unacknowledged."""
+    exact: bool
+    """True: only entries that match its filter are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A durable subscription as the server has it (rules J2, J7)."""
+
+    topic: str
+    name: str
+    filter: str
+    """In canonical form; empty: all records."""
+    acknowledged: str
+    """Bookmark: everything up to here is acknowledged."""
+    earliest: str
+    """Bookmark: the earliest position that it can be rewound to."""
+    attached: bool
+    """True: a consumer is attached."""
+    create_time: datetime
+    last_use_time: datetime
+    """When it was last attached, or acknowledged something."""
+    settings: DurableSettings
+    """As they are in force."""
+    figures: DurableFigures | None
+    """None in lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Where a durable subscription was moved to (rule J6)."""
+
+    bookmark: str
+    """Everything up to here counts as acknowledged."""
+    unacknowledged_entries: int
+    """Entries after it, before filtering."""
+
+
+GapReason: TypeAlias = Literal["discarded", "evicted", "conflated", "backlog_ttl", "reset", "unknown"]
+"""Why a durable subscription was not handed something: see `Gap`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that a durable subscription was not handed, and will not be.
+
+    | reason | why |
+    |---|---|
+    | "discarded" | max_age, max_bytes or max_entries of the topic discarded it (rule J5) |
+    | "evicted" | the backlog quota evicted it (rule J9) |
+    | "conflated" | the backlog quota replaced it by the snapshot that follows (rule J9) |
+    | "backlog_ttl" | it was unacknowledged for too long (rule J8) |
+    | "reset" | the durable was removed, for being idle or by somebody, and begins anew (rule J10) |
+    | "unknown" | for a reason that only a newer server knows |
+    """
+
+    reason: GapReason
+    after: str
+    """Bookmark: it came after this position; empty: not known."""
+    upto: str
+    """Bookmark: up to this one."""
+    entries: int | None
+    """How many, before filtering; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

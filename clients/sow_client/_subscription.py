@@ -94,7 +94,7 @@ class SubscriptionCore:
         self._snapshot = request.sow  # a snapshot is wanted, or not complete
         self._shown = False  # something was handed out that a resync would have to take back
         self._position = request.bookmark  # everything up to here was handed out; empty: nowhere
-        self._prefix = _prefix(request.bookmark)  # the epoch and its dot, of which bookmarks of single changes are made
+        self._prefix = prefix_of(request.bookmark)  # epoch and dot: of these, bookmarks of single changes are made
         self._sequence = 0  # of the last change at hand
         self._repeated = 0  # changes up to this sequence are repeated (F1); 0: none
         self._changes: Sequence[Change] = ()  # the frame at hand
@@ -164,12 +164,12 @@ class SubscriptionCore:
         if self._standing:  # it has stood a while; the first one may come from a call that breaks right after it
             self._backoff.reset()
         self._stand()
-        prefix = _prefix(bookmark)
+        prefix = prefix_of(bookmark)
         self._after, self._prefix = bookmark, prefix
 
     def _begin_snapshot(self, bookmark: str) -> None:
         self._stand()
-        prefix = _prefix(bookmark)
+        prefix = prefix_of(bookmark)
         resync = (Change("resync", topic=self._request.topic),) if self._shown else ()
         self._position, self._prefix = "", prefix
         self._sequence = self._repeated = 0
@@ -196,6 +196,8 @@ class SubscriptionCore:
             raise _core.malformed("changes without a bookmark")
         changes = self._changes_of(batch)
         sequences = batch.records.sequence
+        if sequences and sequences[-1] <= self._repeated:
+            return  # all of it was handed out before the call broke
         if self._repeated:
             fresh = [index for index, sequence in enumerate(sequences) if sequence > self._repeated]
             changes = [changes[index] for index in fresh]
@@ -207,7 +209,7 @@ class SubscriptionCore:
         self._changes = changes
         if not more:
             self._after = after
-            self._repeated = 0
+            self._repeated = 0 if sequences else self._repeated
 
     def _changes_of(self, batch: sow_pb2.ChangeBatch) -> list[Change]:
         topic = batch.topic
@@ -250,11 +252,15 @@ class SubscriptionCore:
         self._standing = False
         request = sow_pb2.SubscribeRequest()
         request.CopyFrom(self._request)
+        self._go_on(request)
+        return request
+
+    def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
+        """Has the next call tell what comes after the position."""
         if not self._snapshot and self._position:
             request.sow = False
             request.bookmark = self._position
             self._repeated = self._sequence
-        return request
 
     def ended(self, error: SowError, *, now: float, jitter: float) -> float:
         """Seconds to wait before the next call, as the present one ended with `error`; raises when there is to be none.
@@ -263,7 +269,7 @@ class SubscriptionCore:
         """
         if error.reason in RESYNC_REASONS and self._request.sow:
             self._snapshot = True
-        elif error.reason not in PASSING_REASONS:
+        elif not self._passes(error):
             raise self._failure(error)
         limit = self._retry_for if self.stood else min(self._connect_timeout, self._retry_for)
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
@@ -273,6 +279,10 @@ class SubscriptionCore:
             self._interrupted = True
             self._tell(error)
         return delay
+
+    def _passes(self, error: SowError) -> bool:
+        """Whether the call is worth making again, from where it was."""
+        return error.reason in PASSING_REASONS
 
     def _failure(self, error: SowError) -> SowError:
         """The error as the user gets it: with the position reached."""
@@ -284,7 +294,7 @@ class SubscriptionCore:
         return failure
 
 
-def _prefix(bookmark: str) -> str:
+def prefix_of(bookmark: str) -> str:
     """The epoch of a bookmark with the dot after it."""
     return bookmark.rstrip("0123456789")
 

@@ -18,8 +18,9 @@ from typing import Final, Self, TypeVar, Unpack, overload
 import grpc
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import _channel, _core
+from sow_client import _channel, _core, _retention
 from sow_client._channel import Tls
+from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
 from sow_client._publisher import Ack, PublishCore, Publisher, PublisherOptions, StreamCall, StreamDefaults
 from sow_client._records import (
     NEVER,
@@ -28,8 +29,12 @@ from sow_client._records import (
     Deleted,
     Document,
     DurabilityName,
+    Durable,
+    DurableSettingsArguments,
     ExpireAt,
+    Gap,
     Page,
+    Policy,
     Published,
     QueryFooter,
     QueryHeader,
@@ -38,6 +43,7 @@ from sow_client._records import (
     RecordBatch,
     Restamped,
     RestampMode,
+    Rewound,
     Start,
     Status,
     Topic,
@@ -587,6 +593,63 @@ class Client:
         )
         return self._follow(request, retry_for, on_interruption)
 
+    def durable(
+        self,
+        topic: str,
+        name: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        start: Start | None = None,
+        force: bool = False,
+        oof: bool = False,
+        changes: bool = False,
+        progress: Ttl | None = None,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+        on_gap: Callable[[Gap], object] | None = None,
+        **settings: Unpack[DurableSettingsArguments],
+    ) -> DurableSubscription:
+        """Consumes a durable subscription: the server keeps its position, and who comes back goes on there (rule J2).
+
+        It is created if need be, at now or at `start`: a bookmark, a datetime or EARLIEST. Each change is acknowledged
+        once it is done with; what was not acknowledged comes again to the next consumer, so nothing is lost. One
+        consumer at a time: while there is another, FailedPrecondition (DURABLE_IN_USE); `force` takes over from it.
+        Another `filter`, or other settings, under the same name are refused (DURABLE_DIFFERS).
+
+        `retain_time`, `retain_bytes`, `backlog_ttl`, `idle_ttl`: see `DurableSettings`. `on_gap` is told of what could
+        not be handed over, in its place: after what came before, and before what comes after it. After a gap
+        "conflated" the matching records come, each as a "sow", then "snapshot_end". All else is as for `subscribe`.
+        """
+        request = _retention.durable_request(
+            topic,
+            name,
+            filter,
+            start=start,
+            force=force,
+            oof=oof,
+            changes=changes,
+            settings=settings,
+            progress=progress,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        acknowledgements = Acknowledgements(topic, name, retry_for=retry_for)
+        core = DurableCore(
+            request,
+            acknowledgements,
+            retry_for=retry_for,
+            connect_timeout=self._connect_timeout,
+            on_interruption=on_interruption,
+            on_gap=on_gap,
+        )
+        subscription = DurableSubscription(core, self._open_subscription, acknowledgements, self._acknowledge)
+        subscription.open()
+        return subscription
+
     # ---- delete ----
 
     def sow_delete(
@@ -636,11 +699,12 @@ class Client:
         return _core.topic(response.topic)
 
     def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
-        """Changes the settings that are named, None standing for the default; stamps never change (rule L12)."""
+        """Changes the settings that are named, None: not set, so that policies or defaults count (rule T2); stamps
+        never change (rule L12)."""
         return _core.topic(self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True).topic)
 
     def describe_topic(self, name: str) -> Topic:
-        """One topic: settings and statistics."""
+        """One topic: settings, also those in force and where they come from (rule T2), and statistics."""
         response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
         return _core.topic(response.topic)
 
@@ -690,6 +754,71 @@ class Client:
     def compact(self) -> Compacted:
         """Compacts the data files now (rule L17). Takes its time: there is no deadline."""
         return _core.compacted(self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True))
+
+    # ---- durable subscriptions and policies ----
+
+    def durables(self, topic: str | None = None) -> list[Durable]:
+        """The durable subscriptions of a topic, or of all topics, without figures."""
+        request = admin_pb2.ListDurablesRequest(topic=topic or "")
+        return [_retention.durable(one) for one in self._call(self._admin.ListDurables, request).durables]
+
+    def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
+        """One durable subscription with its figures (rule J7); with `exact` the entries are read, and only those that
+        match its filter are counted."""
+        request = _retention.describe_request(topic, name, exact=exact)
+        return _retention.durable(self._call(self._admin.DescribeDurable, request, unbounded=exact).durable)
+
+    def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
+        """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, to hand over again what is retained
+        (rule J6). Not while a consumer is attached, unless `force`, which ends its stream (DURABLE_DETACHED)."""
+        request = _retention.rewind_request(topic, name, to, force=force)
+        return _retention.rewound(self._call(self._sow.Rewind, request, once=True))
+
+    def delete_durable(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Deletes a durable subscription and its position; `force`: also while a consumer is attached."""
+        request = _retention.delete_request(topic, name, force=force)
+        self._call(self._admin.DeleteDurable, request, once=True)
+
+    def clear_backlog(self, topic: str, name: str | None = None) -> int:
+        """Marks everything acknowledged of a durable subscription, or of all of the topic (rule J13); returns how many
+        entries were not, before filtering."""
+        request = _retention.clear_request(topic, name)
+        return self._call(self._admin.ClearBacklog, request, once=True).acknowledged_entries
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        topics: TopicSettingsArguments | None = None,
+        durables: DurableSettingsArguments | None = None,
+        priority: int = 0,
+        operator: bool = False,
+    ) -> Policy:
+        """Sets a policy: settings for `topics`, or for `durables`, whose names match the pattern (RE2, the whole name;
+        of durables `topic/name`) (rule T2). It replaces the one of that name.
+
+        Of several the highest `priority` counts. `operator`: limits that nobody can go beyond.
+        """
+        request = _retention.set_policy_request(
+            name, pattern, topics=topics, durables=durables, priority=priority, operator=operator
+        )
+        return _retention.policy(self._call(self._admin.SetPolicy, request, once=True).policy)
+
+    def get_policy(self, name: str, *, operator: bool = False) -> Policy:
+        """One policy, or operator policy."""
+        request = admin_pb2.GetPolicyRequest(name=name, operator=operator)
+        return _retention.policy(self._call(self._admin.GetPolicy, request).policy)
+
+    def policies(self) -> list[Policy]:
+        """All policies: operator policies first, then by priority, the highest first."""
+        request = admin_pb2.ListPoliciesRequest()
+        return [_retention.policy(one) for one in self._call(self._admin.ListPolicies, request).policies]
+
+    def delete_policy(self, name: str, *, operator: bool = False) -> None:
+        """Deletes a policy, or operator policy; what it set takes its next source."""
+        request = admin_pb2.DeletePolicyRequest(name=name, operator=operator)
+        self._call(self._admin.DeletePolicy, request, once=True)
 
     # ---- calls ----
 
@@ -756,6 +885,9 @@ class Client:
             return self._sow.Subscribe(request)
         except ValueError as error:  # how gRPC says that the channel was closed since
             raise _core.closed("client") from error
+
+    def _acknowledge(self, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
+        return self._call(self._sow.Acknowledge, request)
 
     def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
         progress = _core.QueryProgress(request.topic)

@@ -77,6 +77,23 @@ def test_a_session_lives_while_it_is_used_and_loses_no_change(server: ServerProc
     assert all(f"'{item}'" in shopped for item in ("bread", "milk", "tea", "jam")), "whichever came first"
 
 
-@pytest.mark.parametrize("name", ["quotes", "sessions"])
+def test_the_billing_service_misses_no_order_though_it_crashes(server: ServerProcess) -> None:
+    for _ in range(2):  # again, on what the first run has left
+        told = run("billing", server)
+
+        assert told == [
+            "invoice for o-1",
+            "invoice for o-2",
+            "crashed: a crash, after the invoice and before its acknowledgement",
+            "waiting: 5 entries",
+            "invoice for o-2",
+            "invoice for o-3",
+            "invoice for o-4",
+            "waiting: 0 entries",
+            "twice, as it was not acknowledged: ['o-2']",
+        ]
+
+
+@pytest.mark.parametrize("name", ["billing", "quotes", "sessions"])
 def test_an_example_is_short(name: str) -> None:
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < LINES_MAX

@@ -22,9 +22,15 @@ from sow_client import (
     ClockAccepted,
     Compacted,
     Deleted,
+    Durable,
+    DurableFigures,
+    DurableSettings,
+    EffectiveSetting,
+    Gap,
     IndexStatus,
     InvalidArgument,
     NotFound,
+    Policy,
     Published,
     QueryFooter,
     QueryHeader,
@@ -33,12 +39,14 @@ from sow_client import (
     RecordBatch,
     Refusal,
     Restamped,
+    Rewound,
     SowError,
     Status,
     Topic,
     TopicSettings,
     TopicStatistics,
 )
+from sow_client._records import PolicyTargetName
 from sow_server.engine.deltas import unset_tree
 from sow_server.engine.keys import parse_path
 from sow_server.engine.model import TopicSettings as EngineSettings
@@ -94,6 +102,16 @@ class FakeClient:
         self.query_batch_size = 2
         self.coming: list[Change] = []
         """What subscriptions tell after their snapshots."""
+        self.gaps: list[Gap] = []
+        """What a durable subscription is told before its first message."""
+        self.acknowledged: list[str] = []
+        """Bookmarks, in order."""
+        self.kept: dict[tuple[str, str], Durable] = {}
+        """Durable subscriptions by topic and name."""
+        self.set_policies: dict[tuple[str, bool], Policy] = {}
+        """By name, and whether it is the operator's."""
+        self.effective: tuple[EffectiveSetting, ...] = ()
+        """What is in force on described topics."""
         self.interruption: SowError | None = None
         """What interrupts each subscription before its first message, for a moment."""
 
@@ -120,7 +138,8 @@ class FakeClient:
 
     def describe_topic(self, name: str) -> Topic:
         self._called("describe_topic", name=name)
-        return self._topic(name)
+        planned = 300 * 2**20 if self.effective else None
+        return replace(self._topic(name), effective=self.effective, planned_journal_bytes=planned)
 
     def create_topic(self, name: str, **settings: object) -> Topic:
         self._called("create_topic", name=name, **settings)
@@ -374,6 +393,94 @@ class FakeClient:
         row = Row(payload, NOW_MICROS + self.sequence, expire_time_micros, self.sequence)
         return next(iter(self._batch_of(topic, [key], [row], keys_only=False)))
 
+    def durable(
+        self,
+        topic: str,
+        name: str,
+        filter: str | None = None,  # noqa: A002 - the client's public name
+        *,
+        on_interruption: Callable[[SowError | None], object] = lambda _: None,
+        on_gap: Callable[[Gap], object] = lambda _: None,
+        **options: object,
+    ) -> FakeDurable:
+        self._called("durable", topic=topic, name=name, filter=filter, **options)
+        self._interrupt(on_interruption)
+        for gap in self.gaps:
+            on_gap(gap)
+        return FakeDurable(self.coming, self.acknowledged)
+
+    # ---- durable subscriptions and policies ----
+
+    def keep(self, topic: str, name: str, *, figures: DurableFigures | None = None, filter: str = "") -> None:  # noqa: A002 - likewise
+        """A durable subscription as a test wants it."""
+        settings = DurableSettings(retain_time="90m", retain_bytes=1_500)
+        self.kept[topic, name] = Durable(
+            topic, name, filter, "4567.4", "4567.1", False, NOW, NOW + timedelta(seconds=5), settings, figures
+        )
+
+    def durables(self, topic: str | None = None) -> list[Durable]:
+        self._called("durables", topic=topic)
+        return [replace(one, figures=None) for one in self.kept.values() if topic in (None, one.topic)]
+
+    def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
+        self._called("describe_durable", topic=topic, name=name, exact=exact)
+        return self._durable(topic, name)
+
+    def rewind(self, topic: str, name: str, to: object, *, force: bool = False) -> Rewound:
+        self._called("rewind", topic=topic, name=name, to=to, force=force)
+        self._durable(topic, name)
+        return Rewound("4567.1", 7)
+
+    def delete_durable(self, topic: str, name: str, *, force: bool = False) -> None:
+        self._called("delete_durable", topic=topic, name=name, force=force)
+        self._durable(topic, name)
+        del self.kept[topic, name]
+
+    def clear_backlog(self, topic: str, name: str | None = None) -> int:
+        self._called("clear_backlog", topic=topic, name=name)
+        return 7
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        topics: dict[str, object] | None = None,
+        durables: dict[str, object] | None = None,
+        priority: int = 0,
+        operator: bool = False,
+    ) -> Policy:
+        self._called("set_policy", name=name, pattern=pattern, topics=topics, durables=durables, priority=priority)
+        settings = topics if topics is not None else durables
+        assert settings is not None
+        said = {key: value for key, value in settings.items() if isinstance(value, str | int)}
+        target: PolicyTargetName = "topics" if topics is not None else "durables"
+        made = self.set_policies[name, operator] = Policy(name, pattern, priority, target, operator, said, 2)
+        return made
+
+    def get_policy(self, name: str, *, operator: bool = False) -> Policy:
+        self._called("get_policy", name=name, operator=operator)
+        return self._policy(name, operator)
+
+    def policies(self) -> list[Policy]:
+        self._called("policies")
+        return list(self.set_policies.values())
+
+    def delete_policy(self, name: str, *, operator: bool = False) -> None:
+        self._called("delete_policy", name=name, operator=operator)
+        self._policy(name, operator)
+        del self.set_policies[name, operator]
+
+    def _durable(self, topic: str, name: str) -> Durable:
+        if (topic, name) not in self.kept:
+            raise NotFound(f"there is no durable subscription {name!r}", reason="DURABLE_NOT_FOUND")
+        return self.kept[topic, name]
+
+    def _policy(self, name: str, operator: bool) -> Policy:
+        if (name, operator) not in self.set_policies:
+            raise NotFound(f"there is no policy {name!r}", reason="POLICY_NOT_FOUND")
+        return self.set_policies[name, operator]
+
     # ---- deleting and touching ----
 
     def sow_delete(
@@ -620,3 +727,15 @@ class FakeSubscription:
             raise StopIteration
         self.bookmark = change.bookmark or self.bookmark
         return change
+
+
+class FakeDurable(FakeSubscription):
+    """The same for a durable subscription; what is acknowledged goes to a list."""
+
+    def __init__(self, changes: Sequence[Change], acknowledged: list[str]) -> None:
+        super().__init__(changes)
+        self._acknowledged = acknowledged
+
+    def acknowledge(self, change: Change) -> None:
+        if change.bookmark is not None:
+            self._acknowledged.append(change.bookmark)

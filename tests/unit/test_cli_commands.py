@@ -52,7 +52,7 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
     result = CliRunner().invoke(sow, [*path, "--help"])
 
     assert result.exit_code == 0
-    if path != ("topic",):
+    if len(path) > 1 or path[0] not in ("topic", "durable", "policy", "retention", "quota"):
         assert f"sow {' '.join(path)}" in result.stdout.split("Options:")[0]
         assert "--format" in result.stdout
         documentation = Path(__file__).parents[2] / "docs" / "cli.md"

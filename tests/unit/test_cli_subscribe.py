@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from sow_cli.command import sow
 from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable
 from sow_cli.messages import TopicForms
-from sow_client import Change, Client, Unavailable
+from sow_client import Change, Client, Gap, Unavailable
 from tests.support.fake_client import NOW_MICROS, FakeClient
 from tests.unit.test_cli_terminal import SECONDS_MAX, Terminal, plain, start
 
@@ -94,6 +94,13 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
         ("orders", "--for", "10"),
         ("orders", "--conflation", "often"),
         ("orders", "--from", "2030-01-31T12:00:00"),
+        ("orders", "--force"),
+        ("orders", "--no-ack"),
+        ("orders", "--durable", "billing", "--sow"),
+        ("orders", "--durable", "billing", "--delta"),
+        ("orders", "--durable", "billing", "--conflation", "1s"),
+        ("orders", "--durable", "billing", "--pattern"),
+        ("orders", "--durable", "billing", "--changes", "--oof"),
     ],
 )
 def test_wrong_usage_ends_with_2_before_the_server_is_asked(client: FakeClient, options: tuple[str, ...]) -> None:
@@ -488,3 +495,62 @@ def test_the_first_keys_are_shown_whatever_comes_and_goes(
         if chance.random() < 0.3:
             assert shown_keys(table, 9) == sorted(there)[:5]
             assert table.render(80, 9).plain.startswith("1 record ·" if len(there) == 1 else f"{len(there)} records ·")
+
+
+# ---- durable subscriptions ----
+
+
+def test_a_durable_subscription_acknowledges_what_is_printed(client: FakeClient) -> None:
+    result = run(client, "orders", "/id > 1", "--durable", "billing", "--oof", "--from", "earliest", "--count", "4")
+
+    assert result.exit_code == 0, result.output
+    assert [one["bookmark"] for one in rows(result) if "bookmark" in one] == ["epoch.3", "epoch.5", "epoch.6"]
+    assert client.acknowledged == ["epoch.3", "epoch.5", "epoch.6"]
+    assert client.arguments_of("durable") == {
+        "topic": "orders",
+        "name": "billing",
+        "filter": "/id > 1",
+        "start": "earliest",
+        "force": False,
+        "oof": True,
+        "changes": False,
+    }
+    run(client, "orders", "--durable", "billing", "--force", "--changes", "--count", "1")
+    asked = client.arguments_of("durable")
+    assert (asked["force"], asked["changes"]) == (True, True)
+
+
+def test_without_acknowledgements_all_comes_again(client: FakeClient) -> None:
+    result = run(client, "orders", "--durable", "billing", "--no-ack", "--for", "100ms")
+
+    assert result.exit_code == 0, result.output
+    assert len(rows(result)) == len(client.coming)
+    assert client.acknowledged == []
+
+
+def test_a_gap_is_a_line_of_its_own_in_each_format(client: FakeClient) -> None:
+    client.gaps = [Gap("evicted", "epoch.1", "epoch.2", 17), Gap("reset", "", "epoch.2", None)]
+    arguments = ("orders", "--durable", "billing", "--count", "1")
+
+    told = rows(run(client, *arguments))
+    listed = json.loads(run(client, *arguments, "--format", "json").stdout)
+    written = list(csv.DictReader(io.StringIO(run(client, *arguments, "--format", "csv").stdout)))
+    table = run(client, *arguments, "--format", "table")
+
+    evicted = {
+        "op": "gap",
+        "reason": "evicted",
+        "topic": "orders",
+        "after": "epoch.1",
+        "entries": 17,
+        "bookmark": "epoch.2",
+    }
+    assert told[0] == evicted
+    assert told[1] == {"op": "gap", "reason": "reset", "topic": "orders", "bookmark": "epoch.2"}
+    assert told[2]["op"] == "put"
+    assert [one["op"] for one in listed] == ["gap", "gap", "put"]
+    assert [(one["op"], one["reason"], one["bookmark"]) for one in written][:1] == [("gap", "evicted", "epoch.2")]
+    assert "after" not in written[0]
+    assert "gap  evicted: 17 entries before filtering up to epoch.2" in table.stdout
+    assert "gap  reset: begins anew" in table.stdout
+    assert table.stderr == "1 message; bookmark epoch.3\n"

@@ -5,16 +5,28 @@ from __future__ import annotations
 import inspect
 
 import sow_client
-from sow_client import AsyncClient, AsyncPublisher, AsyncSubscription, Client, Publisher, Subscription
+from sow_client import (
+    AsyncClient,
+    AsyncDurableSubscription,
+    AsyncPublisher,
+    AsyncSubscription,
+    Client,
+    DurableSubscription,
+    Publisher,
+    Subscription,
+)
 
 PUBLIC = {
-    "EARLIEST", "NEVER", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncPublisher", "AsyncQueryResult",
-    "AsyncSubscription", "Cancelled", "Change", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss",
-    "DeadlineExceeded", "Deleted", "DurabilityName", "FailedPrecondition", "IndexStatus", "InternalError",
-    "InvalidArgument", "MessageTypeName", "NotFound", "Page", "PermissionDenied", "PublishFailed", "Published",
-    "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch", "Refusal",
-    "ResourceExhausted", "RestampMode", "Restamped", "ResyncRequired", "SowError", "Status", "Subscription", "Tls",
-    "Topic", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "View",
+    "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
+    "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "Cancelled", "Change", "Client",
+    "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss", "DeadlineExceeded", "Deleted", "DurabilityName",
+    "Durable", "DurableFigures", "DurableSettings", "DurableSettingsArguments", "DurableSubscription",
+    "EffectiveSetting", "FailedPrecondition", "Gap", "IndexStatus", "InternalError", "InvalidArgument",
+    "MessageTypeName", "NotFound", "OnMissingName", "Page", "PermissionDenied", "Policy", "PublishFailed",
+    "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch",
+    "Refusal", "ResourceExhausted", "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status",
+    "Subscription", "Tls", "Topic", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable",
+    "View",
 }  # fmt: skip
 
 
@@ -30,6 +42,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         (Client, AsyncClient),
         (Publisher, AsyncPublisher),
         (Subscription, AsyncSubscription),
+        (DurableSubscription, AsyncDurableSubscription),
     ):
         names = _public(blocking)
         assert names == _public(asynchronous)
@@ -40,7 +53,16 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
 
 
 def test_every_public_method_says_what_it_does() -> None:
-    for kind in (Client, AsyncClient, Publisher, AsyncPublisher, Subscription, AsyncSubscription):
+    for kind in (
+        Client,
+        AsyncClient,
+        Publisher,
+        AsyncPublisher,
+        Subscription,
+        AsyncSubscription,
+        DurableSubscription,
+        AsyncDurableSubscription,
+    ):
         for name in _public(kind):
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
 

@@ -6,21 +6,27 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client import (
     EARLIEST,
     NEVER,
+    DurableSettings,
+    EffectiveSetting,
     IndexStatus,
     InternalError,
     InvalidArgument,
+    Policy,
     Published,
     Refusal,
     TopicSettings,
     _core,
+    _retention,
 )
 from sow_client._channel import Tls, target
 from sow_client._records import TopicSettingsArguments
+from sow_client._settings import durable_message, durable_settings_of, topic_message
 
 MICROS = 1_700_000_000_000_000
 MOMENT = datetime.fromtimestamp(1_700_000_000, UTC)
@@ -301,11 +307,12 @@ def test_expiration_is_one_setting_for_people_and_two_fields_on_the_wire() -> No
 
 
 def test_none_is_the_default_of_every_setting() -> None:
-    """Story: None turned `expiration` on, instead of back to "disabled", and broke on half of the others."""
+    """Story: None turned `expiration` on, instead of back to "disabled", and broke on half of the others. None is "not
+    set" on the wire, so that policies and the server's defaults count (T2)."""
     names = TopicSettings.__dataclass_fields__
     altered = _core.alter_request("orders", dict.fromkeys(names))  # type: ignore[arg-type]
     assert _core.topic(admin_pb2.Topic(settings=altered.settings)).settings == TopicSettings()
-    assert altered.settings.expiration == admin_pb2.EXPIRATION_DISABLED
+    assert altered.settings == admin_pb2.TopicSettings()
     assert set(names) <= set(altered.update_paths)
 
 
@@ -326,7 +333,24 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         retain_time="0s",
         retain_bytes=0,
         index=["/carrier"],
+        max_age="2d",
+        max_bytes=-1,
+        max_entries=0,
+        backlog_ttl=timedelta(hours=2),
+        backlog_quota_bytes=2**40,
+        backlog_quota_age=90,
+        backlog_action="conflate",
+        durable_idle_ttl="1w",
+        idle_ttl="1h30m",
+        publish_is_use=True,
+        only_if_empty=False,
+        auto_delete=True,
+        dead_letter="dead",
+        dead_letter_by_key=True,
+        on_missing="drop",
     )
+    assert values.named() == set(TopicSettings.__dataclass_fields__), "none is left out here"
+    assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "168h0m0s")
     assert (values.expiration, values.max_ttl, values.key) == ("1m30s", "1h0m0s", ("/carrier", "/flight"))
     message = _core.create_request("orders", values, {}).settings
     assert message.HasField("retain_time")  # zero is not unset
@@ -334,7 +358,7 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
     for expiration in ("disabled", "enabled", "reject"):
         for retain in ("unlimited", None):
             other = TopicSettings(expiration=expiration, retain_time=retain)
-            sent = _core.settings_message(other, {"expiration", "retain_time"})
+            sent = topic_message(other, {"expiration", "retain_time"})
             assert _core.topic(admin_pb2.Topic(settings=sent)).settings == other
 
 
@@ -346,12 +370,157 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         ({"index": "/id"}, "index"),
         ({"min_ttl": "1"}, "min_ttl"),
         ({"message_type": "xml"}, "message_type"),
+        ({"backlog_action": "wait"}, "backlog_action"),
+        ({"on_missing": "cry"}, "on_missing"),
+        ({"idle_ttl": "10"}, "idle_ttl"),
+        ({"max_age": timedelta(days=-1)}, "max_age"),
         ({}, "settings"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(arguments: TopicSettingsArguments, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         _core.alter_request("orders", arguments)
+    assert caught.value.details["field"] == field
+
+
+def test_a_described_topic_says_what_is_in_force_and_why() -> None:
+    """T2."""
+    described = _core.topic(
+        admin_pb2.Topic(
+            name="orders",
+            statistics=admin_pb2.TopicStatistics(durables=2, backlog_bytes=7, backlog_age=Duration(seconds=90)),
+            effective=[admin_pb2.EffectiveSetting(name="max_ttl", value="1h0m0s", origin="policy short")],
+            planned_journal_bytes=-1,
+        )
+    )
+    assert described.effective == (EffectiveSetting("max_ttl", "1h0m0s", "policy short"),)
+    assert described.planned_journal_bytes == -1
+    assert described.statistics is not None
+    assert (described.statistics.durables, described.statistics.backlog_bytes) == (2, 7)
+    assert described.statistics.backlog_age == timedelta(seconds=90)
+    listed = _core.topic(admin_pb2.Topic(name="orders"))
+    assert (listed.effective, listed.planned_journal_bytes) == ((), None)
+
+
+# ---- durables and policies ----
+
+
+def test_settings_of_a_durable_make_the_way_to_the_server_and_back() -> None:
+    for values in (
+        DurableSettings(),
+        DurableSettings("0s", 0, "1h", "1w"),
+        DurableSettings("unlimited", -1),
+        DurableSettings(retain_time=90),
+    ):
+        assert durable_settings_of(durable_message(values)) == values
+    assert DurableSettings(retain_time=90).retain_time == "1m30s"
+
+
+def test_the_consumer_of_a_durable() -> None:
+    request = durable(filter="/price > 9", force=True, changes=True, settings={"idle_ttl": "1w", "retain_bytes": None})
+    assert request == sow_pb2.SubscribeRequest(
+        topic="orders",
+        filter="/price > 9",
+        changes=True,
+        durable=sow_pb2.DurableAttachment(
+            name="billing", force=True, settings=types_pb2.DurableSettings(idle_ttl=Duration(seconds=604_800))
+        ),
+    )
+    assert not durable().durable.HasField("settings"), "none were given: whichever it has are right"
+    assert durable(start=EARLIEST).earliest
+
+
+def durable(**arguments: Any) -> sow_pb2.SubscribeRequest:
+    defaults: dict[str, Any] = dict.fromkeys(("filter", "start", "progress", "select", "exclude"))
+    defaults |= {"topic": "orders", "name": "billing", "force": False, "oof": False, "changes": False}
+    return _retention.durable_request(**(defaults | {"settings": {}, "batch_size": 0} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"settings": {"idle_ttl": "10"}}, "idle_ttl"),
+        ({"settings": {"max_age": "1h"}}, "max_age"),
+        ({"start": 7}, "start"),
+    ],
+)
+def test_a_wrong_argument_of_a_durable_is_refused_by_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        durable(**arguments)
+    assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (EARLIEST, sow_pb2.RewindRequest(topic="orders", durable="billing", earliest=True)),
+        ("earliest", sow_pb2.RewindRequest(topic="orders", durable="billing", earliest=True)),
+        ("e.7", sow_pb2.RewindRequest(topic="orders", durable="billing", bookmark="e.7")),
+        (
+            datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC),
+            sow_pb2.RewindRequest(topic="orders", durable="billing", time_micros=5_000_000),
+        ),
+    ],
+)
+def test_a_rewind_goes_to_a_bookmark_a_time_or_the_earliest_change(to: Any, expected: sow_pb2.RewindRequest) -> None:
+    assert _retention.rewind_request("orders", "billing", to, force=False) == expected
+
+
+def test_a_rewind_to_something_else_is_refused() -> None:
+    for to in (7, datetime(1970, 1, 1)):  # noqa: DTZ001 - that is what is wrong with it
+        with pytest.raises(InvalidArgument) as caught:
+            _retention.rewind_request("orders", "billing", to, force=False)  # type: ignore[arg-type]
+        assert caught.value.details["field"] == "to"
+
+
+def test_an_empty_name_does_not_clear_all_backlogs() -> None:
+    assert _retention.clear_request("orders", None).name == ""
+    with pytest.raises(InvalidArgument):
+        _retention.clear_request("orders", "")
+
+
+def policy(**arguments: Any) -> admin_pb2.Policy:
+    defaults = {"name": "p", "pattern": "a.*", "topics": None, "durables": None, "priority": 0, "operator": False}
+    return _retention.set_policy_request(**(defaults | arguments)).policy
+
+
+def test_a_policy_says_what_it_sets_and_nothing_else() -> None:
+    """T2; zero and "disabled" are said, None is not."""
+    of_topics = policy(
+        topics={"max_ttl": timedelta(hours=1), "retain_bytes": 0, "expiration": "disabled", "max_age": None,
+                "auto_delete": False, "retain_time": "unlimited", "dead_letter": "dead"},
+        priority=-3, operator=True,
+    )  # fmt: skip
+    assert not of_topics.topic.HasField("max_age")
+    told = _retention.policy(of_topics)
+    assert told == Policy(
+        "p", "a.*", -3, "topics", True,
+        {"max_ttl": "1h0m0s", "retain_bytes": 0, "expiration": "disabled", "auto_delete": False,
+         "retain_time": "unlimited", "dead_letter": "dead"},
+        0,
+    )  # fmt: skip
+    of_durables = policy(durables={"idle_ttl": "1d", "retain_time": "0s"})
+    assert _retention.policy(of_durables).settings == {"idle_ttl": "24h0m0s", "retain_time": "0s"}
+    assert _retention.policy(of_durables).applies_to == "durables"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({}, "topics"),
+        ({"topics": {}, "durables": {}}, "topics"),
+        ({"topics": {"key": ["/id"]}}, "key"),
+        ({"topics": {"journal": False}}, "journal"),
+        ({"topics": {"max_tll": "1h"}}, "max_tll"),
+        ({"durables": {"max_ttl": "1h"}}, "max_ttl"),
+        ({"topics": {}, "name": ""}, "name"),
+        ({"topics": {}, "priority": 2**31}, "priority"),
+    ],
+)
+def test_a_wrong_argument_of_a_policy_is_refused_by_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        policy(**arguments)
     assert caught.value.details["field"] == field
 
 

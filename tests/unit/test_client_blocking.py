@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import grpc_testing
 import pytest
-from google.protobuf import any_pb2, timestamp_pb2
+from google.protobuf import any_pb2, duration_pb2, timestamp_pb2
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client import (
+    EARLIEST,
     NEVER,
     Ack,
     AlreadyExists,
@@ -29,10 +31,13 @@ from sow_client import (
     Compacted,
     ConditionFailed,
     Deleted,
+    DurableFigures,
+    DurableSettings,
     FailedPrecondition,
     InternalError,
     InvalidArgument,
     NotFound,
+    Policy,
     Published,
     Publisher,
     PublishFailed,
@@ -40,6 +45,7 @@ from sow_client import (
     Refusal,
     ResourceExhausted,
     Restamped,
+    Rewound,
     Subscription,
     TopicSettings,
     Unavailable,
@@ -227,12 +233,13 @@ def test_publish_many_says_for_each_record_what_became_of_it(server: Server) -> 
     assert [record.key for record in request.records] == ["1", "2"]
 
 
-def test_publish_many_holds_back_what_comes_after_a_refusal_that_may_pass(server: Server) -> None:
+@pytest.mark.parametrize("reason", ["OVERLOADED", "BACKLOG_QUOTA_EXCEEDED"])
+def test_publish_many_holds_back_what_comes_after_a_refusal_that_may_pass(server: Server, reason: str) -> None:
     call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001))
-    results = [RESULT] * 9_999 + [sow_pb2.PublishResult(refusal=refused("OVERLOADED", index=9_999))]
+    results = [RESULT] * 9_999 + [sow_pb2.PublishResult(refusal=refused(reason, index=9_999))]
     server.answer("Publish", sow_pb2.PublishResponse(results=results))
     outcomes = call.result(SECONDS_MAX)
-    assert [outcome.reason for outcome in outcomes if isinstance(outcome, Refusal)] == ["OVERLOADED", "STREAM_BROKEN"]
+    assert [outcome.reason for outcome in outcomes if isinstance(outcome, Refusal)] == [reason, "STREAM_BROKEN"]
     assert len(outcomes) == 10_001
 
 
@@ -707,6 +714,149 @@ def test_sow_and_subscribe(server: Server) -> None:
     )
 
 
+# ---- durable subscriptions and policies; consuming is in test_client_durable ----
+
+
+def test_durable_is_attached_when_it_is_returned_and_acknowledges_with_its_session(server: Server) -> None:
+    made = server.begin(lambda: server.client.durable("orders", "billing", "/price > 9", oof=True, idle_ttl="1d"))
+    _, request, rpc = server.channel.take_unary_stream(method_of("Subscribe"))
+    begin = sow_pb2.DurableBegin(bookmark="e.4", created=True, session="s1")
+    rpc.send_response(sow_pb2.SubscribeResponse(durable_begin=begin))
+    durable = made.result(SECONDS_MAX)
+    assert request.durable.name == "billing"
+    assert (request.topic, request.filter, request.oof) == ("orders", "/price > 9", True)
+    assert request.durable.settings.idle_ttl.seconds == 86_400
+    assert (durable.bookmark, durable.created) == ("e.4", True)
+
+    rpc.send_response(sow_pb2.SubscribeResponse(changes=one_change(bookmark="e.7")))
+    durable.acknowledge(next(durable))
+    acknowledged = server.answer("Acknowledge", sow_pb2.AcknowledgeResponse(bookmark="e.7"))
+    durable.flush()
+    assert acknowledged == sow_pb2.AcknowledgeRequest(topic="orders", durable="billing", bookmark="e.7", session="s1")
+    durable.close()
+    rpc.cancelled()  # returns once the client has cancelled
+
+
+def one_change(*, bookmark: str) -> sow_pb2.ChangeBatch:
+    record = types_pb2.RecordColumns(
+        key=["1"],
+        payload=[b"{}"],
+        version=[1],
+        publish_time_micros=[1],
+        expire_time_micros=[1],
+        sequence=[7],
+        origins=["a"],
+    )
+    return sow_pb2.ChangeBatch(topic="orders", op=[sow_pb2.CHANGE_OP_PUT], records=record, bookmark=bookmark)
+
+
+DURABLE = admin_pb2.Durable(
+    topic="orders",
+    name="billing",
+    filter="/price > 9",
+    acknowledged="e.4",
+    earliest="e.1",
+    attached=True,
+    create_time=timestamp_pb2.Timestamp(seconds=1),
+    last_use_time=timestamp_pb2.Timestamp(seconds=2),
+    settings=types_pb2.DurableSettings(retain_bytes=0),
+)
+
+
+def test_durables(server: Server) -> None:
+    for topic in ("orders", None):
+        call = server.begin(partial(server.client.durables, topic))
+        request = server.answer("ListDurables", admin_pb2.ListDurablesResponse(durables=[DURABLE]))
+        (durable,) = call.result(SECONDS_MAX)
+        assert request.topic == (topic or "")
+        assert (durable.topic, durable.name, durable.filter) == ("orders", "billing", "/price > 9")
+        assert (durable.acknowledged, durable.earliest, durable.attached) == ("e.4", "e.1", True)
+        assert (durable.create_time.second, durable.last_use_time.second) == (1, 2)
+        assert (durable.settings, durable.figures) == (DurableSettings(retain_bytes=0), None)
+
+
+def test_describe_durable(server: Server) -> None:
+    call = server.begin(lambda: server.client.describe_durable("orders", "billing", exact=True))
+    described = admin_pb2.Durable(
+        figures=admin_pb2.DurableFigures(
+            total_entries=9,
+            total_bytes=90,
+            unacknowledged_entries=2,
+            unacknowledged_bytes=20,
+            oldest_unacknowledged_age=duration_pb2.Duration(seconds=90),
+            exact=True,
+        )
+    )
+    request = server.answer("DescribeDurable", admin_pb2.DescribeDurableResponse(durable=described))
+    assert call.result(SECONDS_MAX).figures == DurableFigures(9, 90, 2, 20, timedelta(seconds=90), exact=True)
+    assert request == admin_pb2.DescribeDurableRequest(topic="orders", name="billing", exact=True)
+    nothing = server.begin(lambda: server.client.describe_durable("orders", "billing"))
+    figures = admin_pb2.Durable(figures=admin_pb2.DurableFigures())
+    server.answer("DescribeDurable", admin_pb2.DescribeDurableResponse(durable=figures))
+    assert nothing.result(SECONDS_MAX).figures == DurableFigures(0, 0, 0, 0, None, exact=False)
+
+
+def test_rewind(server: Server) -> None:
+    call = server.begin(lambda: server.client.rewind("orders", "billing", EARLIEST, force=True))
+    request = server.answer("Rewind", sow_pb2.RewindResponse(bookmark="e.1", unacknowledged_entries=8))
+    assert call.result(SECONDS_MAX) == Rewound("e.1", 8)
+    assert request == sow_pb2.RewindRequest(topic="orders", durable="billing", earliest=True, force=True)
+    refused_ = server.begin(lambda: server.client.rewind("orders", "billing", EARLIEST))
+    server.refuse("Rewind", grpc.StatusCode.FAILED_PRECONDITION, "DURABLE_IN_USE")
+    with pytest.raises(FailedPrecondition):
+        refused_.result(SECONDS_MAX)
+
+
+def test_delete_durable(server: Server) -> None:
+    call = server.begin(lambda: server.client.delete_durable("orders", "billing", force=True))
+    request = server.answer("DeleteDurable", admin_pb2.DeleteDurableResponse())
+    call.result(SECONDS_MAX)
+    assert request == admin_pb2.DeleteDurableRequest(topic="orders", name="billing", force=True)
+
+
+def test_clear_backlog(server: Server) -> None:
+    for name in ("billing", None):
+        call = server.begin(partial(server.client.clear_backlog, "orders", name))
+        request = server.answer("ClearBacklog", admin_pb2.ClearBacklogResponse(acknowledged_entries=7))
+        assert call.result(SECONDS_MAX) == 7
+        assert request == admin_pb2.ClearBacklogRequest(topic="orders", name=name or "")
+
+
+POLICY = admin_pb2.Policy(
+    name="short",
+    pattern="tmp.*",
+    priority=3,
+    applies_to=admin_pb2.POLICY_TARGET_TOPICS,
+    topic=admin_pb2.TopicSettings(max_bytes=7),
+    matches=2,
+)
+TOLD = Policy("short", "tmp.*", 3, "topics", operator=False, settings={"max_bytes": 7}, matches=2)
+
+
+def test_set_policy(server: Server) -> None:
+    call = server.begin(lambda: server.client.set_policy("short", "tmp.*", topics={"max_bytes": 7}, priority=3))
+    request = server.answer("SetPolicy", admin_pb2.SetPolicyResponse(policy=POLICY))
+    assert call.result(SECONDS_MAX) == TOLD
+    sent = admin_pb2.Policy()
+    sent.CopyFrom(POLICY)
+    sent.ClearField("matches")
+    assert request.policy == sent
+
+
+def test_get_list_and_delete_policies(server: Server) -> None:
+    got = server.begin(lambda: server.client.get_policy("short", operator=True))
+    request = server.answer("GetPolicy", admin_pb2.GetPolicyResponse(policy=POLICY))
+    assert got.result(SECONDS_MAX) == TOLD
+    assert (request.name, request.operator) == ("short", True)
+    listed = server.begin(server.client.policies)
+    server.answer("ListPolicies", admin_pb2.ListPoliciesResponse(policies=[POLICY]))
+    assert listed.result(SECONDS_MAX) == [TOLD]
+    deleted = server.begin(lambda: server.client.delete_policy("short"))
+    server.refuse("DeletePolicy", grpc.StatusCode.NOT_FOUND, "POLICY_NOT_FOUND")
+    with pytest.raises(NotFound):
+        deleted.result(SECONDS_MAX)
+
+
 def test_status(server: Server) -> None:
     call = server.begin(server.client.status)
     response = admin_pb2.GetStatusResponse(
@@ -872,7 +1022,8 @@ def test_publisher_opens_a_cut_stream_again_and_sends_what_was_not_acknowledged(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_publisher_tries_again_when_the_server_is_overloaded(server: Server) -> None:
+@pytest.mark.parametrize("reason", ["OVERLOADED", "BACKLOG_QUOTA_EXCEEDED"])
+def test_publisher_tries_again_when_the_server_is_at_a_limit_that_passes(server: Server, reason: str) -> None:
     def publish() -> int:
         with server.client.publisher("orders", retry_for=SECONDS_MAX) as publisher:
             publisher.publish("1")
@@ -882,7 +1033,7 @@ def test_publisher_tries_again_when_the_server_is_overloaded(server: Server) -> 
     call = server.begin(publish)
     rpc = server.publish_stream()
     rpc.take_request()
-    rpc.send_response(acknowledged(1, refused("OVERLOADED", index=1)))
+    rpc.send_response(acknowledged(1, refused(reason, index=1)))
     again = server.publish_stream()
     request = again.take_request()
     assert (request.publisher.first_sequence, list(request.payload)) == (2, [b"2"])

@@ -98,6 +98,14 @@ class Store(sow_pb2_grpc.SowServiceServicer):
     ) -> Iterator[sow_pb2.SubscribeResponse]:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_following")
 
+    def Acknowledge(
+        self, request: sow_pb2.AcknowledgeRequest, context: grpc.ServicerContext
+    ) -> sow_pb2.AcknowledgeResponse:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_durable")
+
+    def Rewind(self, request: sow_pb2.RewindRequest, context: grpc.ServicerContext) -> sow_pb2.RewindResponse:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_durable")
+
     def SowDelete(self, request: sow_pb2.SowDeleteRequest, context: object) -> Iterator[sow_pb2.SowDeleteResponse]:
         yield sow_pb2.SowDeleteResponse(matched=1, deleted=1, last_sequence=1)
         yield sow_pb2.SowDeleteResponse(matched=2, deleted=2, last_sequence=2, done=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from functools import partial
+from typing import Protocol
 
 import grpc
 import pytest
@@ -143,6 +144,13 @@ class Followed:
             self._changed.notify_all()
 
 
+class Service(Protocol):
+    """What a server serves."""
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a server needs of it."""
+
+
 class Servers:
     """Servers on one port, one after another."""
 
@@ -150,9 +158,9 @@ class Servers:
         self.address = address
         self._server: grpc.Server | None = None
 
-    def start(self, followed: Followed) -> None:
+    def start(self, service: Service) -> None:
         server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((followed.handlers(),))
+        server.add_generic_rpc_handlers((service.handlers(),))
         assert server.add_insecure_port(self.address)
         server.start()
         self._server = server

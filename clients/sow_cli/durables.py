@@ -1,0 +1,192 @@
+"""`sow durable list|describe|rewind|clear-backlog|delete`: durable subscriptions, but for consuming them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import click
+
+from sow_cli import arguments, display, settings
+from sow_cli.output import Fact, Output, output_option
+from sow_cli.session import Session
+from sow_cli.topics import confirm
+from sow_client import Client, Durable
+
+_NAMES: Final = (
+    "topic",
+    "name",
+    "filter",
+    "acknowledged",
+    "earliest",
+    "attached",
+    "create_time",
+    "last_use_time",
+    "retain_time",
+    "retain_bytes",
+    "backlog_ttl",
+    "idle_ttl",
+)
+
+
+@click.group(short_help="List, describe, rewind, clear, delete a durable subscription.")
+def durable() -> None:
+    """List, describe, rewind, clear and delete durable subscriptions. `sow subscribe --durable` consumes one."""
+
+
+@durable.command("list")
+@click.argument("topic", required=False)
+@output_option
+@click.pass_obj
+def list_durables(session: Session, output: Output, topic: str | None) -> None:
+    """List the durable subscriptions of TOPIC, or of all topics.
+
+    \b
+    Example:
+      sow durable list orders
+    """
+    with session.client() as client:
+        found = client.durables(topic)
+    output.many([_facts(one) for one in found], names=_NAMES, nothing="no durable subscriptions")
+
+
+@durable.command()
+@click.argument("topic")
+@click.argument("name")
+@click.option("--exact", is_flag=True, help="Read the entries, and count only those that match its filter.")
+@output_option
+@click.pass_obj
+def describe(session: Session, output: Output, topic: str, name: str, exact: bool) -> None:
+    """Show the durable subscription NAME of TOPIC: its position, and what it has not acknowledged.
+
+    Entries are counted before its filter, which costs nothing; with --exact after it.
+
+    \b
+    Example:
+      sow durable describe orders billing
+    """
+    with session.client() as client:
+        output.one(_facts(client.describe_durable(topic, name, exact=exact)))
+
+
+@durable.command()
+@click.argument("topic")
+@click.argument("name")
+@click.argument("to", metavar="earliest|BOOKMARK|SEQUENCE|TIME", type=arguments.position)
+@click.option("--force", is_flag=True, help="Also while a consumer is attached, whose stream ends.")
+@output_option
+@click.pass_obj
+def rewind(session: Session, output: Output, topic: str, name: str, to: str | datetime, force: bool) -> None:
+    """Move the durable subscription NAME of TOPIC back, to hand over again what is retained.
+
+    After a BOOKMARK or a SEQUENCE, to the first change at a TIME or later, or to the earliest one that it can read.
+
+    \b
+    Examples:
+      sow durable rewind orders billing earliest
+      sow durable rewind orders billing 2030-01-31T12:00:00Z --force
+    """
+    with session.client() as client:
+        done = client.rewind(topic, name, _place(client, to), force=force)
+    left = done.unacknowledged_entries
+    output.one(
+        [
+            Fact("topic", topic, display.safe(topic)),
+            Fact("name", name, display.safe(name), label="durable"),
+            Fact("bookmark", done.bookmark, display.safe(done.bookmark)),
+            Fact("unacknowledged_entries", left, display.count(left)),
+        ]
+    )
+
+
+def _place(client: Client, to: str | datetime) -> str | datetime:
+    """A sequence as the bookmark that it stands for."""
+    if isinstance(to, str) and to.isascii() and to.isdecimal():
+        return f"{client.status().journal_epoch}.{to}"
+    return to
+
+
+@durable.command("clear-backlog")
+@click.argument("topic")
+@click.argument("name", required=False)
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@output_option
+@click.pass_obj
+def clear_backlog(session: Session, output: Output, topic: str, name: str | None, force: bool) -> None:
+    """Mark everything acknowledged of the durable subscription NAME of TOPIC; without NAME, of all of them.
+
+    Its consumers will not get it any more. Asks first on a terminal; without one it needs --force.
+
+    \b
+    Example:
+      sow durable clear-backlog orders billing
+    """
+    whose = f"durable subscription {name}" if name is not None else "every durable subscription"
+    confirm(f"Mark all changes of topic {topic} acknowledged for {whose}?", force=force)
+    with session.client() as client:
+        cleared = client.clear_backlog(topic, name)
+    output.one(
+        [
+            Fact("topic", topic, display.safe(topic)),
+            Fact("name", name, display.safe(name or ""), label="durable"),
+            Fact("acknowledged_entries", cleared, display.count(cleared)),
+        ]
+    )
+
+
+@durable.command()
+@click.argument("topic")
+@click.argument("name")
+@click.option("-f", "--force", is_flag=True, help="Do not ask; and also while a consumer is attached.")
+@output_option
+@click.pass_obj
+def delete(session: Session, output: Output, topic: str, name: str, force: bool) -> None:
+    """Delete the durable subscription NAME of TOPIC with its position.
+
+    Asks first on a terminal; without one it needs --force.
+
+    \b
+    Example:
+      sow durable delete orders billing
+    """
+    confirm(f"Delete durable subscription {name} of topic {topic}?", force=force)
+    with session.client() as client:
+        client.delete_durable(topic, name, force=force)
+    output.one([Fact("topic", topic, display.safe(topic)), Fact("name", name, display.safe(name), label="deleted")])
+
+
+def _facts(one: Durable) -> list[Fact]:
+    facts = [
+        Fact("topic", one.topic, display.safe(one.topic)),
+        Fact("name", one.name, display.safe(one.name), label="durable"),
+        Fact("filter", one.filter or None, display.safe(one.filter) or "none"),
+        Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged)),
+        Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
+        Fact("attached", one.attached, "yes" if one.attached else "no"),
+        _moment("create_time", one.create_time, "created"),
+        _moment("last_use_time", one.last_use_time, "last use"),
+    ]
+    for name in ("retain_time", "retain_bytes", "backlog_ttl", "idle_ttl"):
+        value = getattr(one.settings, name)
+        facts.append(
+            Fact(name, value, "none" if value is None else settings.shown(name, value), in_lists=False),
+        )
+    figures = one.figures
+    if figures is None:
+        return facts
+    age = figures.oldest_unacknowledged_age
+    oldest = None if age is None else display.exact_duration(age)
+    counted = "those that match its filter" if figures.exact else "before its filter"
+    return [
+        *facts,
+        Fact("total_entries", figures.total_entries, display.count(figures.total_entries)),
+        Fact("total_bytes", figures.total_bytes, display.exact_size(figures.total_bytes)),
+        Fact("unacknowledged_entries", figures.unacknowledged_entries, display.count(figures.unacknowledged_entries)),
+        Fact("unacknowledged_bytes", figures.unacknowledged_bytes, display.exact_size(figures.unacknowledged_bytes)),
+        Fact("oldest_unacknowledged_age", oldest, oldest or "none"),
+        Fact("exact", figures.exact, counted, label="counted"),
+    ]
+
+
+def _moment(name: str, time: datetime, label: str) -> Fact:
+    return Fact(name, time.isoformat(), f"{time:%Y-%m-%d %H:%M:%S}Z", label=label)

@@ -1,0 +1,392 @@
+"""`sow policy …`, and the two groups of settings that are asked for by themselves: `sow retention …`, `sow quota …`.
+
+`retention` and `quota` work on a topic, or, with a pattern, on a policy whose name is made of the pattern. `set` says
+all of it: what is not given is not set afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Unpack, cast, get_args
+
+import click
+
+from sow_cli import arguments, display, settings
+from sow_cli.output import Fact, Output, output_option
+from sow_cli.session import Session
+from sow_client import BacklogActionName, Client, Policy, TopicSettingsArguments
+
+_NAMES: Final = ("name", "pattern", "priority", "applies_to", "operator", "matches", "settings")
+_POLICY_NAME_LENGTH_MAX: Final = 200
+
+_operator = click.option("--operator", is_flag=True, help="An operator policy: limits that nobody can go beyond.")
+
+
+@click.group(short_help="Set, get, list, delete a policy: settings by pattern.")
+def policy() -> None:
+    """Set, get, list and delete policies: settings for all topics, or durable subscriptions, of a pattern."""
+
+
+@policy.command("set")
+@click.argument("name")
+@click.argument("pattern")
+@click.option("--priority", type=click.IntRange(-(2**31), 2**31 - 1), default=0, help="Of several the highest counts.")
+@_operator
+@click.option("--durables", is_flag=True, help="For durable subscriptions: PATTERN is about TOPIC/NAME.")
+@settings.policy_options
+@output_option
+@click.pass_obj
+def set_policy(
+    session: Session,
+    output: Output,
+    name: str,
+    pattern: str,
+    priority: int,
+    operator: bool,
+    durables: bool,
+    **given: Unpack[settings.PolicyOptions],
+) -> None:
+    """Set the policy NAME for all topics whose whole name matches PATTERN, a regular expression (RE2).
+
+    It replaces the policy of that name. A topic takes from it what it does not set itself; limits are the strictest of
+    topic, policy and operator policy. --durables takes --retain-time, --retain-bytes, --backlog-ttl and --idle-ttl.
+
+    \b
+    Examples:
+      sow policy set short 'tmp\\..*' --retain-time 1m --max-ttl 1h
+      sow policy set cap '.*' --operator --max-ttl 7d --max-bytes 10GiB
+    """
+    wanted = settings.policy_settings(given)
+    if not wanted:
+        raise click.UsageError("nothing to set: give at least one setting")
+    if durables:
+        of_durables = settings.durable_settings(wanted)
+        with session.client() as client:
+            done = client.set_policy(name, pattern, durables=of_durables, priority=priority, operator=operator)
+    else:
+        with session.client() as client:
+            done = client.set_policy(name, pattern, topics=wanted, priority=priority, operator=operator)
+    output.one(_facts(done))
+
+
+@policy.command("get")
+@click.argument("name")
+@_operator
+@output_option
+@click.pass_obj
+def get_policy(session: Session, output: Output, name: str, operator: bool) -> None:
+    """Show the policy NAME.
+
+    \b
+    Example:
+      sow policy get short
+    """
+    with session.client() as client:
+        output.one(_facts(client.get_policy(name, operator=operator)))
+
+
+@policy.command("list")
+@output_option
+@click.pass_obj
+def list_policies(session: Session, output: Output) -> None:
+    """List all policies: operator policies first, then by priority.
+
+    \b
+    Example:
+      sow policy list
+    """
+    with session.client() as client:
+        found = client.policies()
+    output.many([_facts(one) for one in found], names=_NAMES, nothing="no policies")
+
+
+@policy.command("delete")
+@click.argument("name")
+@_operator
+@output_option
+@click.pass_obj
+def delete_policy(session: Session, output: Output, name: str, operator: bool) -> None:
+    """Delete the policy NAME; what it has set takes its next source.
+
+    \b
+    Example:
+      sow policy delete short
+    """
+    with session.client() as client:
+        client.delete_policy(name, operator=operator)
+    output.one([Fact("name", name, display.safe(name), label="deleted"), _kind(operator)])
+
+
+def _facts(one: Policy) -> list[Fact]:
+    said = ", ".join(f"{name} = {settings.shown(name, value)}" for name, value in one.settings.items())
+    return [
+        Fact("name", one.name, display.safe(one.name), label="policy"),
+        Fact("pattern", one.pattern, display.safe(one.pattern)),
+        Fact("priority", one.priority, str(one.priority)),
+        Fact("applies_to", one.applies_to, one.applies_to),
+        _kind(one.operator),
+        Fact("matches", one.matches, display.count(one.matches)),
+        Fact("settings", dict(one.settings), said or "none"),
+    ]
+
+
+def _kind(operator: bool) -> Fact:
+    return Fact("operator", operator, "yes" if operator else "no")
+
+
+# ---- retention and quotas ----
+
+_RETENTION: Final = ("retain_time", "retain_bytes", "max_age", "max_bytes", "max_entries")
+_QUOTA: Final = ("backlog_quota_bytes", "backlog_quota_age", "backlog_action", "backlog_ttl")
+
+_topic = click.argument("topic", required=False)
+_pattern = click.option("--pattern", metavar="REGEX", help="For all topics whose whole name matches, by a policy.")
+_priority = click.option("--priority", type=int, default=0, help="With --pattern: of several the highest counts.")
+
+
+@click.group(short_help="Set, get, remove how much of the journal is kept.")
+def retention() -> None:
+    """Set, get and remove how much of the journal is kept, of a topic or of all topics of a pattern."""
+
+
+@retention.command("set")
+@_topic
+@_pattern
+@_priority
+@click.option(
+    "--time", "retain_time", type=arguments.retain_time, metavar="DURATION|unlimited", help="Keep at least so long …"
+)
+@click.option(
+    "--bytes", "retain_bytes", type=arguments.size, metavar="SIZE|unlimited", help="… or so much, whichever ends first."
+)
+@click.option("--max-age", type=arguments.duration, metavar="DURATION", help="Keep at most so long, read or not.")
+@click.option("--max-bytes", type=arguments.size, metavar="SIZE", help="Keep at most so much.")
+@click.option("--max-entries", type=arguments.entries, metavar="N", help="Keep at most so many changes.")
+@output_option
+@click.pass_obj
+def set_retention(
+    session: Session,
+    output: Output,
+    topic: str | None,
+    pattern: str | None,
+    priority: int,
+    retain_time: str | None,
+    retain_bytes: int | str | None,
+    max_age: str | None,
+    max_bytes: int | str | None,
+    max_entries: int | str | None,
+) -> None:
+    """Set how much of the journal of TOPIC is kept. What is not given is not set any more.
+
+    --time 0s --bytes 0: nothing is kept once it is acknowledged. One of them zero and the other not is refused.
+
+    \b
+    Examples:
+      sow retention set orders --time 1h --bytes 1GiB
+      sow retention set --pattern 'tmp\\..*' --time 0s --bytes 0 --max-age 1d
+    """
+    given = {
+        "retain_time": retain_time,
+        "retain_bytes": retain_bytes,
+        "max_age": max_age,
+        "max_bytes": max_bytes,
+        "max_entries": max_entries,
+    }
+    _set(session, output, "retention", topic, pattern, priority, given)
+
+
+@retention.command("get")
+@_topic
+@_pattern
+@output_option
+@click.pass_obj
+def get_retention(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
+    """Show how much of the journal of TOPIC is kept, and what says so; or what is set for a pattern.
+
+    \b
+    Example:
+      sow retention get orders
+    """
+    _get(session, output, "retention", topic, pattern)
+
+
+@retention.command("remove")
+@_topic
+@_pattern
+@output_option
+@click.pass_obj
+def remove_retention(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
+    """Remove what is set for TOPIC, or for a pattern: then policies or the server's defaults count.
+
+    \b
+    Example:
+      sow retention remove orders
+    """
+    _remove(session, output, "retention", topic, pattern)
+
+
+@click.group(short_help="Set, get, remove how much may be unacknowledged.")
+def quota() -> None:
+    """Set, get and remove how much durable subscriptions may leave unacknowledged, of a topic or of a pattern."""
+
+
+@quota.command("set")
+@_topic
+@_pattern
+@_priority
+@click.option("--bytes", "quota_bytes", type=arguments.size, metavar="SIZE", help="How much may be unacknowledged.")
+@click.option("--age", "quota_age", type=arguments.duration, metavar="DURATION", help="How old it may be.")
+@click.option("--action", type=click.Choice(get_args(BacklogActionName)), help="What happens beyond it; default hold.")
+@click.option(
+    "--ttl", "backlog_ttl", type=arguments.duration, metavar="DURATION", help="What is older counts as acknowledged."
+)
+@output_option
+@click.pass_obj
+def set_quota(
+    session: Session,
+    output: Output,
+    topic: str | None,
+    pattern: str | None,
+    priority: int,
+    quota_bytes: int | str | None,
+    quota_age: str | None,
+    action: BacklogActionName | None,
+    backlog_ttl: str | None,
+) -> None:
+    """Set how much the slowest durable subscription of TOPIC may leave unacknowledged. What is not given is not set any
+    more.
+
+    Beyond it publishes wait (hold), are refused (reject), the oldest changes count as acknowledged (evict), or all of
+    them are replaced by the present records (conflate). A quota must be below the retention of the same kind.
+
+    \b
+    Examples:
+      sow quota set orders --bytes 64MiB --action reject
+      sow quota set --pattern 'eu-.*' --age 1h --ttl 2h
+    """
+    given = {
+        "backlog_quota_bytes": quota_bytes,
+        "backlog_quota_age": quota_age,
+        "backlog_action": action,
+        "backlog_ttl": backlog_ttl,
+    }
+    _set(session, output, "quota", topic, pattern, priority, given)
+
+
+@quota.command("get")
+@_topic
+@_pattern
+@output_option
+@click.pass_obj
+def get_quota(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
+    """Show how much of TOPIC may be unacknowledged, and what says so; or what is set for a pattern.
+
+    \b
+    Example:
+      sow quota get orders
+    """
+    _get(session, output, "quota", topic, pattern)
+
+
+@quota.command("remove")
+@_topic
+@_pattern
+@output_option
+@click.pass_obj
+def remove_quota(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
+    """Remove what is set for TOPIC, or for a pattern: then policies or the server's defaults count.
+
+    \b
+    Example:
+      sow quota remove orders
+    """
+    _remove(session, output, "quota", topic, pattern)
+
+
+_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {"retention": _RETENTION, "quota": _QUOTA}
+
+
+def policy_name(group: str, pattern: str) -> str:
+    """The name of the policy for a pattern: what a name cannot hold, and `:`, as `:` and its hexadecimal code."""
+    escaped = re.sub(r"[^A-Za-z0-9_.-]", lambda match: "".join(f":{byte:02x}" for byte in match[0].encode()), pattern)
+    name = f"{group}.{escaped}"
+    if len(name) > _POLICY_NAME_LENGTH_MAX:
+        raise click.UsageError("the pattern is too long to make a name of; use sow policy set")
+    return name
+
+
+def _one_of(topic: str | None, pattern: str | None) -> None:
+    if (topic is None) == (pattern is None):
+        raise click.UsageError("give exactly one of TOPIC and --pattern")
+
+
+def _set(
+    session: Session,
+    output: Output,
+    group: str,
+    topic: str | None,
+    pattern: str | None,
+    priority: int,
+    given: Mapping[str, object],
+) -> None:
+    _one_of(topic, pattern)
+    if all(value is None for value in given.values()):
+        raise click.UsageError("nothing to set: give at least one option")
+    wanted = cast(TopicSettingsArguments, settings.taken_away(given))
+    if pattern is not None:
+        name = policy_name(group, pattern)
+        with session.client() as client:
+            output.one(_of_policy(client.set_policy(name, pattern, topics=wanted, priority=priority)))
+    elif topic is not None:
+        with session.client() as client:
+            client.alter_topic(topic, **wanted)
+            output.one(_of_topic(client, group, topic))
+
+
+def _get(session: Session, output: Output, group: str, topic: str | None, pattern: str | None) -> None:
+    _one_of(topic, pattern)
+    if pattern is not None:
+        name = policy_name(group, pattern)
+        with session.client() as client:
+            output.one(_of_policy(client.get_policy(name)))
+    elif topic is not None:
+        with session.client() as client:
+            output.one(_of_topic(client, group, topic))
+
+
+def _remove(session: Session, output: Output, group: str, topic: str | None, pattern: str | None) -> None:
+    _one_of(topic, pattern)
+    if pattern is not None:
+        name = policy_name(group, pattern)
+        with session.client() as client:
+            client.delete_policy(name)
+        output.one([Fact("pattern", pattern, display.safe(pattern)), Fact("policy", name, name, label="deleted")])
+    elif topic is not None:
+        nothing = cast(TopicSettingsArguments, dict.fromkeys(_GROUPS[group]))
+        with session.client() as client:
+            client.alter_topic(topic, **nothing)
+            output.one(_of_topic(client, group, topic))
+
+
+def _of_topic(client: Client, group: str, topic: str) -> list[Fact]:
+    """What is in force, as the command takes it, and where it comes from."""
+    effective = {one.name: one for one in client.describe_topic(topic).effective if one.name in _GROUPS[group]}
+    facts = [Fact("topic", topic, display.safe(topic))]
+    for name, one in effective.items():
+        facts.append(Fact(name, one.value, f"{display.safe(one.value)}  (from {display.safe(one.origin)})"))
+    origins = {name: one.origin for name, one in effective.items()}
+    return [*facts, Fact("origins", origins, "")]
+
+
+def _of_policy(one: Policy) -> list[Fact]:
+    """What is set, as the command takes it."""
+    facts = [
+        Fact("pattern", one.pattern, display.safe(one.pattern)),
+        Fact("policy", one.name, display.safe(one.name)),
+        Fact("priority", one.priority, str(one.priority)),
+        Fact("matches", one.matches, display.count(one.matches)),
+    ]
+    for name, value in one.settings.items():
+        facts.append(Fact(name, settings.shown(name, value), settings.shown(name, value)))
+    return facts

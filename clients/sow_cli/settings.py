@@ -1,0 +1,219 @@
+"""Options that set something on topics, and how settings are shown.
+
+`none` takes a setting away: then a policy that matches counts, or the server's default (rule T2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypedDict, TypeVar, cast, get_args
+
+import click
+
+from sow_cli import arguments, display
+from sow_cli.arguments import NO_INDEX, NONE
+from sow_cli.output import Fact
+from sow_client import (
+    BacklogActionName,
+    DurableSettingsArguments,
+    MessageTypeName,
+    OnMissingName,
+    TopicSettings,
+    TopicSettingsArguments,
+)
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class PolicyOptions(TypedDict):
+    """What click hands over for `policy_options`, named as the settings are; None: not given."""
+
+    expiration: str | None
+    min_ttl: str | None
+    max_ttl: str | None
+    retain_time: str | None
+    retain_bytes: int | str | None
+    max_age: str | None
+    max_bytes: int | str | None
+    max_entries: int | str | None
+    backlog_ttl: str | None
+    backlog_quota_bytes: int | str | None
+    backlog_quota_age: str | None
+    backlog_action: str | None
+    durable_idle_ttl: str | None
+    idle_ttl: str | None
+    publish_is_use: bool | None
+    only_if_empty: bool | None
+    auto_delete: bool | None
+    dead_letter: str | None
+    dead_letter_by_key: bool | None
+    on_missing: str | None
+
+
+class TopicOptions(PolicyOptions):
+    """What click hands over for `topic_options`; None, or no element: not given."""
+
+    key: tuple[str, ...]
+    message_type: MessageTypeName | None
+    journal: bool | None
+    index: tuple[str, ...]
+    separator: str | None
+
+
+_DURATION: Final = "DURATION|none"
+_SIZE: Final = "SIZE|none"
+
+_TOPIC_OPTIONS: Final = (
+    click.option("--key", multiple=True, metavar="PATH", help="Key path, such as /id; repeat it for several."),
+    click.option("--message-type", type=click.Choice(get_args(MessageTypeName)), help="Encoding of the payloads."),
+    click.option("--journal/--no-journal", default=None, help="Whether changes are journaled."),
+    click.option(
+        "--index",
+        type=arguments.index,
+        multiple=True,
+        metavar="PATH|none",
+        help="Field with a secondary index, such as /symbol; repeat it for several. All others go.",
+    ),
+    click.option(
+        "--separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
+    ),
+)
+
+_POLICY_OPTIONS: Final = (
+    click.option(
+        "--expiration",
+        type=arguments.expiration,
+        metavar="disabled|enabled|reject|DURATION",
+        help="Whether records expire; a DURATION such as 30s is the lifetime of those that carry none.",
+    ),
+    click.option("--min-ttl", type=arguments.bound, metavar=_DURATION, help="Shorter lifetimes are raised."),
+    click.option("--max-ttl", type=arguments.bound, metavar=_DURATION, help="Longer lifetimes are lowered."),
+    click.option(
+        "--retain-time",
+        type=arguments.retain_time,
+        metavar="DURATION|unlimited|none",
+        help="How long the journal keeps changes, at least.",
+    ),
+    click.option(
+        "--retain-bytes",
+        type=arguments.size,
+        metavar="SIZE|unlimited|none",
+        help="How much the journal keeps, such as 256MiB.",
+    ),
+    click.option("--max-age", type=arguments.bound, metavar=_DURATION, help="Older journal entries are discarded."),
+    click.option("--max-bytes", type=arguments.size, metavar=_SIZE, help="More journal is discarded."),
+    click.option("--max-entries", type=arguments.entries, metavar="N|none", help="More entries are discarded."),
+    click.option(
+        "--backlog-ttl",
+        type=arguments.bound,
+        metavar=_DURATION,
+        help="Entries unacknowledged for so long count as acknowledged.",
+    ),
+    click.option("--backlog-quota-bytes", type=arguments.size, metavar=_SIZE, help="How much may be unacknowledged."),
+    click.option(
+        "--backlog-quota-age", type=arguments.bound, metavar=_DURATION, help="How old what is unacknowledged may be."
+    ),
+    click.option(
+        "--backlog-action",
+        type=click.Choice([*get_args(BacklogActionName), NONE]),
+        help="What happens beyond the quota.",
+    ),
+    click.option(
+        "--durable-idle-ttl", type=arguments.bound, metavar=_DURATION, help="Unused durables are removed after it."
+    ),
+    click.option("--idle-ttl", type=arguments.bound, metavar=_DURATION, help="The unused topic is deleted after it."),
+    click.option("--publish-is-use/--no-publish-is-use", default=None, help="Whether a publish uses the topic."),
+    click.option("--only-if-empty/--no-only-if-empty", default=None, help="Unused topics go only when empty."),
+    click.option("--auto-delete/--no-auto-delete", default=None, help="Deleted when the last subscriber leaves."),
+    click.option("--dead-letter", metavar="TOPIC|none", help="Expired records are copied to this topic."),
+    click.option(
+        "--dead-letter-by-key/--no-dead-letter-by-key", default=None, help="Under their own keys, the last one stays."
+    ),
+    click.option(
+        "--on-missing",
+        type=click.Choice([*get_args(OnMissingName), NONE]),
+        help="What becomes of dead letters while their topic does not exist.",
+    ),
+)
+
+
+def policy_options(command: Command) -> Command:
+    """Adds an option for each setting that a policy can have."""
+    for option in reversed(_POLICY_OPTIONS):
+        command = option(command)
+    return command
+
+
+def topic_options(command: Command) -> Command:
+    """Adds an option for each setting of a topic."""
+    command = policy_options(command)
+    for option in reversed(_TOPIC_OPTIONS):
+        command = option(command)
+    return command
+
+
+def policy_settings(given: PolicyOptions) -> TopicSettingsArguments:
+    """Only what was given: all else is left to the server."""
+    names = PolicyOptions.__annotations__
+    named = {name: value for name, value in given.items() if name in names and value is not None}
+    return cast(TopicSettingsArguments, taken_away(named))
+
+
+def taken_away(named: Mapping[str, object]) -> dict[str, object]:
+    """The settings, None where `none` was said."""
+    return {name: None if value == NONE else value for name, value in named.items()}
+
+
+def topic_settings(given: TopicOptions) -> TopicSettingsArguments:
+    """Only what was given: the server fills in the rest, or leaves it as it is."""
+    settings = policy_settings(given)
+    if given["key"]:
+        settings["key"] = given["key"]
+    if given["message_type"] is not None:
+        settings["message_type"] = given["message_type"]
+    if given["journal"] is not None:
+        settings["journal"] = given["journal"]
+    if index := given["index"]:
+        if NO_INDEX in index and len(index) > 1:
+            raise click.UsageError(f"--index {NO_INDEX} excludes other --index options")
+        settings["index"] = () if index == (NO_INDEX,) else index
+    if given["separator"] is not None:
+        settings["fix_separator"] = given["separator"]
+    return settings
+
+
+def durable_settings(settings: TopicSettingsArguments) -> DurableSettingsArguments:
+    """The same options for durables. Wrong usage when one is given that durables do not have."""
+    names = DurableSettingsArguments.__annotations__
+    for name in settings:
+        if name not in names:
+            raise click.UsageError(f"--{name.replace('_', '-')} is a setting of topics, not of durables")
+    return cast(DurableSettingsArguments, settings)
+
+
+# ---- how they are shown ----
+
+_SHOWN_APART: Final = frozenset({"key", "message_type", "expiration", "journal", "fix_separator", "index"})
+FACT_NAMES: Final = tuple(name for name in TopicSettings.__dataclass_fields__ if name not in _SHOWN_APART)
+"""The settings of a topic that `facts` tells."""
+
+
+def facts(settings: TopicSettings) -> list[Fact]:
+    """The settings that a topic may leave to policies, in the order of their declaration."""
+    result = []
+    for name in FACT_NAMES:
+        value = getattr(settings, name)
+        is_set = value is not None and value != ""
+        result.append(Fact(name, value if is_set else None, shown(name, value) if is_set else "", in_lists=False))
+    return result
+
+
+def shown(name: str, value: str | int | bool) -> str:
+    """A setting as the command line takes it: nothing is rounded."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return display.safe(value)
+    if value < 0:
+        return "unlimited"
+    return display.exact_size(value) if name.endswith("_bytes") else str(value)

@@ -1,0 +1,594 @@
+"""Consuming durable subscriptions: changes as `_subscription` hands them out, and what was done with them (rule J2).
+
+`DurableCore` and `Acknowledgements` are all of it without I/O, threads or clock.
+
+D1  A consumer that gets its connection back is attached again by itself, and hands nothing out twice; unless the
+    durable was rewound, removed or made anew meanwhile, which begins at its new place.
+D2  It never takes over from another one by itself: while somebody else is attached it waits its turn. The server may
+    also take its own lost connection for somebody else, for a while.
+D3  Acknowledgements are cumulative: of those that wait only the last is sent, at most one call at a time, and at most
+    one in `LINGER_SECONDS`. None is sent for what was handed out before a rewind.
+D4  What becomes of them is told on the next call: one that failed for good is raised there, once.
+D5  What the present attachment has not received is not acknowledged yet: the server would refuse it. After a broken
+    connection that is what was handed out and comes again; who leaves meanwhile gets it again next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Final, Protocol
+
+from sow.v1 import sow_pb2
+from sow_client import _core
+from sow_client._records import Change, Gap, GapReason, invalid
+from sow_client._subscription import (
+    PASSING_REASONS,
+    AsyncSubscription,
+    OpenAioSubscription,
+    OpenSubscription,
+    Subscription,
+    SubscriptionCore,
+    prefix_of,
+)
+from sow_client.errors import SowError
+
+LINGER_SECONDS: Final = 0.02
+"""After an acknowledgement was sent, others are collected for so long."""
+CLOSE_SECONDS_MAX: Final = 5.0
+"""A consumer that ends waits so long until what it acknowledged has arrived; what has not is handed out again."""
+INTERRUPTED_SECONDS_MAX: Final = 1.0
+"""The same for one that ends with an error, or with Ctrl-C."""
+
+_ACK_RETRIED: Final = PASSING_REASONS | {"WRITE_STALLED", "DEADLINE_EXCEEDED"}
+_OF_ATTACHMENTS: Final = frozenset({"DURABLE_TAKEN_OVER", "DURABLE_DETACHED"})
+_GAP_REASONS: Final[Mapping[int, GapReason]] = {
+    sow_pb2.GAP_REASON_DISCARDED: "discarded",
+    sow_pb2.GAP_REASON_EVICTED: "evicted",
+    sow_pb2.GAP_REASON_CONFLATED: "conflated",
+    sow_pb2.GAP_REASON_BACKLOG_TTL: "backlog_ttl",
+}
+
+
+def sequence_of(bookmark: str) -> int:
+    """The sequence of a bookmark. Raises InvalidArgument (BOOKMARK_MALFORMED)."""
+    digits = bookmark[len(prefix_of(bookmark)) :]
+    if not digits or len(digits) == len(bookmark):
+        raise invalid("bookmark", f"{bookmark!r} is none that a server gave", reason="BOOKMARK_MALFORMED")
+    return int(digits)
+
+
+class Acknowledgements:
+    """Owns the position that is wanted, and the one that the server has confirmed. Not thread-safe: see `lock`."""
+
+    def __init__(self, topic: str, name: str, *, retry_for: float) -> None:
+        """`retry_for`: seconds to try to get one through."""
+        # Reentrant: the collector may end a consumer in the very thread that holds it.
+        self.lock = threading.RLock()
+        """Of all of this; held by whoever shares it with another thread."""
+        self.confirmed = 0
+        """Sequence that the server has acknowledged, as far as is known here."""
+        self._topic = topic
+        self._name = name
+        self._retry_for = retry_for
+        self._session = ""
+        self._prefix = ""
+        self._wanted = 0  # above `confirmed`: there is something to send
+        self._received = 0  # in the present attachment (D5)
+        self._detached: SowError | None = None  # its attachment has ended: it waits for the next one
+        self._under_way = False
+        self._not_before = 0.0  # the next call
+        self._resting = False  # after a failure, which nobody may hurry
+        self._backoff = _core.Backoff()
+        self._failure: SowError | None = None
+
+    def attached(self, begin: sow_pb2.DurableBegin, *, anew: bool) -> None:
+        """The consumer is attached. `anew`: what it wants acknowledged is of another time (D1)."""
+        at = sequence_of(begin.bookmark)
+        self._session = begin.session
+        self._prefix = prefix_of(begin.bookmark)
+        self._received = at
+        self._detached = None
+        if anew:
+            self.confirmed = self._wanted = at
+        else:
+            self.confirmed = max(self.confirmed, at)
+
+    def received(self, bookmark: str) -> None:
+        """Everything up to here has come in the present attachment."""
+        self._received = sequence_of(bookmark)
+
+    def add(self, bookmark: str) -> bool:
+        """Everything up to here is to be acknowledged; True: that is news. Raises what has failed (D4)."""
+        self.raise_failure()
+        sequence = sequence_of(bookmark)
+        if not bookmark.startswith(self._prefix):
+            raise invalid("bookmark", f"{bookmark!r} is of another journal", reason="BOOKMARK_OTHER_EPOCH")
+        if sequence <= self._wanted or sequence <= self.confirmed:
+            return False
+        self._wanted = sequence
+        return True
+
+    def wait(self, now: float, *, hurried: bool) -> float | None:
+        """Seconds until the next call is to be made; None: nothing is to be sent. `now`: monotonic seconds."""
+        if self._under_way or self._wanted <= self.confirmed or self._detached is not None:
+            return None
+        if self._received <= self.confirmed:
+            return LINGER_SECONDS  # it comes soon; nobody tells when
+        return 0.0 if hurried and not self._resting else max(0.0, self._not_before - now)
+
+    def take(self, now: float) -> sow_pb2.AcknowledgeRequest:
+        """The next call's request."""
+        self._under_way = True
+        self._backoff.begin(now)
+        self._not_before = now + LINGER_SECONDS
+        return sow_pb2.AcknowledgeRequest(
+            topic=self._topic,
+            durable=self._name,
+            bookmark=f"{self._prefix}{min(self._wanted, self._received)}",
+            session=self._session,
+        )
+
+    def done(self, request: sow_pb2.AcknowledgeRequest) -> None:
+        """The call has succeeded."""
+        self._under_way = self._resting = False
+        self._backoff.reset()
+        if request.session == self._session:
+            self.confirmed = max(self.confirmed, sequence_of(request.bookmark))
+
+    def failed(self, request: sow_pb2.AcknowledgeRequest, error: SowError, *, now: float, jitter: float) -> None:
+        """The call has failed; it is made again, or its error is kept for the next call of the user (D4)."""
+        self._under_way = False
+        if error.reason in _OF_ATTACHMENTS:
+            # The iteration tells why, or is attached again: then it is sent with the next attachment.
+            self._detached = error if request.session == self._session else None
+            self._backoff.reset()
+            self._resting = False
+            return
+        again = error.reason in _ACK_RETRIED
+        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self._retry_for) if again else None
+        if delay is None:
+            self._backoff.reset()
+            self._resting = False
+            self._wanted = self.confirmed
+            self._failure = error
+        else:
+            self._resting = True
+            self._not_before = now + delay
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is under way, or can be sent now."""
+        sendable = min(self._wanted, self._received) > self.confirmed and self._detached is None
+        return not self._under_way and not sendable
+
+    def raise_held(self) -> None:
+        """Raises why something is not acknowledged yet, though nothing can be sent."""
+        if self._detached is not None:
+            raise self._detached
+        if self._wanted > self.confirmed:
+            raise _core.cut(f"up to {self._prefix}{self._wanted}, which has to be handed over first, the subscription")
+
+    @property
+    def has_failed(self) -> bool:
+        """There is an error to raise."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raises, once, why a call has failed for good."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+class DurableCore(SubscriptionCore):
+    """`SubscriptionCore` for a durable subscription, whose position is kept by the server. Not thread-safe."""
+
+    def __init__(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        acknowledgements: Acknowledgements,
+        *,
+        retry_for: float,
+        connect_timeout: float,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+        on_gap: Callable[[Gap], object] | None = None,
+    ) -> None:
+        """`on_gap` is told of each gap when everything before it was handed out, and nothing after it."""
+        super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
+        self.created = False
+        self.reset = False
+        self.gap: Gap | None = None
+        self._acknowledgements = acknowledgements
+        self._on_gap = on_gap
+        self._conflated = False  # a snapshot follows
+
+    def feed(self, response: sow_pb2.SubscribeResponse) -> None:
+        kind = response.WhichOneof("frame")
+        if kind == "durable_begin" and not self._standing:
+            self._settle()
+            self._begin(response.durable_begin)
+        elif kind is not None and not self._standing:
+            raise _core.malformed(f"{kind} out of its place")
+        elif kind == "gap" and not self._snapshot:
+            self._settle()
+            self._feed_gap(response.gap)
+        elif kind == "snapshot_begin" and self._conflated:
+            self._settle()
+            self._shown = False  # what was handed out stays true: nothing is to be taken back
+            self._begin_snapshot(response.snapshot_begin.bookmark)
+            self._snapshot, self._conflated = True, False
+        else:
+            super().feed(response)
+        if end := _end_of(response):
+            self._acknowledgements.received(end)
+
+    def _passes(self, error: SowError) -> bool:
+        return super()._passes(error) or (self.stood and error.reason == "DURABLE_IN_USE")  # D2
+
+    def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
+        self._snapshot = self._conflated = False  # one that was cut short is begun again by the server, gap and all
+        if self.stood:
+            request.durable.force = False  # D2
+            request.durable.expected = True
+
+    def _begin(self, begin: sow_pb2.DurableBegin) -> None:
+        at = sequence_of(begin.bookmark)
+        acknowledgements = self._acknowledgements
+        is_new = begin.created or begin.reset
+        with acknowledgements.lock:
+            # Below what was acknowledged: it was rewound.
+            goes_on = (
+                self.stood
+                and not is_new
+                and prefix_of(begin.bookmark) == self._prefix
+                and at >= acknowledgements.confirmed
+            )
+            acknowledgements.attached(begin, anew=not goes_on)
+        before, has_stood = self._position, self.stood
+        self.created = self.created or (begin.created and not has_stood)
+        self._prefix = prefix_of(begin.bookmark)
+        self._repeated = self._sequence if goes_on else 0
+        if not goes_on:
+            self._sequence = 0
+        if at >= self._repeated:
+            self._after = begin.bookmark
+        self._stand()
+        if begin.reset:
+            self.reset = True
+            self._tell_gap(Gap("reset", before if has_stood else "", begin.bookmark, None))
+
+    def _feed_gap(self, gap: sow_pb2.Gap) -> None:
+        self._backoff.reset()
+        self._conflated = gap.reason == sow_pb2.GAP_REASON_CONFLATED
+        if not self._conflated and sequence_of(gap.upto_bookmark) >= self._repeated:
+            self._after = gap.upto_bookmark
+        reason = _GAP_REASONS.get(gap.reason, "unknown")
+        self._tell_gap(Gap(reason, gap.after_bookmark, gap.upto_bookmark, gap.entries or None))
+
+    def _tell_gap(self, gap: Gap) -> None:
+        self.gap = gap
+        if self._on_gap is not None:
+            self._on_gap(gap)
+
+    def _feed_progress(self, bookmark: str) -> None:
+        super()._feed_progress(bookmark)
+        if sequence_of(bookmark) < self._repeated:
+            self._after = ""  # behind what was handed out before the connection broke
+
+
+def _end_of(response: sow_pb2.SubscribeResponse) -> str:
+    """The bookmark up to which everything has come with this frame; empty: none is known."""
+    match response.WhichOneof("frame"):
+        case "changes":
+            return "" if response.changes.more else response.changes.bookmark
+        case "progress":
+            return response.progress.bookmark
+        case "snapshot_end":
+            return response.snapshot_end.bookmark
+        case _:
+            return ""
+
+
+class CallAcknowledge(Protocol):
+    """What a blocking durable subscription needs of a client besides: the call of Acknowledge."""
+
+    def __call__(self, request: sow_pb2.AcknowledgeRequest, /) -> object: ...
+
+
+class _Acknowledger:
+    """Sends acknowledgements in a thread of its own, which the first one starts."""
+
+    def __init__(self, acknowledgements: Acknowledgements, call: CallAcknowledge) -> None:
+        self._acknowledgements = acknowledgements
+        self._call = call
+        self._changed = threading.Condition(acknowledgements.lock)  # of what follows, too
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._hurried = False
+        self._idle = False
+
+    def add(self, bookmark: str) -> None:
+        """Sends it, soon. Raises what has failed."""
+        with self._changed:
+            if self._over:
+                raise _core.closed("durable subscription")
+            if self._acknowledgements.add(bookmark):
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="sow-acknowledge", daemon=True)
+                    self._thread.start()
+                elif self._idle:
+                    self._changed.notify_all()
+
+    def flush(self, seconds: float | None = None) -> None:
+        """Returns once all is acknowledged, or after so many seconds. Raises what has failed."""
+        acknowledgements = self._acknowledgements
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(
+                    lambda: acknowledgements.is_settled or acknowledgements.has_failed or self._over, seconds
+                )
+            finally:
+                self._hurried = False
+            acknowledgements.raise_failure()
+
+    def stop(self) -> None:
+        """Nothing more is sent."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        acknowledgements = self._acknowledgements
+        while True:
+            with self._changed:
+                while (wait := acknowledgements.wait(time.monotonic(), hurried=self._hurried)) != 0.0:
+                    if self._over:
+                        return
+                    self._idle = wait is None
+                    self._changed.wait(wait)
+                if self._over:
+                    return
+                self._idle = False
+                request = acknowledgements.take(time.monotonic())
+            error: SowError | None = None
+            try:
+                self._call(request)
+            except SowError as refused:
+                error = refused
+            except Exception as unexpected:  # noqa: BLE001 - whoever acknowledges must hear of it
+                error = _core.error_of_status(unexpected)
+            with self._changed:
+                if error is None:
+                    acknowledgements.done(request)
+                else:
+                    acknowledgements.failed(request, error, now=time.monotonic(), jitter=random.random())
+                self._changed.notify_all()
+
+
+def _bookmark_of(done: Change | str) -> str | None:
+    return done.bookmark if isinstance(done, Change) else done
+
+
+class DurableSubscription(Subscription):
+    """The consumer of a durable subscription (rule J2): an iterator of changes without an end, used by one thread.
+
+    Made by `Client.durable`. The server keeps the position: what was acknowledged does not come again, what was not
+    does, to the next consumer of that name. It makes its call again when the connection breaks, and goes on where it
+    was. Iterating raises Aborted when another consumer takes over (DURABLE_TAKEN_OVER), or when the durable is rewound,
+    deleted or cleared by force (DURABLE_DETACHED). Leaving a `with` block, or `close`, sends what was acknowledged and
+    ends the call.
+    """
+
+    def __init__(
+        self,
+        core: DurableCore,
+        open_call: OpenSubscription,
+        acknowledgements: Acknowledgements,
+        call_acknowledge: CallAcknowledge,
+    ) -> None:
+        super().__init__(core, open_call)
+        self._durable = core
+        self._acknowledgements = acknowledgements
+        self._acknowledger = _Acknowledger(acknowledgements, call_acknowledge)
+
+    def acknowledge(self, done: Change | str) -> None:
+        """Everything up to this change, or bookmark, is done with and does not come again. From any thread.
+
+        Returns at once: it is sent in the background, the last one for all before it, so acknowledge each change as it
+        is done. A change without a bookmark, in a snapshot or inside an atomic request, counts with the next one that
+        has one. Raises what has become of earlier ones, if they failed for good.
+        """
+        bookmark = _bookmark_of(done)
+        if bookmark is not None:
+            self._acknowledger.add(bookmark)
+
+    def flush(self) -> None:
+        """Returns once the server has what was acknowledged; raises why it has not. That may be that the connection
+        was lost: then it is sent once the iteration has got it back."""
+        self._acknowledger.flush()
+        self._acknowledgements.raise_held()
+
+    @property
+    def created(self) -> bool:
+        """True: the durable subscription did not exist, and began with this consumer."""
+        return self._durable.created
+
+    @property
+    def reset(self) -> bool:
+        """True: it had existed before, was removed, and began anew: something may have been missed (rule J10)."""
+        return self._durable.reset
+
+    @property
+    def gap(self) -> Gap | None:
+        """The last gap that was told; None: nothing is missing so far."""
+        return self._durable.gap
+
+    def close(self) -> None:
+        """Sends what was acknowledged, for 5 seconds at most, and ends the call; a thread that waits for the next
+        change is told that there is none. Raises why an acknowledgement has failed."""
+        self._end(CLOSE_SECONDS_MAX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(SowError):  # what ended the block is what is raised
+            self._end(INTERRUPTED_SECONDS_MAX)
+
+    def __del__(self) -> None:
+        # Nobody could be told of a failure, and nobody should have to wait.
+        self._acknowledger.stop()
+        super().close()
+
+    def _end(self, seconds: float) -> None:
+        try:
+            self._acknowledger.flush(seconds)
+        finally:
+            self._acknowledger.stop()
+            super().close()
+
+
+class CallAioAcknowledge(Protocol):
+    """What an asynchronous durable subscription needs of a client besides: the call of Acknowledge."""
+
+    def __call__(self, request: sow_pb2.AcknowledgeRequest, /) -> Awaitable[object]: ...
+
+
+class _AioAcknowledger:
+    """Sends acknowledgements in a task, which ends when there are none."""
+
+    def __init__(self, acknowledgements: Acknowledgements, call: CallAioAcknowledge) -> None:
+        self._acknowledgements = acknowledgements
+        self._call = call
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._progress = asyncio.Event()  # something has become of a call
+        self._over = False
+
+    def add(self, bookmark: str) -> None:
+        """Sends it, soon. Raises what has failed."""
+        if self._over:
+            raise _core.closed("durable subscription")
+        if self._acknowledgements.add(bookmark) and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name="sow-acknowledge")
+
+    async def flush(self, seconds: float | None = None) -> None:
+        """Returns once all is acknowledged, or after so many seconds. Raises what has failed."""
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(seconds):
+                while not (self._over or self._acknowledgements.is_settled or self._acknowledgements.has_failed):
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._hurry.clear()
+        self._acknowledgements.raise_failure()
+
+    def stop(self) -> None:
+        """Nothing more is sent."""
+        self._over = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        acknowledgements = self._acknowledgements
+        while (wait := acknowledgements.wait(time.monotonic(), hurried=self._hurry.is_set())) is not None:
+            if wait:
+                await self._rest(wait)
+                continue
+            request = acknowledgements.take(time.monotonic())
+            try:
+                await self._call(request)
+                acknowledgements.done(request)
+            except SowError as refused:
+                acknowledgements.failed(request, refused, now=time.monotonic(), jitter=random.random())
+            self._progress.set()
+
+    async def _rest(self, seconds: float) -> None:
+        if self._hurry.is_set():  # it rests after a failure
+            await asyncio.sleep(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+
+
+class AsyncDurableSubscription(AsyncSubscription):
+    """`DurableSubscription` for asyncio: the same with `async for` and `await`, used by one task."""
+
+    def __init__(
+        self,
+        core: DurableCore,
+        open_call: OpenAioSubscription,
+        acknowledgements: Acknowledgements,
+        call_acknowledge: CallAioAcknowledge,
+    ) -> None:
+        super().__init__(core, open_call)
+        self._durable = core
+        self._acknowledgements = acknowledgements
+        self._acknowledger = _AioAcknowledger(acknowledgements, call_acknowledge)
+
+    async def acknowledge(self, done: Change | str) -> None:
+        """Everything up to this change, or bookmark, is done with and does not come again.
+
+        Returns at once: it is sent in the background, the last one for all before it, so acknowledge each change as it
+        is done. A change without a bookmark, in a snapshot or inside an atomic request, counts with the next one that
+        has one. Raises what has become of earlier ones, if they failed for good.
+        """
+        bookmark = _bookmark_of(done)
+        if bookmark is not None:
+            self._acknowledger.add(bookmark)
+
+    async def flush(self) -> None:
+        """Returns once the server has what was acknowledged; raises why it has not. That may be that the connection
+        was lost: then it is sent once the iteration has got it back."""
+        await self._acknowledger.flush()
+        self._acknowledgements.raise_held()
+
+    @property
+    def created(self) -> bool:
+        """True: the durable subscription did not exist, and began with this consumer."""
+        return self._durable.created
+
+    @property
+    def reset(self) -> bool:
+        """True: it had existed before, was removed, and began anew: something may have been missed (rule J10)."""
+        return self._durable.reset
+
+    @property
+    def gap(self) -> Gap | None:
+        """The last gap that was told; None: nothing is missing so far."""
+        return self._durable.gap
+
+    async def close(self) -> None:
+        """Sends what was acknowledged, for 5 seconds at most, and ends the call; a task that waits for the next change
+        is told that there is none. Raises why an acknowledgement has failed."""
+        await self._end(CLOSE_SECONDS_MAX)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        with contextlib.suppress(SowError):  # what ended the block is what is raised
+            await self._end(INTERRUPTED_SECONDS_MAX)
+
+    async def _end(self, seconds: float) -> None:
+        try:
+            await self._acknowledger.flush(seconds)
+        finally:
+            self._acknowledger.stop()
+            await super().close()

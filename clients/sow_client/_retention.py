@@ -1,0 +1,199 @@
+"""What the calls about durable subscriptions and policies mean: arguments into requests, responses into values. Pure.
+
+The counterpart of `_core` for rules J and T2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, cast, get_args
+
+from sow.v1 import admin_pb2, sow_pb2
+from sow_client import _core
+from sow_client._records import (
+    EARLIEST,
+    Durable,
+    DurableFigures,
+    DurableSettingsArguments,
+    Policy,
+    PolicyTargetName,
+    Rewound,
+    SettingValue,
+    Start,
+    TopicSettingsArguments,
+    Ttl,
+    invalid,
+)
+from sow_client._settings import (
+    NOT_IN_POLICIES,
+    durable_message,
+    durable_settings,
+    durable_settings_of,
+    durable_values,
+    topic_values,
+)
+
+# ---- durable subscriptions ----
+
+
+def durable_request(
+    topic: str,
+    name: str,
+    filter: str | None,  # noqa: A002 - the public name
+    *,
+    start: Start | None,
+    force: bool,
+    oof: bool,
+    changes: bool,
+    settings: DurableSettingsArguments,
+    progress: Ttl | None,
+    select: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    batch_size: int,
+) -> sow_pb2.SubscribeRequest:
+    """The consumer of a durable subscription."""
+    request = _core.subscribe_request(
+        topic,
+        filter,
+        topic_pattern=None,
+        sow=False,
+        oof=oof,
+        delta=False,
+        changes=changes,
+        start=start,
+        conflation=None,
+        progress=progress,
+        empty_deltas=False,
+        select=select,
+        exclude=exclude,
+        batch_size=batch_size,
+    )
+    request.durable.name = _named(name)
+    request.durable.force = force
+    message = durable_message(durable_settings(settings))
+    if message.ByteSize():
+        request.durable.settings.CopyFrom(message)
+    return request
+
+
+def _named(name: str) -> str:
+    if not name:
+        raise invalid("name", "is empty")
+    return name
+
+
+def rewind_request(topic: str, name: str, to: Start, *, force: bool) -> sow_pb2.RewindRequest:
+    """Moves a durable subscription (rule J6)."""
+    request = sow_pb2.RewindRequest(topic=topic, durable=_named(name), force=force)
+    match to:
+        case datetime():
+            request.time_micros = _core.zoned_micros(to, "to")
+        case "earliest":  # before the bookmarks, none of which looks like it
+            request.earliest = True
+        case str():
+            request.bookmark = to
+        case _:
+            if to is not EARLIEST:
+                raise invalid("to", f"a {type(to).__name__} is not a bookmark, a datetime or EARLIEST")
+            request.earliest = True
+    return request
+
+
+def rewound(response: sow_pb2.RewindResponse) -> Rewound:
+    """Where it is now."""
+    return Rewound(response.bookmark, response.unacknowledged_entries)
+
+
+def durable(response: admin_pb2.Durable) -> Durable:
+    """A durable subscription as the server has it."""
+    return Durable(
+        topic=response.topic,
+        name=response.name,
+        filter=response.filter,
+        acknowledged=response.acknowledged,
+        earliest=response.earliest,
+        attached=response.attached,
+        create_time=_core.moment(response.create_time),
+        last_use_time=_core.moment(response.last_use_time),
+        settings=durable_settings_of(response.settings),
+        figures=_figures(response.figures) if response.HasField("figures") else None,
+    )
+
+
+def _figures(values: admin_pb2.DurableFigures) -> DurableFigures:
+    age = values.oldest_unacknowledged_age.ToTimedelta() if values.HasField("oldest_unacknowledged_age") else None
+    return DurableFigures(
+        total_entries=values.total_entries,
+        total_bytes=values.total_bytes,
+        unacknowledged_entries=values.unacknowledged_entries,
+        unacknowledged_bytes=values.unacknowledged_bytes,
+        oldest_unacknowledged_age=age,
+        exact=values.exact,
+    )
+
+
+def describe_request(topic: str, name: str, *, exact: bool) -> admin_pb2.DescribeDurableRequest:
+    """One durable subscription."""
+    return admin_pb2.DescribeDurableRequest(topic=topic, name=_named(name), exact=exact)
+
+
+def delete_request(topic: str, name: str, *, force: bool) -> admin_pb2.DeleteDurableRequest:
+    """One durable subscription."""
+    return admin_pb2.DeleteDurableRequest(topic=topic, name=_named(name), force=force)
+
+
+def clear_request(topic: str, name: str | None) -> admin_pb2.ClearBacklogRequest:
+    """The backlog of one, or of all. An empty name, which stands for all on the wire, is taken for a mistake."""
+    return admin_pb2.ClearBacklogRequest(topic=topic, name="" if name is None else _named(name))
+
+
+# ---- policies ----
+
+_TARGETS: Final[Mapping[PolicyTargetName, admin_pb2.PolicyTarget.ValueType]] = {
+    "topics": admin_pb2.POLICY_TARGET_TOPICS,
+    "durables": admin_pb2.POLICY_TARGET_DURABLES,
+}
+assert get_args(PolicyTargetName) == tuple(_TARGETS), "every target has its number"
+
+
+def set_policy_request(
+    name: str,
+    pattern: str,
+    *,
+    topics: TopicSettingsArguments | None,
+    durables: DurableSettingsArguments | None,
+    priority: int,
+    operator: bool,
+) -> admin_pb2.SetPolicyRequest:
+    """A policy for topics or for durables. What an operator policy may have, the server judges."""
+    if (topics is None) == (durables is None):
+        raise invalid("topics", "give exactly one of topics and durables")
+    if not -(2**31) <= priority < 2**31:
+        raise invalid("priority", f"{priority} is no 32-bit number")
+    policy = admin_pb2.Policy(name=_named(name), pattern=pattern, priority=priority, operator=operator)
+    if topics is not None:
+        refused = NOT_IN_POLICIES.intersection(topics)
+        if refused:
+            raise invalid(min(refused), "is what a topic is; a policy cannot set it")
+        policy.applies_to = _TARGETS["topics"]
+        policy.topic.CopyFrom(_core.settings_message(topics))
+    elif durables is not None:
+        policy.applies_to = _TARGETS["durables"]
+        policy.durable.CopyFrom(durable_message(durable_settings(durables)))
+    return admin_pb2.SetPolicyRequest(policy=policy)
+
+
+def policy(response: admin_pb2.Policy) -> Policy:
+    """A policy as the server has it."""
+    of_durables = response.applies_to == admin_pb2.POLICY_TARGET_DURABLES
+    settings = durable_values(response.durable) if of_durables else topic_values(response.topic)
+    return Policy(
+        name=response.name,
+        pattern=response.pattern,
+        priority=response.priority,
+        applies_to="durables" if of_durables else "topics",
+        operator=response.operator,
+        settings=cast(Mapping[str, SettingValue], settings),  # without the lists, which are not in policies
+        matches=response.matches,
+    )

@@ -1,0 +1,393 @@
+"""`sow durable`, `policy`, `retention` and `quota` against a fake client, and the settings behind them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sow_cli import arguments, display
+from sow_cli.command import sow
+from sow_cli.policies import policy_name
+from sow_client import DurableFigures, EffectiveSetting, FailedPrecondition, TopicSettings
+from tests.support.fake_client import NOW, FakeClient
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    client = FakeClient()
+    client.add("orders", records=[{"id": 1}])
+    return client
+
+
+def run(client: FakeClient, *arguments: str) -> Result:
+    return CliRunner().invoke(sow, arguments, obj=lambda _session: client)
+
+
+def row(result: Result) -> dict[str, object]:
+    """The one line of NDJSON that a command wrote."""
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    found: dict[str, object] = json.loads(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("durable", "describe", "orders"),
+        ("durable", "rewind", "orders", "billing"),
+        ("durable", "rewind", "orders", "billing", "2030-01-31T12:00:00"),
+        ("durable", "clear-backlog", "orders", "billing"),  # nobody to ask
+        ("durable", "clear-backlog", "orders"),
+        ("durable", "delete", "orders", "billing"),
+        ("policy", "set", "short", ".*"),
+        ("policy", "set", "short", ".*", "--max-ttl", "10"),
+        ("policy", "set", "short", ".*", "--durables", "--max-ttl", "1h"),
+        ("policy", "set", "short", ".*", "--max-ttl", "1h", "--priority", "high"),
+        ("retention", "get"),
+        ("retention", "get", "orders", "--pattern", ".*"),
+        ("retention", "set", "orders"),
+        ("retention", "set", "--time", "1h"),
+        ("retention", "set", "orders", "--time", "60"),
+        ("retention", "set", "orders", "--max-entries", "-1"),
+        ("retention", "set", "--pattern", "x" * 200, "--time", "1h"),
+        ("quota", "set", "orders", "--action", "sometimes"),
+        ("quota", "set", "orders", "--bytes", "10 parsecs"),
+        ("quota", "remove"),
+        ("topic", "create", "orders", "--max-entries", "many"),
+        ("topic", "create", "orders", "--idle-ttl", "5"),
+        ("topic", "alter", "orders", "--on-missing", "cry"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_asks_the_server_nothing(client: FakeClient, arguments: tuple[str, ...]) -> None:
+    before = len(client.calls)
+    result = run(client, *arguments)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert client.calls[before:] == []
+
+
+# ---- topics ----
+
+
+def test_every_setting_of_a_topic_has_an_option(client: FakeClient) -> None:
+    result = run(
+        client, "topic", "create", "fills", "--max-age", "2d", "--max-bytes", "1GiB", "--max-entries", "1000000",
+        "--backlog-ttl", "1h", "--backlog-quota-bytes", "64MiB", "--backlog-quota-age", "30m",
+        "--backlog-action", "evict", "--durable-idle-ttl", "1w", "--idle-ttl", "1d", "--publish-is-use",
+        "--only-if-empty", "--no-auto-delete", "--dead-letter", "dead", "--dead-letter-by-key", "--on-missing", "drop",
+    )  # fmt: skip
+
+    assert client.arguments_of("create_topic") == {
+        "name": "fills",
+        "max_age": "2d",
+        "max_bytes": 2**30,
+        "max_entries": 1_000_000,
+        "backlog_ttl": "1h",
+        "backlog_quota_bytes": 64 * 2**20,
+        "backlog_quota_age": "30m",
+        "backlog_action": "evict",
+        "durable_idle_ttl": "1w",
+        "idle_ttl": "1d",
+        "publish_is_use": True,
+        "only_if_empty": True,
+        "auto_delete": False,
+        "dead_letter": "dead",
+        "dead_letter_by_key": True,
+        "on_missing": "drop",
+    }
+    shown = row(result)
+    assert (shown["max_age"], shown["max_bytes"], shown["auto_delete"]) == ("48h0m0s", 2**30, False)
+    assert {"retain_time", "min_ttl"}.isdisjoint(shown), "what is not set is absent"
+    options = {option.name for option in sow.commands["topic"].commands["create"].params}  # type: ignore[attr-defined]
+    assert set(TopicSettings.__dataclass_fields__) - options == {"fix_separator"}  # which is --separator
+
+
+def test_alter_takes_settings_away_with_none(client: FakeClient) -> None:
+    names = ("max-age", "max-bytes", "max-entries", "backlog-quota-bytes", "backlog-action", "dead-letter",
+             "on-missing", "retain-time", "retain-bytes", "idle-ttl")  # fmt: skip
+    run(client, "topic", "alter", "orders", *[part for name in names for part in (f"--{name}", "none")])
+
+    assert client.arguments_of("alter_topic") == {"name": "orders"} | {name.replace("-", "_"): None for name in names}
+
+
+def test_describe_tells_what_is_in_force_and_where_it_comes_from(client: FakeClient) -> None:
+    """T2: each effective value and its origin; J3: the storage to plan for."""
+    client.tables["orders"].settings = TopicSettings(key=["/id"], retain_time="10m", index=["/a"])
+    client.effective = (
+        EffectiveSetting("retain_time", "10m0s", "default"),
+        EffectiveSetting("max_ttl", "1h0m0s", "operator policy cap"),
+        EffectiveSetting("index", "/a", "topic"),
+    )
+
+    described = row(run(client, "topic", "describe", "orders"))
+    table = run(client, "topic", "describe", "orders", "--format", "table").stdout
+    (written,) = csv.DictReader(io.StringIO(run(client, "topic", "describe", "orders", "--format", "csv").stdout))
+
+    assert described["effective"] == [
+        {"name": "retain_time", "value": "10m0s", "origin": "default"},
+        {"name": "max_ttl", "value": "1h0m0s", "origin": "operator policy cap"},
+        {"name": "index", "value": "/a", "origin": "topic"},
+    ]
+    assert described["planned_journal_bytes"] == 300 * 2**20
+    assert "300MiB" in table
+    assert "/a (complete)" in table, "what the topic is stays, beside what it is set to"
+    assert "retain time" not in table, "it is in the other table"
+    heading = next(line for line in table.splitlines() if line.startswith("setting"))
+    assert heading.split() == ["setting", "value", "from"]
+    assert any(line.split() == ["max_ttl", "1h0m0s", "operator", "policy", "cap"] for line in table.splitlines())
+    assert json.loads(written["effective"]) == described["effective"]
+
+
+# ---- durable subscriptions ----
+
+
+FIGURES = DurableFigures(9, 2**20, 2, 1_500, timedelta(minutes=90, microseconds=500_000), exact=True)
+
+
+def test_durables_are_listed(client: FakeClient) -> None:
+    client.keep("orders", "billing", filter="/price > 9", figures=FIGURES)
+    client.keep("fills", "audit")
+
+    everything = [json.loads(line) for line in run(client, "durable", "list").stdout.splitlines()]
+    one = row(run(client, "durable", "list", "orders"))
+    table = run(client, "durable", "list", "--format", "table").stdout
+
+    assert [(each["topic"], each["name"]) for each in everything] == [("orders", "billing"), ("fills", "audit")]
+    assert one == {
+        "topic": "orders",
+        "name": "billing",
+        "filter": "/price > 9",
+        "acknowledged": "4567.4",
+        "earliest": "4567.1",
+        "attached": False,
+        "create_time": NOW.isoformat(),
+        "last_use_time": (NOW + timedelta(seconds=5)).isoformat(),
+        "retain_time": "1h30m0s",
+        "retain_bytes": 1_500,
+    }
+    assert "billing" in table
+    assert "4567.4" in table
+    assert run(client, "durable", "list", "nothing", "--format", "table").stdout == "no durable subscriptions\n"
+
+
+def test_describe_shows_figures_exactly(client: FakeClient) -> None:
+    """J7. Nothing is rounded: 1,500 bytes are not 1.5 KiB."""
+    client.keep("orders", "billing", figures=FIGURES)
+
+    described = row(run(client, "durable", "describe", "orders", "billing", "--exact"))
+    table = run(client, "durable", "describe", "orders", "billing", "--format", "table").stdout
+
+    assert client.arguments_of("describe_durable")["exact"] is False, "the last one"
+    assert described["total_entries"] == 9
+    assert (described["unacknowledged_entries"], described["unacknowledged_bytes"]) == (2, 1_500)
+    assert (described["oldest_unacknowledged_age"], described["exact"]) == ("1h30m0.5s", True)
+    shown = dict(line.split(maxsplit=1) for line in table.replace(" ", "\x00").replace("\x00\x00", " ").splitlines())
+    values = {key.replace("\x00", " "): value.strip(" \x00") for key, value in shown.items()}
+    assert values["unacknowledged bytes"] == "1500B"
+    assert values["total bytes"] == "1MiB"
+    assert values["oldest unacknowledged age"] == "1h30m0.5s"
+    assert values["retain time"] == "1h30m0s"
+    assert run(client, "durable", "describe", "orders", "nothing").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        ("earliest", "earliest"),
+        ("4567.17", "4567.17"),
+        ("17", "4567.17"),
+        ("2030-01-31T13:00:00+01:00", datetime(2030, 1, 31, 12, tzinfo=UTC)),
+    ],
+)
+def test_rewind_goes_to_a_bookmark_a_sequence_or_a_time(client: FakeClient, to: str, expected: object) -> None:
+    """J6."""
+    client.keep("orders", "billing")
+
+    result = run(client, "durable", "rewind", "orders", "billing", to)
+
+    assert row(result) == {
+        "topic": "orders",
+        "name": "billing",
+        "bookmark": "4567.1",
+        "unacknowledged_entries": 7,
+    }
+    asked = client.arguments_of("rewind")
+    assert (asked["to"], asked["force"]) == (expected, False)
+    run(client, "durable", "rewind", "orders", "billing", to, "--force")
+    assert client.arguments_of("rewind")["force"] is True
+
+
+def test_a_backlog_is_cleared_only_when_forced_without_a_terminal(client: FakeClient) -> None:
+    """U7, J13."""
+    refused = run(client, "durable", "clear-backlog", "orders", "billing")
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    for flag in ("-f", "--force"):
+        forced = run(client, "durable", "clear-backlog", "orders", "billing", flag)
+        assert row(forced) == {"topic": "orders", "name": "billing", "acknowledged_entries": 7}
+    assert row(run(client, "durable", "clear-backlog", "orders", "-f")) == {
+        "topic": "orders",
+        "acknowledged_entries": 7,
+    }
+    assert client.arguments_of("clear_backlog")["name"] is None
+
+
+@pytest.mark.parametrize(("answer", "code", "cleared"), [("y", 0, True), ("n", 1, False), ("", 1, False)])
+def test_on_a_terminal_it_asks(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, cleared: bool
+) -> None:
+    """U7, J13."""
+    monkeypatch.setattr("sow_cli.topics._can_ask", lambda: True)
+    result = CliRunner().invoke(
+        sow, ["durable", "clear-backlog", "orders", "billing"], input=answer + "\n", obj=lambda _session: client
+    )
+    assert "Mark all changes of topic orders acknowledged for durable subscription billing?" in result.stderr
+    assert result.exit_code == code
+    assert any(name == "clear_backlog" for name, _ in client.calls) == cleared
+
+
+def test_delete_says_what_it_deleted(client: FakeClient) -> None:
+    client.keep("orders", "billing")
+    assert row(run(client, "durable", "delete", "orders", "billing", "-f")) == {"topic": "orders", "name": "billing"}
+    assert client.kept == {}
+    gone = run(client, "durable", "delete", "orders", "billing", "-f")
+    assert (gone.exit_code, gone.stderr.split(":")[1]) == (1, " DURABLE_NOT_FOUND")
+
+
+# ---- policies ----
+
+
+def test_policies_are_set_got_listed_and_deleted(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run(
+        client, "policy", "set", "short", "tmp.*", "--priority", "3", "--max-ttl", "1h", "--retain-bytes", "1KiB"
+    )
+    told = {
+        "name": "short",
+        "pattern": "tmp.*",
+        "priority": 3,
+        "applies_to": "topics",
+        "operator": False,
+        "matches": 2,
+        "settings": {"max_ttl": "1h", "retain_bytes": 1_024},
+    }
+    assert row(done) == told
+    assert client.arguments_of("set_policy")["durables"] is None
+    assert row(run(client, "policy", "get", "short")) == told
+    assert row(run(client, "policy", "list")) == told
+    table = run(client, "policy", "list", "--format", "table").stdout
+    assert "max_ttl = 1h, retain_bytes = 1KiB" in table
+    written = list(csv.DictReader(io.StringIO(run(client, "policy", "list", "--format", "csv").stdout)))
+    assert json.loads(written[0]["settings"]) == told["settings"]
+    assert run(client, "policy", "get", "short", "--operator").exit_code == 1, "those have names of their own"
+    assert row(run(client, "policy", "delete", "short")) == {"name": "short", "operator": False}
+    assert run(client, "policy", "list", "--format", "table").stdout == "no policies\n"
+    assert run(client, "policy", "delete", "short").exit_code == 1
+
+
+def test_an_operator_policy_and_one_for_durables(client: FakeClient) -> None:
+    made = row(run(client, "policy", "set", "cap", ".*", "--operator", "--max-bytes", "10GiB"))
+    assert made["operator"] is True
+    assert ("cap", True) in client.set_policies
+    of_durables = row(run(client, "policy", "set", "idle", "orders/.*", "--durables", "--idle-ttl", "1w"))
+    assert (of_durables["applies_to"], of_durables["settings"]) == ("durables", {"idle_ttl": "1w"})
+    assert client.arguments_of("set_policy")["topics"] is None
+
+
+# ---- retention and quotas ----
+
+
+def test_retention_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
+    """U3. What is not given is not set any more."""
+    client.effective = (
+        EffectiveSetting("retain_time", "1h0m0s", "topic"),
+        EffectiveSetting("retain_bytes", "256MiB", "default"),
+        EffectiveSetting("max_ttl", "1h0m0s", "topic"),
+    )
+    told = {
+        "topic": "orders",
+        "retain_time": "1h0m0s",
+        "retain_bytes": "256MiB",
+        "origins": {"retain_time": "topic", "retain_bytes": "default"},
+    }
+    assert row(run(client, "retention", "set", "orders", "--time", "1h", "--max-entries", "1000")) == told
+    assert client.arguments_of("alter_topic") == {
+        "name": "orders",
+        "retain_time": "1h",
+        "retain_bytes": None,
+        "max_age": None,
+        "max_bytes": None,
+        "max_entries": 1_000,
+    }
+    assert row(run(client, "retention", "get", "orders")) == told
+    assert "256MiB  (from default)" in run(client, "retention", "get", "orders", "--format", "table").stdout
+    assert row(run(client, "retention", "remove", "orders")) == told
+    assert set(client.arguments_of("alter_topic").values()) == {"orders", None}
+
+
+def test_a_quota_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
+    """U5, U8: set, get, remove."""
+    client.effective = (EffectiveSetting("backlog_quota_bytes", "64MiB", "topic"),)
+    told = {"topic": "orders", "backlog_quota_bytes": "64MiB", "origins": {"backlog_quota_bytes": "topic"}}
+    assert row(run(client, "quota", "set", "orders", "--bytes", "64MiB", "--action", "reject", "--ttl", "1h")) == told
+    assert client.arguments_of("alter_topic") == {
+        "name": "orders",
+        "backlog_quota_bytes": 64 * 2**20,
+        "backlog_quota_age": None,
+        "backlog_action": "reject",
+        "backlog_ttl": "1h",
+    }
+    assert row(run(client, "quota", "get", "orders")) == told
+    run(client, "quota", "remove", "orders")
+    assert client.arguments_of("alter_topic") == {"name": "orders"} | dict.fromkeys(
+        ["backlog_quota_bytes", "backlog_quota_age", "backlog_action", "backlog_ttl"]
+    )
+
+
+def test_for_a_pattern_they_are_policies(client: FakeClient) -> None:
+    """U3."""
+    told = {
+        "pattern": "tmp-.*",
+        "policy": "retention.tmp-.:2a",
+        "priority": 2,
+        "matches": 2,
+        "retain_time": "0s",
+        "retain_bytes": "0B",
+    }
+    arguments = ("--pattern", "tmp-.*")
+    assert row(run(client, "retention", "set", *arguments, "--time", "0s", "--bytes", "0", "--priority", "2")) == told
+    assert row(run(client, "retention", "get", *arguments)) == told
+    assert run(client, "quota", "get", *arguments).exit_code == 1, "that is another policy"
+    removed = row(run(client, "retention", "remove", *arguments))
+    assert removed == {"pattern": "tmp-.*", "policy": "retention.tmp-.:2a"}
+    assert client.set_policies == {}
+
+
+def test_what_the_server_refuses_ends_with_1(client: FakeClient) -> None:
+    client.fails_with = FailedPrecondition("the file owns it", reason="SET_IN_CONFIG")
+    assert run(client, "retention", "set", "orders", "--time", "1h").exit_code == 1
+
+
+@given(st.text(max_size=15), st.text(max_size=15))
+def test_different_patterns_have_different_policies(one: str, other: str) -> None:
+    one, other = (text.encode(errors="ignore").decode() for text in (one, other))
+    assert (policy_name("quota", one) == policy_name("quota", other)) == (one == other)
+    assert set(policy_name("quota", one)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-")
+
+
+@given(st.integers(0, 10**18 - 1))
+def test_sizes_and_durations_are_shown_as_options_take_them(number: int) -> None:
+    """Nothing is rounded."""
+    assert arguments.size(display.exact_size(number)) == number
+    assert len(display.exact_size(number)) <= len(str(number)) + 1
+    length = timedelta(microseconds=number)
+    shown = display.exact_duration(length)
+    assert arguments.duration(shown) == shown
