@@ -10,12 +10,12 @@ from typing import Final
 
 import grpc
 
-from benchmarks.documents import TTL_SECONDS, document, documents
+from benchmarks.documents import documents
 from benchmarks.processes import TOPIC, SowServer
 from benchmarks.publishing import publish
 from benchmarks.rows import MILLISECONDS, SECONDS, TIMES, Figure, Row, Target, bucket_percentile, percentile
 from benchmarks.setting import Setting
-from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from benchmarks.singly import SinglePublisher
 from sow_client import Client
 
 LAG_METRIC: Final = "sow_expiry_lag_seconds"
@@ -30,10 +30,7 @@ SHORT_TTL_SECONDS: Final = 1.5
 
 DRAIN_TARGET: Final = Target(12.0, SECONDS, at_least=False)
 DISTURBANCE_TARGET: Final = Target(3.0, f"{TIMES} idle", at_least=False)
-PUBLISH_PAUSE_SECONDS: Final = 0.005
-"""Between the calls of the publisher that goes on: about 150 a second, enough to count as a busy server always."""
 IDLE_SECONDS: Final = 10.0
-CALL_SECONDS: Final = 30
 LOAD_CHUNK: Final = 50_000
 SURELY_SECONDS: Final = 120.0
 MICROS: Final = 1_000_000
@@ -108,7 +105,7 @@ def mass_expiry(setting: Setting) -> Iterator[Row]:
     with ExitStack() as stack:
         server = stack.enter_context(SowServer(setting.directory / "sow"))
         client = stack.enter_context(Client(server.address))
-        publisher = _SinglePublisher(stack.enter_context(grpc.insecure_channel(server.address)))
+        publisher = SinglePublisher(stack.enter_context(grpc.insecure_channel(server.address)))
         idle_seconds = setting.size(int(IDLE_SECONDS), quick=4)
 
         # Due late enough to be loaded and to be idle for a while before: the rate is measured on the first chunk.
@@ -161,38 +158,3 @@ def load_due(client: Client, records: int, due_micros: int, *, over_micros: int,
                 publisher.publish(payload, expire_at=due_micros + offset * 7_919 % over_micros)
         publisher.flush()
     assert publisher.applied == records, f"{publisher.applied} of {records} were applied"
-
-
-class _SinglePublisher:
-    """One durable publish after the other, with a short pause; keys of its own."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._stub = sow_pb2_grpc.SowServiceStub(channel)
-        self._number = 1_000_000_000
-        self.sequence = 0
-        """Journal sequence of the last publish."""
-
-    def run(self, *, until: float, expired_after: tuple[int, int] | None = None) -> list[float]:
-        """Publishes until the time is over; milliseconds of each call.
-
-        `expired_after`, a sequence and a number of records, ends it once as many have expired since: every expiry
-        takes a sequence, as every publish does, so the answers tell it for nothing. Reading the metrics would not:
-        they count what is overdue.
-        """
-        milliseconds: list[float] = []
-        while time.time() < until:
-            self._number += 1
-            request = sow_pb2.PublishRequest(
-                topic=TOPIC,
-                records=[sow_pb2.PublishRecord(payload=document(self._number))],
-                lifetime=types_pb2.Lifetime(ttl_micros=TTL_SECONDS * MICROS),
-                durability=types_pb2.DURABILITY_FSYNC,
-            )
-            begin = time.perf_counter()
-            answer = self._stub.Publish(request, timeout=CALL_SECONDS)
-            milliseconds.append((time.perf_counter() - begin) * 1000)
-            self.sequence = answer.results[0].sequence
-            if expired_after is not None and self.sequence - expired_after[0] >= expired_after[1] + len(milliseconds):
-                break
-            time.sleep(PUBLISH_PAUSE_SECONDS)
-        return milliseconds

@@ -47,7 +47,7 @@ format = "json"
 [topics.{topic}]
 key = {key}
 expiration = "enabled"
-"""
+{more}"""
 
 
 class NotInstalled(Exception):
@@ -209,8 +209,9 @@ class CpuMeter:
 class SowServer(Process):
     """The server under test, as users start it, with one topic keyed by `/id` that expires."""
 
-    def __init__(self, directory: Path) -> None:
-        """Starts it on `directory`, which keeps its data, and waits until it is ready."""
+    def __init__(self, directory: Path, *, more: str = "") -> None:
+        """Starts it on `directory`, which keeps its data, and waits until it is ready. `more`: further tables of its
+        configuration."""
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.metrics_port = free_port()
@@ -222,6 +223,7 @@ class SowServer(Process):
                 data_dir=directory / "data",
                 topic=TOPIC,
                 key=KEY_PATHS,
+                more=more,
             )
         )
         super().__init__([sys.executable, "-m", "sow_server", "--config", str(config)], _says_ready)

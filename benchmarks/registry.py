@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import dispatching, expiring, filtering, following, publishing, querying, residing, single
+from benchmarks import dispatching, expiring, filtering, following, publishing, querying, residing, retaining, single
 from benchmarks.rows import Row
 from benchmarks.setting import Setting
 
@@ -37,6 +37,10 @@ BENCHMARKS: Final = (
     Benchmark("idle-followers", "many followers of nothing", following.idle_followers, 900),
     Benchmark("dispatch", "many followers, each of its own value", dispatching.by_value, 900),
     Benchmark("stopped-follower", "a follower that does not read", following.stopped_follower, 900),
+    Benchmark("durable-consumer", "a durable consumer that acknowledges", retaining.durable_consumer, 900),
+    Benchmark("detached-durables", "many durables that nobody consumes", retaining.detached_durables, 900),
+    Benchmark("pruning", "a million journal entries pruned", retaining.pruning, 900),
+    Benchmark("idle", "many topics and durables that nobody uses", retaining.idle, 1800),
 )
 
 
