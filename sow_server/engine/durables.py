@@ -160,11 +160,19 @@ class _OfTopic:
         """A position, and the commit time of the first entry after it."""
 
     def put(self, durable: Durable) -> None:
-        self.drop(durable.name)
+        # It is replaced, not taken out and put in again: readers on other threads find it at every moment.
+        before = self.rows.get(durable.name)
         self.rows[durable.name] = durable
-        insort(self.order, durable.order)
+        if before is None or before.order != durable.order:
+            insort(self.order, durable.order)
+            if before is not None:
+                del self.order[bisect_left(self.order, before.order)]
         if durable.declared:
             self.own[durable.name] = None
+        else:
+            self.own.pop(durable.name, None)
+        if self.resolved is not None and (before is None or before.declared != durable.declared):
+            self.resolved.own.pop(durable.name, None)
         self.removed.pop(durable.name, None)
 
     def drop(self, name: str) -> None:
@@ -199,6 +207,8 @@ class Durables:
         """By topic: up to where rows of its journal have been removed by this process."""
         self.settled = 0
         """How often settings that may be in force on durables have changed."""
+        self.dropped = 0
+        """How many topics that had durables have been deleted."""
         self.discarded: Final[dict[str, int]] = {}
         """Entries let go since the start, by what let go."""
         self._load()
@@ -245,7 +255,9 @@ class Durables:
         if found is None:
             return []
         rows = found.rows
-        return [durable for _, name in list(found.order) if (durable := rows.get(name)) is not None]
+        # One that is moved at this moment may be there twice.
+        names = dict.fromkeys([name for _, name in list(found.order)])
+        return [durable for name in names if (durable := rows.get(name)) is not None]
 
     def count(self, topic: Topic) -> int:
         """Durables of a topic."""
@@ -320,7 +332,7 @@ class Durables:
         settings = self.settings(topic, durable)
         bounds = Bounds(settings.retain_time_micros, settings.retain_bytes)
         inside = first_inside(heads, topic, statistics, bounds, now_micros)
-        earliest = max(min(durable.position, inside - 1), durable.floor, statistics.floor_sequence)
+        earliest = max(min(durable.position, inside - 1), durable.floor, _floor(statistics))
         from_ = heads.counts(topic, statistics, earliest)
         oldest = heads.after(topic, durable.position) if durable.position < statistics.last_sequence else None
         return Figures(
@@ -344,7 +356,7 @@ class Durables:
         stage.batch.ranges.append((META, key, DURABLE_KEY + topic.stop))
 
         def apply() -> None:
-            self._topics.pop(topic.id, None)
+            self.dropped += self._topics.pop(topic.id, None) is not None
             self._freed.pop(topic.id, None)
             self.retention.forget(topic.id)
 
@@ -353,7 +365,7 @@ class Durables:
     def forget_removed(self, stage: Stage) -> None:
         """Names that were removed long ago are forgotten."""
         cut = stage.now - REMOVED_MICROS
-        for topic_id, found in self._topics.items():
+        for topic_id, found in list(self._topics.items()):
             for name in [name for name, when in found.removed.items() if when <= cut]:
                 stage.batch.deletes[META].append(_key(topic_id, name))
                 stage.also.append(lambda removed=found.removed, name=name: removed.pop(name, None))  # type: ignore[misc]  # bound now
@@ -426,10 +438,12 @@ class DurableStage:
         start: int | None,
         declared: Declared | None,
         expected: bool,
+        bookmarked: bool = False,
     ) -> Attached:
-        """Somebody consumes it from here on; it is made if need be, at `start`, None for now (rules J2, J10).
+        """Somebody consumes it from here on; it is made if need be, at `start`, None for now (rules J2, J10), which was
+        asked for by a bookmark if `bookmarked`: then all that follows it must be there.
 
-        Raises StoreError: NO_JOURNAL, DURABLE_DIFFERS, INVALID_ARGUMENT.
+        Raises StoreError: NO_JOURNAL, DURABLE_DIFFERS, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
         """
         if not TOPIC_NAME.match(name):
             raise StoreError(
@@ -453,6 +467,13 @@ class DurableStage:
         figures = self._figures(topic)
         last = self._stage.next_sequence - 1
         position = last if start is None else max(start, _floor(figures))
+        if bookmarked and start is not None and start < position:
+            raise StoreError(
+                Reason.BOOKMARK_TOO_OLD,
+                f"bookmark: names the sequence {start}, and the journal of {topic.name} begins at {position + 1}",
+                field="bookmark",
+                details={"earliest_sequence": str(position + 1)},
+            )
         entries, size = self._heads.counts(topic, figures, position)
         made = Durable(
             topic.id,
@@ -536,7 +557,9 @@ class DurableStage:
             position = min(max(position, earliest), found.position)
         else:
             position = earliest
-        moved = self._moved(topic, found, position)._replace(last_use_micros=self.now)
+        # What is handed over again is no gap any more.
+        gaps = tuple([_before(gap, position) for gap in found.gaps if gap.after < position])
+        moved = self._moved(topic, found, position)._replace(gaps=gaps, last_use_micros=self.now)
         self._put(moved)
         return moved, figures.appended_entries - moved.entries
 
@@ -673,7 +696,8 @@ class DurableStage:
         """Raises the topic's floor to where its settings and its durables let it be, and removes what is below it;
         returns the first sequence that is retained, None where nothing is (rules J3, J11)."""
         floor, hard, why = self._targets(topic)
-        self._raise(topic, max(floor, hard), why if hard > floor else "retention")
+        self._raise(topic, floor, "retention")
+        self._raise(topic, hard, why)
         figures = self._figures(topic)
         freed = self._durables._freed.get(topic.id, 0)
         first: int | None = None
@@ -852,6 +876,15 @@ def _with(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
             reason = last.reason if last.reason is GapReason.CONFLATED else gap.reason
             return (*gaps[:-1], Gap(reason, last.after, gap.upto, last.entries + gap.entries))
     return (*gaps, gap)
+
+
+def _before(gap: Gap, position: int) -> Gap:
+    """What of a gap lies at or before a position; how many entries that is, is not known."""
+    if gap.upto <= position:
+        return gap
+    # A snapshot in its place would tell what comes behind the position, too.
+    reason = GapReason.EVICTED if gap.reason is GapReason.CONFLATED else gap.reason
+    return Gap(reason, gap.after, position, 0)
 
 
 def _key(topic_id: int, name: str) -> bytes:

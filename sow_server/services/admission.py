@@ -33,6 +33,8 @@ class Admission:
         self._clock = clock
         self._under_way: dict[int, int] = {}
         self._polls: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, int] = {}
+        """How many wait for the room of a topic: nobody looks for those that have gone away."""
         self.held_total = 0
         self.rejected_total = 0
 
@@ -40,15 +42,21 @@ class Admission:
         """Waits until a request may pass, at most for `seconds`. Returns the topic whose quota it counts for, and
         then `left` is to be called once it is written; None: there is no quota. Raises StoreError
         BACKLOG_QUOTA_EXCEEDED."""
-        topic = self._limited(request)
-        if topic is None:
-            return None
-        if self._exceeds(topic):
+        loop = asyncio.get_running_loop()
+        give_up = None if seconds is None else loop.time() + max(0.0, seconds - min(ANSWER_SECONDS, seconds / 2))
+        held = False
+        # While it waits the settings may change, or the topic may be another one by then.
+        while (topic := self._limited(request)) is not None and self._exceeds(topic):
+            if self._store.writer.failure is not None:
+                break  # the writer tells it
             if topic.settings.backlog_action is BacklogAction.REJECT:
                 self.rejected_total += 1
                 raise _exceeded(topic)
-            self.held_total += 1
-            await self._wait(topic, seconds)
+            self.held_total += not held
+            held = True
+            await self._wait(topic, give_up)
+        if topic is None:
+            return None
         self._under_way[topic.id] = self._under_way.get(topic.id, 0) + _size(request)
         return topic
 
@@ -74,28 +82,33 @@ class Admission:
     def _exceeds(self, topic: Topic) -> bool:
         return exceeds(self._store, topic, self._clock.now_micros(), self._under_way.get(topic.id, 0))
 
-    async def _wait(self, topic: Topic, seconds: float | None) -> None:
+    async def _wait(self, topic: Topic, give_up: float | None) -> None:
+        """Until there seems to be room, or nothing to wait for. Whoever comes first takes the room; the others wait
+        on."""
         loop = asyncio.get_running_loop()
-        give_up = None if seconds is None else loop.time() + max(0.0, seconds - min(ANSWER_SECONDS, seconds / 2))
-        while True:
-            poll = self._polls.get(topic.id)
-            if poll is None or poll.done():
-                poll = self._polls[topic.id] = loop.create_task(self._poll(topic))
-            left = None if give_up is None else max(0.0, give_up - loop.time())
+        poll = self._polls.get(topic.id)
+        if poll is None or poll.done():
+            poll = self._polls[topic.id] = loop.create_task(self._poll(topic))
+        left = None if give_up is None else max(0.0, give_up - loop.time())
+        self._waiting[topic.id] = self._waiting.get(topic.id, 0) + 1
+        try:
             done, _ = await asyncio.wait((poll,), timeout=left)
-            # Whoever comes first takes the room; the others wait on.
-            if not done:
-                raise _exceeded(topic)
-            if self._over(topic) or not self._exceeds(topic):
-                return
+        finally:
+            self._waiting[topic.id] -= 1
+            if not self._waiting[topic.id]:
+                del self._waiting[topic.id]
+        if not done:
+            raise _exceeded(topic)
 
     async def _poll(self, topic: Topic) -> None:
-        while self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # time makes room, too
-            await asyncio.sleep(POLL_SECONDS)
-        del self._polls[topic.id]
+        try:
+            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # and time
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            del self._polls[topic.id]
 
     def _over(self, topic: Topic) -> bool:
-        """Whether there is nothing to wait for any more: the writer tells the rest."""
+        """Whether there is nothing to wait for here any more."""
         settings = topic.settings
         return (
             topic.id not in self._store.topics.by_id

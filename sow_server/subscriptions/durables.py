@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
@@ -49,7 +50,7 @@ from sow_server.subscriptions.frames import (
 )
 from sow_server.subscriptions.matching import Matcher
 from sow_server.subscriptions.replay import Replay, Replayed
-from sow_server.subscriptions.request import FROM_NOW, Request, View, Wants
+from sow_server.subscriptions.request import FROM_NOW, Request, StartKind, View, Wants
 from sow_server.subscriptions.subscription import Send, Step, Subscription
 
 log = structlog.get_logger(__name__)
@@ -286,6 +287,8 @@ class Consumers:
         """When each durable that has a `backlog_ttl` or an `idle_ttl` is looked at next."""
         self._settled = -1
         """The settings, as `Durables.settled` counts them, for which durables are in the heap."""
+        self._dropped = 0
+        """The deletions of topics, as `Durables.dropped` counts them, whose sessions are forgotten."""
         self._relieved: dict[int, None] = {}
         """The topics with a quota that evicts or conflates."""
         for topic_id in store.durables.topic_ids():
@@ -310,7 +313,13 @@ class Consumers:
         known = self._store.durables.get(topic.id, attachment.name)
         if known is not None:
             check_same(topic, known, text, attachment.declared)
-        start, _ = (None, None) if known is not None else self.hub.start(request, [topic], several=False)
+        start, unstartable = None, None
+        try:
+            start, _ = self.hub.start(request, [topic], several=False)
+        except StoreError as error:
+            if known is None:
+                raise
+            unstartable = error  # it counts only if the durable is gone when the writer comes to it
         if present is not None:
             present.end(
                 StoreError(
@@ -325,6 +334,8 @@ class Consumers:
         def attach(staged: DurableStage) -> Attached:
             if self._store.topics.by_id.get(topic.id) is not topic:
                 raise StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+            if unstartable is not None and staged.get(topic, attachment.name) is None:
+                raise unstartable
             return staged.attach(
                 topic,
                 attachment.name,
@@ -332,11 +343,12 @@ class Consumers:
                 start=start,
                 declared=attachment.declared,
                 expected=attachment.expected,
+                bookmarked=request.start.kind is StartKind.BOOKMARK,
             )
 
         def attached(result: Attached | StoreError) -> None:
             if isinstance(result, StoreError):
-                self._drop(consumer)
+                self._drop(consumer, detach=present is not None)
                 done(result)
                 return
             try:
@@ -352,13 +364,16 @@ class Consumers:
         try:
             self._change(attach, attached)
         except StoreError:
-            self._drop(consumer)
+            self._drop(consumer, detach=False)
             raise
 
-    def _drop(self, consumer: Consumer) -> None:
+    def _drop(self, consumer: Consumer, *, detach: bool) -> None:
+        """Its attaching was refused. `detach`: the row still says that the one is there whom it has taken over."""
         key = consumer.topic.id, consumer.name
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
+            if detach:
+                self._change_quietly(_detach(consumer.topic, consumer.name), _ignore)
         if self._sessions.get(key) is consumer:
             del self._sessions[key]
 
@@ -490,12 +505,16 @@ class Consumers:
                     self._watch(topic)
                     for durable in store.durables.of(topic):
                         self._look_at(topic, durable)
+        if self._dropped != store.durables.dropped:
+            self._dropped = store.durables.dropped
+            for key in [key for key in self._sessions if key[0] not in store.topics.by_id]:
+                self._forget(key)
         for topic_id in list(self._relieved):
             topic = store.topics.by_id.get(topic_id)
             if topic is None:
                 del self._relieved[topic_id]
             elif exceeds(store, topic, now):
-                self._change_quietly(_relieve(topic), _ignore)
+                self._change_quietly(_relieve(topic), partial(self._tell, topic))
         while self._heap and self._heap[0][0] <= now:
             when, topic_id, name = heapq.heappop(self._heap)
             topic = store.topics.by_id.get(topic_id)
@@ -504,9 +523,22 @@ class Consumers:
                 continue  # it has been put in again since
             del self._due[topic_id, name]
             if topic is None or found is None:
-                self._sessions.pop((topic_id, name), None)
+                self._forget((topic_id, name))
                 continue
             self._fall_due(topic, found, now)
+
+    def _forget(self, key: Key) -> None:
+        """The durable is gone: nobody acknowledges what its last session was handed; but who attaches at this moment
+        makes it anew."""
+        if key not in self._consumers:
+            self._sessions.pop(key, None)
+
+    def _tell(self, topic: Topic, names: list[str] | StoreError) -> None:
+        """Wakes the consumers of durables for which something was acknowledged on their behalf: they look for gaps."""
+        for name in [] if isinstance(names, StoreError) else names:
+            consumer = self._consumers.get((topic.id, name))
+            if consumer is not None:
+                consumer.wake()
 
     def _watch(self, topic: Topic) -> None:
         """A topic has durables: has it a quota that evicts or conflates?"""
@@ -543,8 +575,9 @@ class Consumers:
             found = self._store.durables.get(*key)
             if found is not None and topic.id in self._store.topics.by_id:
                 self._look_at(topic, found)
+                self._tell(topic, [durable.name])
             else:
-                self._sessions.pop(key, None)
+                self._forget(key)
 
         if idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
             self._change_quietly(lambda staged: _remove_idle(staged, topic, durable.name, idle), again)
@@ -569,7 +602,13 @@ class Consumers:
                 continue
             upto = min(synced, topic.statistics.last_sequence)
             if durable.position < upto:
-                yield Scan(topic, durable, self._scan(topic, durable, upto))
+                try:
+                    read = self._scan(topic, durable, upto)
+                except StoreError as error:
+                    # Its topic is of another message type by now: that must not keep others from being pruned.
+                    log.warning("scan_skipped", topic=topic.name, durable=durable.name, cause=error.message)
+                    continue
+                yield Scan(topic, durable, read)
 
     def _scan(self, topic: Topic, durable: Durable, upto: int) -> Callable[[], int | None]:
         replay_ = self._replay(topic, durable.filter)
@@ -677,10 +716,6 @@ class Consumers:
                 one.done(answer)
             except Exception:
                 log.exception("answer_failed")  # its own matter: the others still want to hear theirs
-        for consumer in list(self._consumers.values()):
-            durable = self.row(consumer)
-            if durable is not None and durable.gaps:
-                consumer.wake()
 
 
 def exceeds(store: Store, topic: Topic, now_micros: int, under_way: int = 0) -> bool:

@@ -223,6 +223,42 @@ def test_a_publish_beyond_the_quota_waits_or_is_refused_until_somebody_acknowled
     assert len(published) == 1
 
 
+@pytest.mark.parametrize("action", ["hold", "reject"])
+def test_a_publish_stream_is_held_or_refused_at_the_quota_in_order(server: ServerProcess, action: str) -> None:
+    """J9, P6: what was sent before is answered while the rest waits; all that waits passes, in the order it was
+    sent in; a deadline tells why it ended."""
+    caller = Caller(server)
+    number = {"hold": admin_pb2.BACKLOG_ACTION_HOLD, "reject": admin_pb2.BACKLOG_ACTION_REJECT}[action]
+    caller.create("orders", backlog_quota_bytes=1000, backlog_action=number)
+    consumer = caller.attach("orders", "d")
+
+    def requests(*keys: str) -> Iterator[sow_pb2.PublishStreamRequest]:
+        for key in keys:
+            yield sow_pb2.PublishStreamRequest(topic="orders", key=[key], payload=[b"{}".ljust(2000)])
+
+    def sequence(response: sow_pb2.PublishStreamResponse) -> int:
+        return int(response.last_sequence)
+
+    stream = caller.sow.PublishStream(requests("a", "b", "c"), timeout=DEADLINE)
+    assert sequence(next(stream)) == 1
+    if action == "hold":
+        for expected in (2, 3):
+            assert consumer.batch() == [expected - 1]
+            consumer.acknowledge()
+            assert sequence(next(stream)) == expected
+        assert list(stream) == []
+        late = caller.sow.PublishStream(requests("d"), timeout=1.0)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(late)
+        assert consumer.batch() == [3]
+        consumer.acknowledge()
+        assert caller.publish("orders", "e") == [4], "what was refused is not published later"
+    else:
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stream)
+    assert reason(refused) == "BACKLOG_QUOTA_EXCEEDED"
+
+
 def test_evicting_tells_the_one_that_comes_back(server: ServerProcess) -> None:
     """U5, J9."""
     caller = Caller(server)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from sow_server.engine import journal
-from sow_server.engine.durables import Cleared, Durable, Figures, RewindTo
+from sow_server.engine.durables import Cleared, Durable, DurableStage, Figures, RewindTo
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import BacklogAction, Publish, TopicSettings
+from sow_server.engine.model import BacklogAction, MessageType, Publish, TopicSettings
 from sow_server.engine.rocks import META, Failed
+from sow_server.engine.topics import Topic
+from sow_server.services.admission import Admission
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import MINUTE, SECOND, Rig
@@ -545,6 +549,16 @@ def test_limits_hold_for_who_attaches_before_the_next_prune(rig: Rig, subscriber
 # --- figures (J7) ----------------------------------------------------------------------------------------------------
 
 
+def test_what_figures_call_the_earliest_can_be_rewound_to(rig: Rig, subscribers: Subscribers) -> None:
+    """Of a topic that was created behind others it was 0, and a rewind to that was refused."""
+    put(rig, "a", "b")
+    rig.create_topic("late", JSON)
+    put(rig, "c", topic="late")
+    subscribers.attach("late", "d", start=EARLIEST).close()
+    subscribers.settle()
+    assert figures(rig, topic="late").earliest == durable(rig, topic="late").position == 2
+
+
 def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subscribers: Subscribers) -> None:
     """F7, J7; U4: plain subscriptions pin nothing."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
@@ -753,7 +767,257 @@ def test_conflating_replaces_the_backlog_by_a_snapshot(rig: Rig, subscribers: Su
     assert not [frame for frame in again.frames if isinstance(frame, SnapshotBegin)]
 
 
+def test_a_consumer_is_woken_for_its_own_gap_alone(rig: Rig, subscribers: Subscribers) -> None:
+    """J9. Every commit of any durable looked at all consumers, and woke all that had a gap."""
+    rig.create_topic("other", JSON)
+    follower, other = subscribers.attach("orders", "d"), subscribers.attach("other", "d")
+    rig.alter_topic("orders", backlog_quota_age_micros=MINUTE, backlog_action=BacklogAction.EVICT)
+    put(rig, "a")
+    put(rig, "b", topic="other")
+    subscribers.settle()
+    woken: list[str] = []
+    follower._machine.wake = lambda: woken.append("orders")
+    rig.time.tick(MINUTE)
+    subscribers.upkeep()
+    assert woken == ["orders"]
+    other.news()
+    other.acknowledge()
+    assert durable(rig).gaps
+    assert woken == ["orders"]
+
+
+@pytest.mark.parametrize("action", [BacklogAction.EVICT, BacklogAction.CONFLATE])
+def test_a_rewind_brings_back_what_was_evicted_or_conflated(
+    rig: Rig, subscribers: Subscribers, action: BacklogAction
+) -> None:
+    """J6, J9. The gap stayed in the row, and who came back was sent behind it at once."""
+    subscribers.attach("orders", "d").close()
+    subscribers.settle()
+    rig.alter_topic("orders", backlog_quota_bytes=3 * size_of_one(rig), backlog_action=action)
+    put(rig, "a", "b", "c")
+    subscribers.upkeep()
+    position = durable(rig).position
+    assert position > 1
+    rewind(subscribers, RewindTo(position=1))
+    again = subscribers.attach("orders", "d")
+    assert again.gaps() == [("EVICTED" if action is BacklogAction.CONFLATE else action.name + "ED", 0, 1, 0)]
+    assert again.got() == [2, 3, 4]
+    again.close()
+    subscribers.settle()
+    rewind(subscribers)
+    last = subscribers.attach("orders", "d")
+    assert (last.gaps(), last.got()) == ([], [1, 2, 3, 4])
+
+
+def held(admission: Admission) -> asyncio.Task[Topic | None]:
+    """A publish that waits for the quota, without a deadline. On an event loop."""
+    return asyncio.get_running_loop().create_task(
+        admission.admit(Publish("orders", keys=["x"], payloads=[b"{}"]), None), name="held"
+    )
+
+
+def full(rig: Rig, subscribers: Subscribers) -> int:
+    """A topic that holds publishers, and has a backlog beyond its quota, which is returned."""
+    subscribers.attach("orders", "d").close()
+    subscribers.settle()
+    quota = size_of_one(rig)
+    rig.alter_topic("orders", backlog_quota_bytes=quota, backlog_action=BacklogAction.HOLD)
+    return quota
+
+
+def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Rig, subscribers: Subscribers) -> None:
+    """J9. It passed, whatever the backlog."""
+    quota = full(rig, subscribers)
+
+    async def run() -> None:
+        admission = Admission(rig.store, rig.clock)
+        waiting = held(admission)
+        done, _ = await asyncio.wait((waiting,), timeout=0)
+        assert not done
+        assert admission.held_total == 1
+        rig.alter_topic("orders", backlog_quota_bytes=quota, backlog_action=BacklogAction.REJECT)
+        with pytest.raises(StoreError) as error:
+            await asyncio.wait_for(waiting, 30)
+        assert refused(error) is Reason.BACKLOG_QUOTA_EXCEEDED
+        assert (admission.held_total, admission.rejected_total) == (1, 1)
+
+    asyncio.run(run())
+
+
+def test_nobody_looks_for_room_for_those_that_have_gone_away(rig: Rig, subscribers: Subscribers) -> None:
+    """J9. The poll went on until there was room, perhaps for ever."""
+    full(rig, subscribers)
+
+    async def run() -> None:
+        admission = Admission(rig.store, rig.clock)
+        waiting = held(admission)
+        done, _ = await asyncio.wait((waiting,), timeout=0.001)
+        assert not done
+        polls = list(admission._polls.values())
+        assert len(polls) == 1
+        waiting.cancel()
+        await asyncio.wait_for(asyncio.gather(*polls), 5)
+        assert (admission._polls, admission._waiting, admission._under_way) == ({}, {}, {})
+
+    asyncio.run(run())
+
+
+# --- at the same time ------------------------------------------------------------------------------------------------
+
+
+def test_a_take_over_that_is_refused_leaves_nobody_attached(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J10. The row still said that somebody was there, so that it was never idle."""
+    rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
+    subscribers.attach("orders", "d")
+    with monkeypatch.context() as patch:
+
+        def stalled(*_: object, **__: object) -> None:
+            raise StoreError(Reason.WRITE_STALLED, "the disk cannot keep up")
+
+        patch.setattr(DurableStage, "attach", stalled)
+        with pytest.raises(StoreError) as error:
+            subscribers.attach("orders", "d", force=True)
+    assert refused(error) is Reason.WRITE_STALLED
+    subscribers.settle()
+    assert not durable(rig).attached
+    rig.time.tick(MINUTE)
+    subscribers.upkeep()
+    assert rig.store.durables.of(rig.topic("orders")) == []
+
+
+def test_who_comes_back_while_its_idle_durable_is_removed_can_acknowledge(rig: Rig, subscribers: Subscribers) -> None:
+    """J10. The removal took the session of the new one with it."""
+    rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
+    subscribers.attach("orders", "d").close()
+    subscribers.settle()
+    rig.time.tick(MINUTE)
+    subscribers.consumers.upkeep()
+    follower = subscribers.attach("orders", "d")
+    assert follower.begun.reset
+    put(rig, "a")
+    follower.news()
+    assert follower.acknowledge().position == rig.store.writer.last_sequence
+
+
+def test_who_comes_back_while_its_durable_is_deleted_begins_where_it_asked_to(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J2. It was not looked where that is, as the durable was still there; and so it began at now."""
+    put(rig, "a", "b")
+    subscribers.attach("orders", "d").close()
+    subscribers.settle()
+    answers: list[Durable | StoreError] = []
+    subscribers.consumers.delete(rig.topic("orders"), "d", answers.append, force=False)
+    follower = subscribers.attach("orders", "d", start=EARLIEST)
+    assert (follower.begun.reset, follower.got()) == (True, [1, 2])
+    follower.close()
+    subscribers.settle()
+    subscribers.consumers.delete(rig.topic("orders"), "d", answers.append, force=False)
+    with pytest.raises(StoreError) as error:
+        subscribers.attach("orders", "d", start=at(9, rig))
+    assert refused(error) is Reason.BOOKMARK_IN_FUTURE
+    assert [answer.name for answer in answers if isinstance(answer, Durable)] == ["d", "d"]
+    assert not subscribers.consumers.is_attached(rig.topic("orders"), "d")
+    assert rig.store.durables.of(rig.topic("orders")) == []
+
+
+def test_a_bookmark_beyond_a_hard_limit_is_too_old_though_nobody_has_pruned_yet(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """S4, DU4. The durable was made behind what was discarded, and nobody was told."""
+    rig.alter_topic("orders", max_age_micros=MINUTE)
+    put(rig, "a", "b")
+    rig.time.tick(MINUTE)
+    put(rig, "c")
+    with pytest.raises(StoreError) as error:
+        subscribers.attach("orders", "d", start=at(1, rig))
+    assert refused(error) is Reason.BOOKMARK_TOO_OLD
+    assert error.value.details == {"earliest_sequence": "3"}
+    assert rig.store.durables.of(rig.topic("orders")) == []
+    follower = subscribers.attach("orders", "d", start=at(2, rig))
+    assert (follower.got(), follower.gaps()) == ([3], [])
+
+
+def test_a_row_that_changes_is_there_all_the_time(rig: Rig, subscribers: Subscribers) -> None:
+    """DU1. It was taken out and put in again, and a reader on another thread was told DURABLE_NOT_FOUND in between."""
+    follower = subscribers.attach("orders", "d")
+    put(rig, "a")
+    follower.news()
+
+    class Watched(dict[str, Durable]):
+        taken: ClassVar[list[str]] = []
+
+        def pop(self, key: str, *default: Any) -> Any:  # as dict
+            self.taken.append(key)
+            return super().pop(key, *default)
+
+    found = rig.store.durables._topics[rig.topic("orders").id]
+    found.rows = Watched(found.rows)
+    assert follower.acknowledge().position == 1
+    assert Watched.taken == []
+    assert [one.position for one in rig.store.durables.of(rig.topic("orders"))] == [1]
+    assert found.order == [(1, "d")]
+
+
+def test_sessions_go_with_their_topic(rig: Rig, subscribers: Subscribers) -> None:
+    """They stayed for ever, each with all that its consumer knew."""
+    subscribers.attach("orders", "d").close()
+    subscribers.settle()
+    assert len(subscribers.consumers._sessions) == 1
+    rig.delete_topic("orders")
+    subscribers.upkeep()
+    assert subscribers.consumers._sessions == {}
+
+
+def test_a_topic_is_deleted_while_its_durable_is_rewound_and_it_is_pruned(rig: Rig, subscribers: Subscribers) -> None:
+    """T5: whatever comes behind the deletion finds nothing, and writes nothing of the topic."""
+    follower = subscribers.attach("orders", "d")
+    rig.alter_topic("orders", max_entries=1)
+    put(rig, "a", "b", "c")
+    topic = rig.topic("orders")
+    deleted: list[int | StoreError] = []
+    rewound: list[tuple[Durable, int] | StoreError] = []
+    pruned: list[bool | StoreError] = []
+    rig.store.delete_topic("orders", deleted.append)
+    subscribers.consumers.rewind(topic, "d", TO_EARLIEST, rewound.append, force=True)
+    rig.store.prune(pruned.append)
+    subscribers.settle()
+    follower.pump()
+    assert (deleted, pruned) == ([3], [False])
+    (answer,) = rewound
+    assert isinstance(answer, StoreError)
+    assert answer.reason is Reason.DURABLE_NOT_FOUND
+    for family in (META, "journal"):
+        assert [key for key, _ in rig.rows(family) if topic.prefix in key] == []
+
+
 # --- pruning (J11; P3, P5) -------------------------------------------------------------------------------------------
+
+
+def test_a_filter_that_no_longer_fits_its_topic_keeps_nobody_from_pruning(rig: Rig, subscribers: Subscribers) -> None:
+    """J11. With a topic of another message type no topic was pruned any more."""
+    rig.create_topic("other", JSON)
+    for topic in ("orders", "other"):
+        subscribers.attach(topic, "d", filter="/px > 1").close()
+        subscribers.settle()
+    rig.alter_topic("orders", message_type=MessageType.BINARY)
+    put(rig, "a")
+    put(rig, "b", topic="other")
+    subscribers.scan()
+    assert durable(rig, topic="other").position == 2
+
+
+def test_discards_are_counted_by_what_let_go(rig: Rig, subscribers: Subscribers) -> None:
+    """J5. What retention no longer held counted for the hard limit that went further."""
+    put(rig, "a", "b")
+    rig.time.tick(HOUR)
+    subscribers.attach("orders", "d").close()
+    put(rig, "c", "d")
+    rig.alter_topic("orders", max_entries=1, retain_time_micros=MINUTE)
+    rig.prune()
+    assert rig.store.durables.discarded == {"retention": 2, "max_entries": 1}
 
 
 def test_a_topic_that_cannot_be_pruned_leaves_the_others_working(
