@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from sow.durations import DurationError, parse_micros
+from sow.sizes import SizeError, parse_bytes
 from sow_client import UNLIMITED
 
 NONE: Final = "none"
@@ -22,19 +23,6 @@ NO_INDEX: Final = NONE
 """As an `--index`: there is to be none."""
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_SIZE = re.compile(r"(\d{1,18})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
-_SIZE_UNITS: Final = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
 _EXPIRATIONS: Final = ("disabled", "enabled", "reject")
 
 
@@ -63,16 +51,15 @@ def retain_time(text: str) -> str:
 
 
 def size(text: str) -> int | str:
-    """A size such as `64MiB`, `1GB` or `1048576`, `unlimited` (-1), or `none`."""
+    """A size such as `64MiB` or `1GB`, `unlimited` (-1), or `none`. A bare number is refused, as in a duration."""
     if text == NONE:
         return text
     if text == "unlimited":
         return UNLIMITED
-    match = _SIZE.fullmatch(text)
-    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise click.BadParameter(f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB, kB, MB or GB")
-    return int(match[1]) * unit
+    try:
+        return parse_bytes(text)
+    except SizeError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def entries(text: str) -> int | str:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from sow.durations import format_micros
+from sow.sizes import format_bytes
 
 # Control characters would move the cursor or colour the terminal of whoever looks at somebody else's data.
 _CONTROL: Final = {
@@ -22,7 +23,6 @@ _CONTROL: Final = {
 }
 _TABLE_TEXT_MAX: Final = 2_000
 _DAY_MICROS: Final = 86_400_000_000
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def safe(text: str) -> str:
@@ -98,11 +98,7 @@ def size(byte_count: int) -> str:
 
 def exact_size(byte_count: int) -> str:
     """Bytes in the largest binary unit that tells them exactly: `256MiB`, `1500B`. What a size option takes."""
-    unit = 0
-    while byte_count and byte_count % 1_024 == 0 and unit < len(_UNITS) - 1:
-        byte_count //= 1_024
-        unit += 1
-    return f"{byte_count}{_UNITS[unit]}"
+    return format_bytes(byte_count)
 
 
 def exact_duration(length: timedelta) -> str:

@@ -184,7 +184,7 @@ def set_retention(
     \b
     Examples:
       sow retention set orders --time 1h --bytes 1GiB
-      sow retention set --pattern 'tmp\\..*' --time 0s --bytes 0 --max-age 1d
+      sow retention set --pattern 'tmp\\..*' --time 0s --bytes 0B --max-age 1d
     """
     given = {
         "retain_time": retain_time,

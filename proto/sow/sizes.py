@@ -2,7 +2,7 @@
 
 Owns the one grammar that the configuration file, the commands and the clients share. Guarantees:
 
-Z1  `parse_bytes` accepts only what names its unit: a bare number is refused, zero is `0B`.
+Z1  `parse_bytes` accepts only what names its unit: a bare number is refused, but for `0`, which needs none.
 Z2  `parse_bytes(format_bytes(n)) == n` for every n from 0 on: what is printed is exact, never rounded.
 """
 
@@ -32,6 +32,8 @@ class SizeError(ValueError):
 
 def parse_bytes(text: str) -> int:
     """The bytes of a size such as `64MiB`, `1.5GiB`, `10MB`, `0B`. Raises SizeError."""
+    if text == "0":
+        return 0
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 50:
         raise SizeError(f'size "{text[:50]}" is not a number with a unit ({_KNOWN}), such as "64MiB"')

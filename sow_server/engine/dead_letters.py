@@ -25,6 +25,7 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.keys import join, split
 from sow_server.engine.model import MessageType, OnMissing, TopicSettings
 from sow_server.engine.payloads import Projection, format_of
+from sow_server.engine.policies import Declared
 from sow_server.engine.topics import Topic, Topics, check_name
 
 HOPS_MAX: Final = 16
@@ -149,6 +150,15 @@ def waiting_for(key: bytes, target: Topic) -> bytes | None:
     return copy_key.encode() if takes and name == target.name else None
 
 
+def rivals(key: bytes, target: Topic) -> list[bytes]:
+    """Under which keys copies of other types may wait in `_undelivered` for the same key in `target`."""
+    if target.settings.message_type is not MessageType.BINARY:
+        return []
+    name, own, copy_key = split(key.decode())
+    kinds = [kind.value for kind in MessageType if kind.value != own]
+    return [join([name, kind, copy_key]).encode() for kind in kinds]
+
+
 def _type_text(settings: TopicSettings) -> str:
     if settings.separator == b"\x01":
         return settings.message_type.value
@@ -233,15 +243,19 @@ def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Let
 # --- what may be set -------------------------------------------------------------------------------------------------
 
 
-def check(topics: Topics, name: str, settings: TopicSettings) -> None:
-    """Raises StoreError INVALID_ARGUMENT when a topic called `name` cannot have these settings, for what dead letters
-    it sends, or gets from the topics that there are."""
+def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared) -> None:
+    """Raises StoreError INVALID_ARGUMENT when a topic called `name`, which declares `declared`, cannot have these
+    settings, for what dead letters it sends, or gets from the topics that there are.
+
+    Only what topics declare themselves is refused. What a policy for many, or a default, says of one that it does not
+    suit gives way, as its target is missing (DL4).
+    """
 
     def refuse(field: str, message: str) -> StoreError:
         return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=f"settings.{field}")
 
     wanted = settings.dead_letter
-    if wanted:
+    if wanted and FIELD in declared:
         try:
             check_name(wanted)
         except StoreError as error:
@@ -259,7 +273,8 @@ def check(topics: Topics, name: str, settings: TopicSettings) -> None:
                 f" {settings.message_type.value!r} nothing on a copy tells where it has been",
             )
     for other in topics.by_name.values():
-        if other.settings.dead_letter == name and other.name != name and not fits(other.settings, settings):
+        own = other.declared.get(FIELD) == name and other.name != name
+        if own and not fits(other.settings, settings):
             field, why = _misfit(other.settings, settings)
             raise refuse(field, f"{why}, and topic {other.name} has {FIELD} = {name!r}")
 

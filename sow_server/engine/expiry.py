@@ -27,6 +27,8 @@ from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic, Topics
 
 FLOOR_KEY: Final = b"sweep"
+READ_MAX: Final = 10_000
+"""Entries that are read at a time: a sweep without a bound of its own must not read all that is not yet due."""
 
 
 class Sweep:
@@ -55,14 +57,20 @@ class Sweep:
 
     def stage(self, stage: Stage, entries_max: int) -> int:
         """Stages the removal of what is due, visiting at most `entries_max` entries. Returns the entries visited."""
-        cursor = self._rocks.cursor(EXPIRY)
+        # Entries are in the order of their times, so what is not due is a tail of them.
         entries: list[bytes] = []
+        due, start = 0, self.floor
+        cursor = self._rocks.cursor(EXPIRY)
         try:
-            cursor.fill_keys(self.floor, entries_max + 1, entries)
+            while True:
+                enough = due + min(entries_max - due, READ_MAX)
+                cursor.fill_keys(start, enough - due + 1, entries)
+                due = bisect.bisect_right(entries, stage.now_bytes, lo=due, hi=min(len(entries), enough), key=_time_of)
+                if due < enough or due == entries_max or due == len(entries):
+                    break
+                start = entries.pop()  # the one after those that were asked for
         finally:
             cursor.close()
-        # Entries are in the order of their times, so what is not due is a tail of them.
-        due = bisect.bisect_right(entries, stage.now_bytes, key=_time_of, hi=min(len(entries), entries_max))
         self._next_known = unpack_i64(entries[due][:8]) if due < len(entries) else NEVER
         self._next_floor = self.floor
         del entries[due:]

@@ -340,6 +340,8 @@ class Stage:
         """Moves to `target` those of the records of `box`, the store's own topic, that it can take."""
         keys: list[bytes] = []
         payloads: list[bytes] = []
+        rivals = {key: [box.prefix + other for other in dead_letters.rivals(key[4:], target)] for key in store_keys}
+        waiting = self.read([other for others in rivals.values() for other in others])
         self.fetch_bodies(store_keys)
         for store_key, value in zip(store_keys, values, strict=True):
             key = dead_letters.waiting_for(store_key[4:], target)
@@ -350,7 +352,10 @@ class Stage:
             self.fetch_heads([there])
             head = self.live_head(target, key, there)
             # What has come to that key since is newer: it would have replaced the copy, had that not been kept waiting.
-            if head is None or head[16:24] < value[16:24]:
+            # So would a newer copy that is waiting itself, wherever in the order of keys it is.
+            others = rivals[store_key]
+            outlived = any(waiting[other][16:24] > value[16:24] for other in others if other in waiting)
+            if not outlived and (head is None or head[16:24] < value[16:24]):
                 keys.append(key)
                 payloads.append(value[HEADER_BYTES:])
         self._note(Fate.DELIVERED, len(keys))

@@ -129,6 +129,8 @@ INSTANCE_KEY: Final = b"instance"
 NEXT_TOPIC_KEY: Final = b"next_topic"
 DELIVER_KEY: Final = b"deliver/"
 REARM_CHUNK: Final = 1000
+REARM_ROUND: Final = 10_000
+"""Expiry entries after which a commit takes no further topic that is to be disabled while it is re-armed."""
 INDEX_CHUNK: Final = 1000
 LETTERS_CHUNK: Final = 250
 PRUNE_TOPICS: Final = 100
@@ -642,7 +644,7 @@ class Store:
         declared = tidy(declared)
         check_settings(declared, topic=name, in_config=in_config)
         settings = self._resolve(name, declared, self.policies, in_config=in_config, dynamic=dynamic).settings
-        self._check_dead_letters(stage, name, settings)
+        self._check_dead_letters(stage, name, settings, declared)
         topic_id = int.from_bytes(self._rocks.get(META, NEXT_TOPIC_KEY) or u32(1), "big")
         topic = Topic(
             topic_id,
@@ -729,7 +731,7 @@ class Store:
         """Stages new settings of one topic; None: what is staged has to be committed first, see `_control_in_rounds`.
         TOPIC_NOT_EMPTY."""
         settings = self._resolve(topic.name, declared, self.policies, in_config=in_config, dynamic=dynamic).settings
-        self._check_dead_letters(stage, topic.name, settings)
+        self._check_dead_letters(stage, topic.name, settings, declared)
         for name_of_setting in ONLY_WHILE_EMPTY:
             if getattr(settings, name_of_setting) != getattr(topic.settings, name_of_setting) and self.count(topic):
                 raise StoreError(
@@ -739,7 +741,11 @@ class Store:
                 )
         if not self._stage_expiration(stage, [(topic, settings)]):
             return None
-        refounded = any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
+        refounded = _refounds(topic, settings)
+        if refounded and stage.figures(topic).records:
+            raise StoreError(
+                Reason.TOPIC_NOT_EMPTY, "topic: is not empty any more: dead letters have just come to it", field="name"
+            )
         if refounded or settings.journal != topic.settings.journal:
             # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
             # anybody read changes whose payloads and keys are of another kind.
@@ -773,16 +779,19 @@ class Store:
         return after
 
     def _stage_expiration(self, stage: Stage, changes: Sequence[tuple[Topic, TopicSettings]]) -> bool:
-        """Stages what new settings mean for what expires (rule L12): before a topic is disabled what is overdue goes,
-        and with enabling its expiry index begins to be filled. False: commit this, and stage it anew."""
-        disabled = [topic for topic, settings in changes if topic.acts and not settings.acts_on_expiration]
-        rearming = [topic for topic in disabled if self._rearming(topic)]
+        """Stages what new settings mean for what expires (rule L12): before a topic is disabled, or takes records of
+        another kind, what is overdue goes, and with enabling its expiry index begins to be filled. False: commit this,
+        and stage it anew."""
+        emptied = [topic for topic, settings in changes if _empties(topic, settings)]
+        rearming = [topic for topic in emptied if self._rearming(topic)]
         for topic in rearming:
             # What is overdue and not in the expiry index yet would reappear: re-arming is brought to its end first.
             self._stage_rearm(stage, topic)
+            if len(stage.batch.puts[EXPIRY]) >= REARM_ROUND:
+                break
         if rearming:
             return False
-        if disabled:
+        if emptied:
             self.writer.sweep.stage(stage, 2**31)
         for topic, settings in changes:
             if settings.acts_on_expiration and not topic.acts:
@@ -792,13 +801,13 @@ class Store:
     def _settled(self, stage: Stage, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
         """After the commit: takes new settings into force."""
         enabled: list[Topic] = []
-        disables = False
+        swept = False
         for topic, settings, indexes in changes:
-            disables = disables or (topic.acts and not settings.acts_on_expiration)
+            swept = swept or _empties(topic, settings)
             if settings.acts_on_expiration and not topic.acts:
                 enabled.append(topic)
             topic.apply(settings, indexes)
-        if disables:
+        if swept:
             self.writer.sweep.swept(stage)
         self._rearm(iter(enabled))
 
@@ -1115,9 +1124,9 @@ class Store:
 
         self._in_chunks(topic, row, stage_build)
 
-    def _check_dead_letters(self, stage: Stage, name: str, settings: TopicSettings) -> None:
+    def _check_dead_letters(self, stage: Stage, name: str, settings: TopicSettings, declared: Declared) -> None:
         """For new settings of a topic: what they say of dead letters has to go together with other topics (rule T3)."""
-        dead_letters.check(self.topics, name, settings)
+        dead_letters.check(self.topics, name, settings, declared)
         if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
             stage.undelivered()  # from now on it can be watched
 
@@ -1191,7 +1200,7 @@ class Store:
         then: Callable[[], None] = lambda: None,
     ) -> None:
         """Does something for all stored records of a topic, with `_stage_chunk`, in commits between those of others;
-        and `then` something else."""
+        and `then` something else, also when it cannot be done."""
         if not self._work_begun:
             return  # the row is there, and `_resume_work` finds it
 
@@ -1201,6 +1210,7 @@ class Store:
             elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
                 # The next start takes it up again.
                 log.warning("work_interrupted", topic=topic.name, row=row.hex(), reason=more.reason.name)
+                then()
             elif more is False:
                 then()
 
@@ -1363,6 +1373,17 @@ def _others(some: Indexes, than: Indexes) -> list[Index]:
     """Those of the one that are not in the other."""
     ids = {index.id for index in than.all}
     return [index for index in some.all if index.id not in ids]
+
+
+def _refounds(topic: Topic, settings: TopicSettings) -> bool:
+    """Whether a topic will take records of another kind: with other keys, or of another type (rule K1)."""
+    return any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
+
+
+def _empties(topic: Topic, settings: TopicSettings) -> bool:
+    """Whether what is overdue has to go before these settings: else it would reappear (rule L12), or leave a dead
+    letter of the wrong kind."""
+    return topic.acts and (not settings.acts_on_expiration or _refounds(topic, settings))
 
 
 def _policy_key(policy: Policy) -> bytes:

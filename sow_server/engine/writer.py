@@ -102,10 +102,10 @@ class Control:
     """A change that is no publish: run on a stage of its own, committed and synced before `done` hears of it.
 
     `run` returns what to do after the commit; its result is the answer. `sweep_first`: what is overdue is expired
-    before, in commits of its own.
+    before, in commits of its own, between which others have their turn.
     """
 
-    __slots__ = ("done", "run", "sweep_first")
+    __slots__ = ("begun_micros", "done", "run", "sweep_first")
 
     def __init__(
         self,
@@ -117,6 +117,8 @@ class Control:
         self.run = run
         self.done = done
         self.sweep_first = sweep_first
+        self.begun_micros = NEVER
+        """When it first came to its turn."""
 
 
 class _Stop:
@@ -543,14 +545,27 @@ class Writer:
     # -- controls and the sweep -------------------------------------------------------------------------------------
 
     def _control(self, control: Control) -> None:
+        if control.sweep_first and not self._swept_for(control):
+            self._backlog.append(control)
+            return
         result = self._run_control(control)
         self._settle(control)
         self._answers.append(lambda: control.done(result))
 
+    def _swept_for(self, control: Control) -> bool:
+        """Sweeps what is overdue before a control; False: there is too much of it for one turn (rule L14).
+
+        What falls due meanwhile does not put it off any further.
+        """
+        control.begun_micros = min(control.begun_micros, self._clock.now_micros())
+        visited = self.sweep_now(self._options.sweep_entries_max)
+        if visited and self.sweep.next_due <= control.begun_micros and not (self._stopping or self._failure):
+            return False
+        self.sweep_now()
+        return True
+
     def _run_control(self, control: Control) -> object:
         """Runs and commits a control; returns its result, or the StoreError that refused it."""
-        if control.sweep_first:
-            self.sweep_now()
         stage = self._stage()
         try:
             stage.after = control.run(stage)

@@ -77,7 +77,7 @@ class IdleTopics:
         if now >= self._earliest:
             self._look(now)
         for topic in self._auto:
-            if self._left(topic, now):
+            if self._left(topic, now) and not _guarded(topic):
                 self._delete(topic, self._left, Cause.LEFT)
 
     def _scan(self, now: int) -> None:
@@ -111,7 +111,7 @@ class IdleTopics:
                 continue  # the next scan leaves it out
             due = (now if topic.followers else topic.last_use_micros) + ttl
             if due <= now:
-                if topic.settings.only_if_empty and topic.statistics.records:
+                if _guarded(topic):
                     due = now + LOOK_AGAIN_MICROS
                 elif len(self._asked) < DELETIONS_MAX:
                     self._delete(topic, _unused, Cause.IDLE)
@@ -143,6 +143,11 @@ class IdleTopics:
             self._store.delete_unused(topic, due, done)
         except StoreError:  # the store is stopping or has failed
             self._asked.discard(topic.id)
+
+
+def _guarded(topic: Topic) -> bool:
+    """Whether content keeps a topic. The writer has the last word on that, but costs a synced commit each time."""
+    return topic.settings.only_if_empty and topic.statistics.records > 0
 
 
 def _may_go(topic: Topic) -> bool:

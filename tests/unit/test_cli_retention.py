@@ -60,6 +60,7 @@ def row(result: Result) -> dict[str, object]:
         ("retention", "set", "--pattern", "x" * 200, "--time", "1h"),
         ("quota", "set", "orders", "--action", "sometimes"),
         ("quota", "set", "orders", "--bytes", "10 parsecs"),
+        ("quota", "set", "orders", "--bytes", "1048576"),  # of what?
         ("quota", "remove"),
         ("topic", "create", "orders", "--max-entries", "many"),
         ("topic", "create", "orders", "--idle-ttl", "5"),
@@ -363,7 +364,7 @@ def test_for_a_pattern_they_are_policies(client: FakeClient) -> None:
         "retain_bytes": "0B",
     }
     arguments = ("--pattern", "tmp-.*")
-    assert row(run(client, "retention", "set", *arguments, "--time", "0s", "--bytes", "0", "--priority", "2")) == told
+    assert row(run(client, "retention", "set", *arguments, "--time", "0s", "--bytes", "0B", "--priority", "2")) == told
     assert row(run(client, "retention", "get", *arguments)) == told
     assert run(client, "quota", "get", *arguments).exit_code == 1, "that is another policy"
     removed = row(run(client, "retention", "remove", *arguments))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -152,6 +153,36 @@ def test_disabling_expiration_copies_what_is_overdue_and_nothing_else(rig: Rig) 
     rig.store.sweep()
     assert copy_of(rig)[0].startswith("orders|over|")
     assert rig.get("orders", "ahead") is not None
+
+
+def test_what_is_overdue_when_its_topic_changes_its_kind_leaves_a_letter_of_the_old_kind(rig: Rig) -> None:
+    """It falls due between the sweep before the change and the change."""
+    rig.create_topic("bin-dead", JSON, message_type=MessageType.BINARY)
+    rig.create_topic("rooms", JSON, dead_letter="bin-dead")
+    rig.put("rooms", "a", b"{}", ttl=TTL)
+    rig.time.tick(TTL)
+    with mock.patch.object(rig.store.writer, "sweep_now", return_value=0):
+        rig.alter_topic("rooms", message_type=MessageType.NVFIX)
+    rig.store.sweep()
+    assert json.loads(copy_of(rig, "bin-dead")[1])["dead_letter"][0]["key"] == "a"
+
+
+@pytest.mark.parametrize("more", [{}, {"expiration": Expiration.DISABLED}])
+def test_a_letter_that_comes_with_a_change_of_its_targets_kind_refuses_the_change(
+    rig: Rig, more: dict[str, object]
+) -> None:
+    """K1: the target was empty a moment ago."""
+    rig.put("orders", "a", b"{}", ttl=TTL)
+    rig.time.tick(TTL)
+    with (
+        mock.patch.object(rig.store.writer, "sweep_now", return_value=0),
+        pytest.raises(StoreError) as caught,
+    ):
+        rig.alter_topic("dead", {"message_type": MessageType.BINARY, **more})
+    assert caught.value.reason is Reason.TOPIC_NOT_EMPTY
+    assert rig.topic("dead").settings == JSON
+    rig.store.sweep()
+    assert (rig.count("orders"), rig.count("dead"), fates(rig)) == (0, 1, {"delivered": 1})
 
 
 def test_what_fell_due_while_the_server_was_down_is_copied_at_the_start(rig: Rig) -> None:
@@ -468,6 +499,28 @@ def test_a_copy_that_has_waited_does_not_replace_what_has_come_since(rig: Rig, m
     assert {key: json.loads(found.payload)["n"] for key, found in rig.live("later").items()} == {b"a": 1, b"b": 2}
 
 
+@pytest.mark.parametrize("chunk", [1, 250])
+@pytest.mark.parametrize("later", ["json", "packed"])
+def test_of_copies_of_two_types_that_have_waited_for_one_key_the_newer_stays(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, later: str, chunk: int
+) -> None:
+    """T3: with their own keys they would have replaced each other in the order of the expiries."""
+    monkeypatch.setattr(store, "LETTERS_CHUNK", chunk)
+    by_key = {"dead_letter": "later", "dead_letter_by_key": True}
+    rig.create_topic("json", JSON, by_key)
+    rig.create_topic("packed", JSON, by_key, message_type=MessageType.MSGPACK)
+    payloads = {"json": b"{}", "packed": msgspec.msgpack.encode({})}
+    for name in sorted(payloads, key=lambda name: name == later):
+        rig.put(name, "a", payloads[name], ttl=TTL)
+        rig.time.tick(TTL)
+        rig.store.sweep()
+    rig.create_topic("later", JSON, message_type=MessageType.BINARY)
+    key, payload = copy_of(rig, "later")
+    decode = json.loads if later == "json" else msgspec.msgpack.decode
+    assert (key, decode(payload)["dead_letter"][0]["topic"]) == ("a", later)
+    assert rig.stored(UNDELIVERED) == {}
+
+
 def test_a_deleted_target_is_missing_again(rig: Rig) -> None:
     rig.delete_topic("dead")
     rig.put("orders", "k", b"{}", ttl=0)
@@ -527,6 +580,21 @@ def test_settings_that_do_not_go_together_are_refused(
     assert error.value.reason is Reason.INVALID_ARGUMENT
     assert error.value.field == f"settings.{field}"
     assert rig.topic(topic).settings == before
+
+
+def test_what_a_policy_says_is_in_the_way_of_no_topic(rig: Rig) -> None:
+    """T2, DL4: for a topic that it does not suit the target is missing; nothing else about the topic is refused."""
+    rig.set_policy("p", ".*", dead_letter="grave")
+    rig.create_topic("packed", JSON, message_type=MessageType.MSGPACK)
+    rig.create_topic("grave", JSON)  # fit for most, but not for `packed`
+    rig.create_topic("more", JSON, message_type=MessageType.MSGPACK)
+    rig.alter_topic("more", max_ttl_micros=TTL)
+    rig.put("more", "a", msgspec.msgpack.encode({}))
+    rig.time.tick(TTL)
+    rig.store.sweep()
+    assert fates(rig) == {"retained": 1}
+    with pytest.raises(StoreError, match="grave has message_type = 'json'"):
+        rig.alter_topic("more", dead_letter="grave")
 
 
 def test_a_separator_has_to_be_the_same(rig: Rig) -> None:

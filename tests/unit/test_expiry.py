@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import store
+from sow_server.engine import expiry, store
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.expiry import Sweep
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
-from sow_server.engine.rocks import META
+from sow_server.engine.rocks import META, Cursor
 from sow_server.engine.store import REARM_KEY, StoreOptions
 from sow_server.engine.writer import WriterOptions
 from tests.support.stores import DAY, MINUTE, SECOND, Rig
@@ -53,6 +53,65 @@ def test_records_not_yet_due_cost_a_sweep_nothing(rig: Rig) -> None:
     rig.put("orders", "due", ttl=SECOND)
     rig.time.tick(SECOND)
     assert rig.store.sweep() == 1
+
+
+def test_a_sweep_without_a_bound_does_not_read_what_is_not_yet_due(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L9, L14: disabling one topic must not read the expiry index of all the others in the writer's thread."""
+    rig.create_topic("others")
+    load(rig, "others", 100, DAY)
+    rig.create_topic("orders")
+    load(rig, "orders", 11, SECOND)
+    rig.time.tick(SECOND)
+    read: list[bytes] = []
+    fill_keys = Cursor.fill_keys
+
+    def counted(cursor: Cursor, start: bytes, limit: int, keys: list[bytes]) -> None:
+        found: list[bytes] = []
+        fill_keys(cursor, start, limit, found)
+        read.extend(found)
+        keys += found
+
+    monkeypatch.setattr(expiry, "READ_MAX", 5)
+    monkeypatch.setattr(Cursor, "fill_keys", counted)
+    monkeypatch.setattr(rig.store.writer, "sweep_now", lambda *_: 0)
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    assert rig.stored("orders") == {}
+    assert 11 < len(read) <= 11 + 2 + 5 + 1, "those that are due, and one chunk with those that follow"
+    assert rig.store.writer.sweep.next_due == rig.time.wall_micros - SECOND + DAY
+
+
+def test_publishers_have_their_turn_while_much_is_swept_before_a_change_of_settings(tmp_path: Path) -> None:
+    """L14: a control that wants everything overdue to be gone sweeps a bounded part of it in each of its turns."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=10)))
+    rig.create_topic("orders")
+    load(rig, "orders", 35, SECOND)
+    rig.time.tick(SECOND)
+    answered: list[str] = []
+    rig.submit_alter("orders", lambda _: answered.append("altered"), {"expiration": Expiration.DISABLED})
+    for name in ("first", "second"):
+        rig.store.submit(Publish("orders", [b"x"], [name]), lambda _, name=name: answered.append(name))  # type: ignore[misc]
+    rig.turn()
+    assert (answered, len(rig.stored("orders"))) == ([], 25)
+    rig.store.writer.step()
+    assert answered == ["first", "second", "altered"]
+    assert list(rig.stored("orders")) == [b"first", b"second"]
+    assert not rig.topic("orders").acts
+    rig.close()
+
+
+def test_a_change_of_settings_is_made_before_the_end_however_much_is_overdue(tmp_path: Path) -> None:
+    """What is queued when the store is closed is done."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=10)))
+    rig.create_topic("orders")
+    load(rig, "orders", 35, SECOND)
+    rig.time.tick(SECOND)
+    answers: list[object] = []
+    rig.submit_alter("orders", answers.append, {"expiration": Expiration.DISABLED})
+    rig.reopen()
+    (answer,) = answers
+    assert not isinstance(answer, StoreError)
+    assert not rig.topic("orders").acts
+    rig.close()
 
 
 def test_the_sweep_is_told_when_the_next_record_falls_due(rig: Rig) -> None:

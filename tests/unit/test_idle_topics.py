@@ -15,7 +15,7 @@ from sow_server.engine.policies import declared_of
 from sow_server.engine.topics import Topic
 from sow_server.retention import idle as idle_module
 from sow_server.retention.idle import Cause, IdleTopics
-from tests.support.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores import HOUR, MINUTE, SECOND, FaultyRocks, Rig
 from tests.support.subscribers import Subscribers
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
@@ -220,8 +220,12 @@ def test_auto_delete_leaves_content_where_the_topic_says_so(keeper: Keeper) -> N
     keeper.create("t", auto_delete=True, only_if_empty=True)
     keeper.rig.put("t", "k", b"{}")
     Subscribers(keeper.rig).subscribe("t").close()
-    keeper.tick()
+    keeper.rig.store.writer.step()
+    faulty = FaultyRocks(keeper.rig)
+    for _ in range(3):
+        keeper.tick(SECOND)
     assert keeper.there("t")
+    assert not faulty.attempts, "a topic that waits to be empty costs no commit every second"
     keeper.rig.delete("t", "k")
     keeper.tick()
     assert not keeper.there("t")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,8 +14,10 @@ from sow_server.engine import store as store_module
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.policies import Declared, Policy, PolicyTarget
-from sow_server.engine.rocks import META, Batch, Stalled
-from sow_server.engine.store import TOPIC_KEY, StoreOptions
+from sow_server.engine.rocks import EXPIRY, META, Batch, Stalled
+from sow_server.engine.stage import Stage
+from sow_server.engine.store import TOPIC_KEY, Store, StoreOptions
+from sow_server.engine.topics import Topic
 from tests.support.stores import BINARY, DAY, HOUR, MINUTE, SECOND, FaultyRocks, Rig
 
 ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
@@ -121,6 +123,26 @@ def test_a_policy_that_disables_while_the_expiry_index_is_being_filled_hides_not
     assert not rig.topic("orders").acts
 
 
+def test_many_topics_that_are_disabled_while_they_are_re_armed_share_no_huge_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L14: a commit takes up some of them, until all are complete."""
+    monkeypatch.setattr(store_module, "REARM_ROUND", 4)
+    for number in range(5):
+        rig.create_topic(f"t{number}", PLAIN)
+        for key in range(3):
+            rig.put(f"t{number}", f"{key}", ttl=SECOND)
+    rig.time.tick(SECOND)
+    rig.store.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
+    rig.turn()  # enabled, and nothing is re-armed
+    faulty = FaultyRocks(rig)
+    answers: list[Policy | StoreError] = []
+    rig.store.delete_policy("p", answers.append, operator=False)
+    rig.answer(answers)
+    assert [rig.stored(f"t{number}") for number in range(5)] == [{}] * 5
+    assert max(len(batch.puts[EXPIRY]) for batch in faulty.attempts) == 6
+
+
 def test_many_topics_are_enabled_one_after_the_other(tmp_path: Path) -> None:
     """A policy may enable more topics than the writer's queue takes at once."""
     options = StoreOptions()
@@ -135,6 +157,27 @@ def test_many_topics_are_enabled_one_after_the_other(tmp_path: Path) -> None:
     rig.store.sweep()
     assert [rig.stored(name) for name in names] == [{}] * 10
     rig.close()
+
+
+def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L12: of the others what has become overdue is expired at once."""
+    for name in ("a", "b", "c"):
+        rig.create_topic(name, PLAIN)
+        rig.put(name, "key", ttl=SECOND)
+    rig.time.tick(SECOND)
+    stage_rearm = Store._stage_rearm
+
+    def failing(store: Store, stage: Stage, topic: Topic) -> Callable[[], bool]:
+        if topic.name == "b":
+            raise RuntimeError("as asked for")
+        return stage_rearm(store, stage, topic)
+
+    monkeypatch.setattr(Store, "_stage_rearm", failing)
+    rig.set_policy("p", ".*", ENABLED)
+    rig.store.sweep()
+    assert [len(rig.stored(name)) for name in ("a", "b", "c")] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("written", [True, False])

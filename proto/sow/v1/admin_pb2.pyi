@@ -519,7 +519,7 @@ class Topic(_message.Message):
     """
     @_builtins.property
     def settings(self) -> Global___TopicSettings:
-        """Its settings, every default filled in."""
+        """The settings in force: its own, what policies set, and every default filled in (rule T2)."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -626,7 +626,9 @@ class AlterTopicRequest(_message.Message):
 
     @_builtins.property
     def update_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the fields of `settings` to change, such as `default_ttl`. One that is named and unset takes its default."""
+        """Names of the fields of `settings` to change, such as `default_ttl`. One that is named and unset is declared on the
+        topic no more: it comes from a policy, or takes its default (rule T2).
+        """
 
     def __init__(
         self,
