@@ -588,7 +588,8 @@ class StoreMachine(RuleBasedStateMachine):
         answers: list[object] = []
         self.rig.submit_alter(name, answers.append, changes)
         if interrupted:
-            self.rig.turn()
+            while not answers:  # much that is overdue is swept first, a part in each turn
+                self.rig.turn()
         else:
             self.rig.store.writer.step()
         (answer,) = answers
@@ -615,7 +616,9 @@ class StoreMachine(RuleBasedStateMachine):
         self._flush()
         answers: list[object] = []
         self.rig.submit_alter(topic, answers.append, {"index": index})
-        for _ in range(1 + turns):
+        while not answers:
+            self.rig.turn()
+        for _ in range(turns):
             if self.rig.store.writer.queue_depth[0]:
                 self.rig.turn()
         (answer,) = answers
