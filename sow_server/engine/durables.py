@@ -874,7 +874,9 @@ def _with(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
         # A conflated gap is followed by a snapshot, which tells what comes before it, too.
         if last.reason is gap.reason or len(gaps) >= GAPS_MAX:
             reason = last.reason if last.reason is GapReason.CONFLATED else gap.reason
-            return (*gaps[:-1], Gap(reason, last.after, gap.upto, last.entries + gap.entries))
+            # Not known and known together is not known.
+            entries = last.entries + gap.entries if last.entries and gap.entries else 0
+            return (*gaps[:-1], Gap(reason, last.after, gap.upto, entries))
     return (*gaps, gap)
 
 

@@ -322,7 +322,7 @@ class Assault:
         ]
         for thread in threads:
             thread.start()
-        until(lambda: failures or all(load.acks for load in self.loads), 60, "acknowledgements")
+        until(lambda: failures or all(load.acks for load in self.loads), 20, "acknowledgements")
         time.sleep(self.draw.uniform(0.02, 0.35))
         self.server.kill9()
         for client in clients:

@@ -123,7 +123,7 @@ class Lives(RuleBasedStateMachine):
                 gap = (reason, durable.position, upto, entries)
                 if durable.gaps and durable.gaps[-1][0] == reason:
                     before = durable.gaps.pop()
-                    gap = (reason, before[1], upto, before[3] + entries)
+                    gap = (reason, before[1], upto, before[3] + entries if before[3] else 0)
                 durable.gaps.append(gap)
             durable.position = upto
 
@@ -254,6 +254,12 @@ class Lives(RuleBasedStateMachine):
         if position != durable.position:
             durable.position = position
             self._let_go()
+        # What is handed over again is no gap any more; how much of one is left is not known.
+        durable.gaps = [
+            gap if gap[2] <= position else ("EVICTED" if gap[0] == "CONFLATED" else gap[0], gap[1], position, 0)
+            for gap in durable.gaps
+            if gap[1] < position
+        ]
         durable.used = self.now
 
     @precondition(lambda self: self.durables)
@@ -389,9 +395,7 @@ class Lives(RuleBasedStateMachine):
         for name, durable in self.durables.items():
             row = found[name]
             assert row.position == durable.position, (row, durable)
-            assert [(gap.reason.name, gap.entries) for gap in row.gaps] == [
-                (why, count) for why, *_, count in durable.gaps
-            ]
+            assert [(gap.reason.name, *gap[1:]) for gap in row.gaps] == durable.gaps, (row, durable)
             assert not row.attached
         order = [durable.order for durable in self.rig.store.durables.of(topic)]
         assert order == sorted(order)
@@ -426,8 +430,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-# The same lives each time, so that a rare one does not end a run that is about something else.
-TestLives.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+TestLives.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.long
