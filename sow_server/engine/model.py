@@ -69,6 +69,8 @@ class Durability(enum.IntEnum):
 
     FSYNC = 1
     BUFFERED = 2
+    REPLICATED = 3
+    """To the engine it is FSYNC: who waits for peers does so outside of it."""
 
 
 class ConditionKind(enum.IntEnum):

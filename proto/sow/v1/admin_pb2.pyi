@@ -768,16 +768,20 @@ class DeleteTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The topic's name."""
+    force: _builtins.bool
+    """true: also while a peer has not received all changes of the topic, which it then never will (rule T5)."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1607,3 +1611,460 @@ class ClearBacklogResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearBacklogResponse: _TypeAlias = ClearBacklogResponse  # noqa: Y015
+
+@_typing.final
+class GetReplicationStatusRequest(_message.Message):
+    """Asks how replication is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReplicationStatusRequest: _TypeAlias = GetReplicationStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetReplicationStatusResponse(_message.Message):
+    """The links of an instance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    OUTGOING_FIELD_NUMBER: _builtins.int
+    INCOMING_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    """The instance's name."""
+    last_sequence: _builtins.int
+    """Its last durable sequence."""
+    @_builtins.property
+    def outgoing(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutgoingLink]:
+        """Links on which it sends, one a configured peer, in the order of the configuration."""
+
+    @_builtins.property
+    def incoming(self) -> _containers.RepeatedCompositeFieldContainer[Global___IncomingLink]:
+        """Links on which it has received, by the sender's name."""
+
+    def __init__(
+        self,
+        *,
+        instance: _builtins.str = ...,
+        last_sequence: _builtins.int = ...,
+        outgoing: _abc.Iterable[Global___OutgoingLink] | None = ...,
+        incoming: _abc.Iterable[Global___IncomingLink] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incoming", b"incoming", "instance", b"instance", "last_sequence", b"last_sequence", "outgoing", b"outgoing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReplicationStatusResponse: _TypeAlias = GetReplicationStatusResponse  # noqa: Y015
+
+@_typing.final
+class LinkTopic(_message.Message):
+    """How a topic stands on a link, where it is not simply up to date."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    state: _builtins.str
+    """"seeding" or "refused"."""
+    message: _builtins.str
+    """Why it was refused."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        state: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkTopic: _TypeAlias = LinkTopic  # noqa: Y015
+
+@_typing.final
+class OutgoingLink(_message.Message):
+    """A link on which this instance sends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TOPICS_PATTERN_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LAG_SEQUENCES_FIELD_NUMBER: _builtins.int
+    LAG_MICROS_FIELD_NUMBER: _builtins.int
+    SKEW_MICROS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_REASON_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer's name."""
+    address: _builtins.str
+    """Its address."""
+    state: _builtins.str
+    """"connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt) or "refused"."""
+    mode: _builtins.str
+    """"async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`."""
+    topics_pattern: _builtins.str
+    """The pattern of its topics."""
+    acknowledged_sequence: _builtins.int
+    """How far the peer is, in this instance's sequences."""
+    lag_sequences: _builtins.int
+    """Sequences that it has not acknowledged."""
+    lag_micros: _builtins.int
+    """Age of the oldest change that it has not acknowledged; 0 where there is none."""
+    skew_micros: _builtins.int
+    """The peer's clock less this one's, as far as the messages' way allows to tell."""
+    last_error: _builtins.str
+    """The last error. Empty: none since the link is up."""
+    last_error_reason: _types_pb2.ErrorReason.ValueType
+    """Why the last error was, from the one vocabulary of reasons; unspecified where there is none."""
+    @_builtins.property
+    def last_error_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was."""
+
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Since when the link is in this state."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkTopic]:
+        """Topics that are being seeded, or were refused."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        address: _builtins.str = ...,
+        state: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        topics_pattern: _builtins.str = ...,
+        acknowledged_sequence: _builtins.int = ...,
+        lag_sequences: _builtins.int = ...,
+        lag_micros: _builtins.int = ...,
+        skew_micros: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+        last_error_time: _timestamp_pb2.Timestamp | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        topics: _abc.Iterable[Global___LinkTopic] | None = ...,
+        last_error_reason: _types_pb2.ErrorReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_error_time", b"last_error_time", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "address", b"address", "lag_micros", b"lag_micros", "lag_sequences", b"lag_sequences", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "mode", b"mode", "peer", b"peer", "since", b"since", "skew_micros", b"skew_micros", "state", b"state", "topics", b"topics", "topics_pattern", b"topics_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutgoingLink: _TypeAlias = OutgoingLink  # noqa: Y015
+
+@_typing.final
+class IncomingLink(_message.Message):
+    """A link on which this instance receives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    HEAD_SEQUENCE_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    SKEW_MICROS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_REASON_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The sender's name."""
+    state: _builtins.str
+    """"connected", "seeding" or "away"."""
+    cursor: _builtins.int
+    """How far this instance has what the sender has, in the sender's sequences."""
+    head_sequence: _builtins.int
+    """The sender's last sequence that it has told."""
+    applied: _builtins.int
+    """Changes of this sender that were applied since this process runs."""
+    superseded: _builtins.int
+    """Changes that lost against a newer version here (rule R3), since then."""
+    dropped: _builtins.int
+    """Records that were dropped, as they are dead by what this sender says (rule R4), since then."""
+    skew_micros: _builtins.int
+    """The sender's clock less this one's."""
+    last_error: _builtins.str
+    """The last error. Empty: none since the link is up."""
+    last_error_reason: _types_pb2.ErrorReason.ValueType
+    """Why the last error was; unspecified where there is none."""
+    @_builtins.property
+    def last_error_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkTopic]:
+        """Topics that are being seeded, or were refused."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        state: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+        head_sequence: _builtins.int = ...,
+        applied: _builtins.int = ...,
+        superseded: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        skew_micros: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+        last_error_time: _timestamp_pb2.Timestamp | None = ...,
+        topics: _abc.Iterable[Global___LinkTopic] | None = ...,
+        last_error_reason: _types_pb2.ErrorReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_error_time", b"last_error_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "dropped", b"dropped", "head_sequence", b"head_sequence", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "peer", b"peer", "skew_micros", b"skew_micros", "state", b"state", "superseded", b"superseded", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IncomingLink: _TypeAlias = IncomingLink  # noqa: Y015
+
+@_typing.final
+class VerifyReplicationRequest(_message.Message):
+    """Compares with a peer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    KEYS_MAX_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer's name."""
+    keys_max: _builtins.int
+    """How many differing keys to list, of each topic. Unset: 100."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics to compare. Empty: all of the link."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        keys_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keys_max", b"_keys_max", "keys_max", b"keys_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keys_max", b"_keys_max", "keys_max", b"keys_max", "peer", b"peer", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keys_max: _TypeAlias = _typing.Literal["keys_max"]  # noqa: Y015
+    _WhichOneofArgType__keys_max: _TypeAlias = _typing.Literal["_keys_max", b"_keys_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keys_max) -> _WhichOneofReturnType__keys_max | None: ...
+
+Global___VerifyReplicationRequest: _TypeAlias = VerifyReplicationRequest  # noqa: Y015
+
+@_typing.final
+class VerifyReplicationResponse(_message.Message):
+    """What the comparison of one topic found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    DIFFERING_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    records: _builtins.int
+    """Records that were compared, at this end."""
+    differing: _builtins.int
+    """Keys that differ."""
+    left_out: _builtins.str
+    """Why the topic was left out. Empty: it was compared."""
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
+        """Some of them."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        records: _builtins.int = ...,
+        differing: _builtins.int = ...,
+        differences: _abc.Iterable[Global___Difference] | None = ...,
+        left_out: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "differing", b"differing", "left_out", b"left_out", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyReplicationResponse: _TypeAlias = VerifyReplicationResponse  # noqa: Y015
+
+@_typing.final
+class Difference(_message.Message):
+    """One key that differs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VERSION_HERE_FIELD_NUMBER: _builtins.int
+    VERSION_THERE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """The record key."""
+    version_here: _builtins.int
+    """The version here; 0: there is no such record."""
+    version_there: _builtins.int
+    """The version there; 0: likewise."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        version_here: _builtins.int = ...,
+        version_there: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "version_here", b"version_here", "version_there", b"version_there"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Difference: _TypeAlias = Difference  # noqa: Y015
+
+@_typing.final
+class RepairReplicationRequest(_message.Message):
+    """Repairs what differs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer's name."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics to repair. Empty: all of the link."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairReplicationRequest: _TypeAlias = RepairReplicationRequest  # noqa: Y015
+
+@_typing.final
+class RepairReplicationResponse(_message.Message):
+    """What was done about one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DIFFERING_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    differing: _builtins.int
+    """Keys that differed."""
+    sent: _builtins.int
+    """Records and tombstones that the peer took over."""
+    received: _builtins.int
+    """Records and tombstones that this instance took over."""
+    left_out: _builtins.str
+    """Why the topic was left out. Empty: it was repaired."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        differing: _builtins.int = ...,
+        sent: _builtins.int = ...,
+        received: _builtins.int = ...,
+        left_out: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differing", b"differing", "left_out", b"left_out", "received", b"received", "sent", b"sent", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairReplicationResponse: _TypeAlias = RepairReplicationResponse  # noqa: Y015
+
+@_typing.final
+class BackupRequest(_message.Message):
+    """Makes a backup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """The directory to make, on the server's machine; it must not be there yet. Absolute."""
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
+
+@_typing.final
+class BackupResponse(_message.Message):
+    """A backup that was made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """The directory."""
+    sequence: _builtins.int
+    """The sequence up to which it has everything."""
+    bytes: _builtins.int
+    """Its bytes; files that it shares with the store count, too."""
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "directory", b"directory", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupResponse: _TypeAlias = BackupResponse  # noqa: Y015

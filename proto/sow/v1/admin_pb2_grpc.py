@@ -120,6 +120,26 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.ClearBacklogRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.ClearBacklogResponse.FromString,
                 _registered_method=True)
+        self.GetReplicationStatus = channel.unary_unary(
+                '/sow.v1.AdminService/GetReplicationStatus',
+                request_serializer=sow_dot_v1_dot_admin__pb2.GetReplicationStatusRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.GetReplicationStatusResponse.FromString,
+                _registered_method=True)
+        self.VerifyReplication = channel.unary_stream(
+                '/sow.v1.AdminService/VerifyReplication',
+                request_serializer=sow_dot_v1_dot_admin__pb2.VerifyReplicationRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.VerifyReplicationResponse.FromString,
+                _registered_method=True)
+        self.RepairReplication = channel.unary_stream(
+                '/sow.v1.AdminService/RepairReplication',
+                request_serializer=sow_dot_v1_dot_admin__pb2.RepairReplicationRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.RepairReplicationResponse.FromString,
+                _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/sow.v1.AdminService/Backup',
+                request_serializer=sow_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.BackupResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -245,6 +265,34 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReplicationStatus(self, request, context):
+        """The links of this instance with its peers, both ways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyReplication(self, request, context):
+        """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepairReplication(self, request, context):
+        """Compares, and brings what differs to the newer of the two versions, at both ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
+        """Copies the data, as they are now, into a new directory of the server's machine (rule J14).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -332,6 +380,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ClearBacklog,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.ClearBacklogRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.ClearBacklogResponse.SerializeToString,
+            ),
+            'GetReplicationStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReplicationStatus,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.GetReplicationStatusRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.GetReplicationStatusResponse.SerializeToString,
+            ),
+            'VerifyReplication': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyReplication,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.VerifyReplicationRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.VerifyReplicationResponse.SerializeToString,
+            ),
+            'RepairReplication': grpc.unary_stream_rpc_method_handler(
+                    servicer.RepairReplication,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.RepairReplicationRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.RepairReplicationResponse.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.BackupRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.BackupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -794,6 +862,114 @@ class AdminService(object):
             '/sow.v1.AdminService/ClearBacklog',
             sow_dot_v1_dot_admin__pb2.ClearBacklogRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.ClearBacklogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReplicationStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/GetReplicationStatus',
+            sow_dot_v1_dot_admin__pb2.GetReplicationStatusRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.GetReplicationStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyReplication(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/VerifyReplication',
+            sow_dot_v1_dot_admin__pb2.VerifyReplicationRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.VerifyReplicationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepairReplication(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/RepairReplication',
+            sow_dot_v1_dot_admin__pb2.RepairReplicationRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.RepairReplicationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/Backup',
+            sow_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.BackupResponse.FromString,
             options,
             channel_credentials,
             insecure,

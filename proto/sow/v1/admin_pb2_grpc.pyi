@@ -67,6 +67,14 @@ class AdminServiceStub:
     """Deletes a durable subscription and its position."""
     ClearBacklog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearBacklogRequest, _admin_pb2.ClearBacklogResponse]
     """Marks everything of a durable subscription acknowledged (rule J13)."""
+    GetReplicationStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetReplicationStatusRequest, _admin_pb2.GetReplicationStatusResponse]
+    """The links of this instance with its peers, both ways."""
+    VerifyReplication: _grpc.UnaryStreamMultiCallable[_admin_pb2.VerifyReplicationRequest, _admin_pb2.VerifyReplicationResponse]
+    """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10)."""
+    RepairReplication: _grpc.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]
+    """Compares, and brings what differs to the newer of the two versions, at both ends."""
+    Backup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
+    """Copies the data, as they are now, into a new directory of the server's machine (rule J14)."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -107,6 +115,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Deletes a durable subscription and its position."""
     ClearBacklog: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearBacklogRequest, _admin_pb2.ClearBacklogResponse]  # type: ignore[assignment]
     """Marks everything of a durable subscription acknowledged (rule J13)."""
+    GetReplicationStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetReplicationStatusRequest, _admin_pb2.GetReplicationStatusResponse]  # type: ignore[assignment]
+    """The links of this instance with its peers, both ways."""
+    VerifyReplication: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyReplicationRequest, _admin_pb2.VerifyReplicationResponse]  # type: ignore[assignment]
+    """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10)."""
+    RepairReplication: _aio.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]  # type: ignore[assignment]
+    """Compares, and brings what differs to the newer of the two versions, at both ends."""
+    Backup: _aio.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
+    """Copies the data, as they are now, into a new directory of the server's machine (rule J14)."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store as operators use it."""
@@ -246,5 +262,37 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ClearBacklogResponse, _abc.Awaitable[_admin_pb2.ClearBacklogResponse]]:
         """Marks everything of a durable subscription acknowledged (rule J13)."""
+
+    @_abc_1.abstractmethod
+    def GetReplicationStatus(
+        self,
+        request: _admin_pb2.GetReplicationStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetReplicationStatusResponse, _abc.Awaitable[_admin_pb2.GetReplicationStatusResponse]]:
+        """The links of this instance with its peers, both ways."""
+
+    @_abc_1.abstractmethod
+    def VerifyReplication(
+        self,
+        request: _admin_pb2.VerifyReplicationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.VerifyReplicationResponse], _abc.AsyncIterator[_admin_pb2.VerifyReplicationResponse]]:
+        """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10)."""
+
+    @_abc_1.abstractmethod
+    def RepairReplication(
+        self,
+        request: _admin_pb2.RepairReplicationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.RepairReplicationResponse], _abc.AsyncIterator[_admin_pb2.RepairReplicationResponse]]:
+        """Compares, and brings what differs to the newer of the two versions, at both ends."""
+
+    @_abc_1.abstractmethod
+    def Backup(
+        self,
+        request: _admin_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.BackupResponse, _abc.Awaitable[_admin_pb2.BackupResponse]]:
+        """Copies the data, as they are now, into a new directory of the server's machine (rule J14)."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,6 +39,10 @@ class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability
     """On disk: survives a power cut."""
     DURABILITY_BUFFERED: _Durability.ValueType  # 2
     """In the operating system's hands: survives a killed process, not a power cut. Fsynced within 50 ms all the same."""
+    DURABILITY_REPLICATED: _Durability.ValueType  # 3
+    """FSYNC here, and on the disks of the sync peers of the topic that are up, of at least `min_sync_peers` of them.
+    Fewer: REPLICATION_UNAVAILABLE, and the write stands here.
+    """
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
     """How sure the server is that a write survives before it acknowledges it (rule P5)."""
@@ -49,6 +53,10 @@ DURABILITY_FSYNC: Durability.ValueType  # 1
 """On disk: survives a power cut."""
 DURABILITY_BUFFERED: Durability.ValueType  # 2
 """In the operating system's hands: survives a killed process, not a power cut. Fsynced within 50 ms all the same."""
+DURABILITY_REPLICATED: Durability.ValueType  # 3
+"""FSYNC here, and on the disks of the sync peers of the topic that are up, of at least `min_sync_peers` of them.
+Fewer: REPLICATION_UNAVAILABLE, and the write stands here.
+"""
 Global___Durability: _TypeAlias = Durability  # noqa: Y015
 
 class _TtlMode:
@@ -217,6 +225,30 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The topic's backlog quota is used up (J9). Passing: try again later."""
     ERROR_REASON_POLICY_NOT_FOUND: _ErrorReason.ValueType  # 53
     """There is no policy of that name."""
+    ERROR_REASON_REPLICATION_UNAVAILABLE: _ErrorReason.ValueType  # 54
+    """Fewer sync peers than wanted have the write; it stands on this instance. Passing: others may come back (P5)."""
+    ERROR_REASON_PEER_NOT_FOUND: _ErrorReason.ValueType  # 55
+    """No peer of that name is configured."""
+    ERROR_REASON_PEER_NOT_ACCEPTED: _ErrorReason.ValueType  # 56
+    """The instance that calls is neither a peer of this one nor accepted by it (R1)."""
+    ERROR_REASON_PEER_UNAUTHENTICATED: _ErrorReason.ValueType  # 57
+    """The instance that calls has not shown the token that was agreed on (R11)."""
+    ERROR_REASON_PEER_IS_SELF: _ErrorReason.ValueType  # 58
+    """The peer is this very instance (R11)."""
+    ERROR_REASON_INSTANCE_NAME_CLASH: _ErrorReason.ValueType  # 59
+    """Another instance has this name already (R11)."""
+    ERROR_REASON_PROTOCOL_MISMATCH: _ErrorReason.ValueType  # 60
+    """The peer speaks another version of the replication protocol, or breaks it (R11)."""
+    ERROR_REASON_CLOCK_SKEW: _ErrorReason.ValueType  # 61
+    """A change is further in the future than `max_clock_skew`: a clock is wrong (K7). Nothing is skipped, the link waits."""
+    ERROR_REASON_BATCH_DAMAGED: _ErrorReason.ValueType  # 62
+    """A batch between peers does not match its checksum, or cannot be read."""
+    ERROR_REASON_RESEED_PENDING: _ErrorReason.ValueType  # 63
+    """The peer has to take what this instance has, first: it has been away for too long, or was restored (R4)."""
+    ERROR_REASON_PEER_BEHIND: _ErrorReason.ValueType  # 64
+    """A peer has not yet received changes of the topic (T5)."""
+    ERROR_REASON_TOPIC_DIFFERS: _ErrorReason.ValueType  # 65
+    """The topic has other key fields or another message type at the other end (R12)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -331,6 +363,30 @@ ERROR_REASON_BACKLOG_QUOTA_EXCEEDED: ErrorReason.ValueType  # 52
 """The topic's backlog quota is used up (J9). Passing: try again later."""
 ERROR_REASON_POLICY_NOT_FOUND: ErrorReason.ValueType  # 53
 """There is no policy of that name."""
+ERROR_REASON_REPLICATION_UNAVAILABLE: ErrorReason.ValueType  # 54
+"""Fewer sync peers than wanted have the write; it stands on this instance. Passing: others may come back (P5)."""
+ERROR_REASON_PEER_NOT_FOUND: ErrorReason.ValueType  # 55
+"""No peer of that name is configured."""
+ERROR_REASON_PEER_NOT_ACCEPTED: ErrorReason.ValueType  # 56
+"""The instance that calls is neither a peer of this one nor accepted by it (R1)."""
+ERROR_REASON_PEER_UNAUTHENTICATED: ErrorReason.ValueType  # 57
+"""The instance that calls has not shown the token that was agreed on (R11)."""
+ERROR_REASON_PEER_IS_SELF: ErrorReason.ValueType  # 58
+"""The peer is this very instance (R11)."""
+ERROR_REASON_INSTANCE_NAME_CLASH: ErrorReason.ValueType  # 59
+"""Another instance has this name already (R11)."""
+ERROR_REASON_PROTOCOL_MISMATCH: ErrorReason.ValueType  # 60
+"""The peer speaks another version of the replication protocol, or breaks it (R11)."""
+ERROR_REASON_CLOCK_SKEW: ErrorReason.ValueType  # 61
+"""A change is further in the future than `max_clock_skew`: a clock is wrong (K7). Nothing is skipped, the link waits."""
+ERROR_REASON_BATCH_DAMAGED: ErrorReason.ValueType  # 62
+"""A batch between peers does not match its checksum, or cannot be read."""
+ERROR_REASON_RESEED_PENDING: ErrorReason.ValueType  # 63
+"""The peer has to take what this instance has, first: it has been away for too long, or was restored (R4)."""
+ERROR_REASON_PEER_BEHIND: ErrorReason.ValueType  # 64
+"""A peer has not yet received changes of the topic (T5)."""
+ERROR_REASON_TOPIC_DIFFERS: ErrorReason.ValueType  # 65
+"""The topic has other key fields or another message type at the other end (R12)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
