@@ -17,12 +17,20 @@
                      3 text     the first 256 bytes of its UTF-8, 0 as 0 255 | 0 0
 
     journal   key    topic u32 | first sequence i64
-              value  format u8 | flags u8 (1: of one atomic request) | count u32 | commit time i64
+              value  format u8 | flags u8 (1: of one atomic request) | source u16 | count u32 | commit time i64
                      | entries before i64 | bytes before i64 (of the topic, ever, in front of this chunk)
                      | columns: change u8*count, then (version, publish time, expire time, origin, previous sequence,
                        removed version, removed origin), each
                        kind u8: 0 constant (one i64), 1 counting up by one (first i64), 2 as it is (i64*count)
                      | key lengths u16*count | payload lengths u32*count | keys | payloads
+
+              Between instances the same layout, with the sender's numbers of origins, and without a meaning in source,
+              previous and before.
+
+    tombstones
+              key    topic u32 | record key
+              value  version i64 | sequence i64 | made i64 | origin u16 | kind u8 (DELETE or EXPIRE)
+              key    ff ff ff ff | sequence i64 | topic u32 | record key          value  empty: the order of making
 
     commits   key    first sequence i64
               value  last sequence i64 | commit time i64 | runs: (topic u32 | first sequence i64 | count u32)*
@@ -33,14 +41,16 @@
               "rearm/" u32   where putting the expiry entries of a topic goes on
               "index/" u32 u16   where building an index goes on; without this row it is complete
               "deliver/" u32   where moving the dead letters that have waited for a topic goes on
-              "topic/" u32   JSON      "stats/" u32   nine i64                     "publisher/" id   see publishers.py
+              "topic/" u32   JSON      "stats/" u32   twelve i64                   "publisher/" id   see publishers.py
               "durable/" u32 name   JSON, see durables.py
+              "peer/" name, "source/" name, "seed/" name / u32, "next_source"      see replicas.py
 
 Stamps of expire times are compared as their eight bytes: all of them are positive, so the order is the same.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -50,23 +60,28 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.model import BacklogAction, Expiration, MessageType, OnMissing, Record, TopicSettings
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 HEADER_BYTES: Final = 40
 _HEADER: Final = Struct(">BBHIqqqq")
 _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")
 _I64: Final = Struct(">q")
-_JOURNAL_HEAD: Final = Struct(">BBIqqq")
+_JOURNAL_HEAD: Final = Struct(">BBHIqqq")
 _COMMIT_HEAD: Final = Struct(">qq")
 _RUN: Final = Struct(">IqI")
-_STATS: Final = Struct(">9q")
+_STATS: Final = Struct(">12q")
+_TOMBSTONE: Final = Struct(">qqqHB")
 
 PUT: Final = 1
 TOUCH: Final = 2
 """A put of the whole record that changed its lifetime only (rule P8)."""
 DELETE: Final = 3
 EXPIRE: Final = 4
+BURY: Final = 5
+"""A delete, by a peer, of a record that is not here: for other peers alone (rule R4)."""
+WITHDRAW: Final = 6
+"""Between instances alone, on a link with a filter: the record is not for this peer, or not any more."""
 
 
 def u16(number: int) -> bytes:
@@ -141,6 +156,14 @@ def sequences(heads: Sequence[bytes | None]) -> array[int]:
     if sys.byteorder == "little":
         words.byteswap()
     return words[4::5]
+
+
+def versions(heads: Sequence[bytes | None]) -> array[int]:
+    """The versions of many heads, 0 for None."""
+    words = array("q", b"".join([head or _NO_HEAD for head in heads]))
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words[1::5]
 
 
 def payload_bytes_total(heads: Sequence[bytes]) -> int:
@@ -228,6 +251,15 @@ class Column:
             self._step = 1
         self._add(first, count, 1 if count > 1 else self._step)
 
+    def extend(self, other: Column) -> None:
+        """Adds another column."""
+        if other._numbers is not None:
+            self._materialise().extend(other._numbers)
+        elif other._step:
+            self.counting(other._first, other._length)
+        elif other._length:
+            self.constant(other._first, other._length)
+
     def numbers(self, numbers: array[int]) -> None:
         """Adds any numbers."""
         if not any(numbers):
@@ -268,13 +300,17 @@ class Column:
         return column, at + 9
 
 
+_KINDS: Final = frozenset(range(PUT, WITHDRAW + 1))
+
+
 class Changes(NamedTuple):
     """Consecutive changes of one topic in one commit, in columns of equal length.
 
     The payload is the new record's for PUT and TOUCH, the removed record's for DELETE and EXPIRE; `previous` is the
     sequence of the key's previous change, 0 when there was no live record (rule J1). A DELETE has a version of its own,
     an EXPIRE that of the record; `removed_version` and `removed_origin` are those of the record that went, else 0.
-    `atomic`: all of the commit belongs to one atomic request. `entries_before` and `bytes_before` are what was ever
+    `atomic`: all of it belongs to one atomic request. `source`: where it came from, 0 for here, see `replicas.py`; an
+    EXPIRE is of here in any case. `entries_before` and `bytes_before` are what was ever
     journaled of the topic in front of this chunk, so that what lies between two positions is a subtraction (rule J7).
     """
 
@@ -293,6 +329,7 @@ class Changes(NamedTuple):
     atomic: bool = False
     entries_before: int = 0
     bytes_before: int = 0
+    source: int = 0
 
 
 def journal_key(topic_id: int, first_sequence: int) -> bytes:
@@ -308,6 +345,7 @@ def encode_changes(changes: Changes) -> bytes:
             _JOURNAL_HEAD.pack(
                 FORMAT,
                 changes.atomic,
+                changes.source,
                 count,
                 changes.commit_time_micros,
                 changes.entries_before,
@@ -331,7 +369,12 @@ def encode_changes(changes: Changes) -> bytes:
 
 def decode_changes(first_sequence: int, value: bytes) -> Changes:
     """The changes of a journal value."""
-    _, flags, count, commit_time, entries_before, bytes_before = _JOURNAL_HEAD.unpack_from(value)
+    return _decode_changes(first_sequence, value)[0]
+
+
+def _decode_changes(first_sequence: int, value: bytes) -> tuple[Changes, int]:
+    """The changes, and where they end."""
+    _, flags, source, count, commit_time, entries_before, bytes_before = _JOURNAL_HEAD.unpack_from(value)
     at = _JOURNAL_HEAD.size
     change = value[at : at + count]
     at += count
@@ -350,7 +393,7 @@ def decode_changes(first_sequence: int, value: bytes) -> Changes:
         payloads.append(value[at : at + length])
         at += length
     version, publish_time, expire_time, origin, previous, removed_version, removed_origin = columns
-    return Changes(
+    changes = Changes(
         first_sequence,
         commit_time,
         change,
@@ -366,7 +409,9 @@ def decode_changes(first_sequence: int, value: bytes) -> Changes:
         atomic=bool(flags & 1),
         entries_before=entries_before,
         bytes_before=bytes_before,
+        source=source,
     )
+    return changes, at
 
 
 class Entry(NamedTuple):
@@ -424,7 +469,31 @@ class ChangesHead(NamedTuple):
 
 def changes_head(value: bytes) -> ChangesHead:
     """The head of a journal value, without decoding the rest."""
-    return ChangesHead(*_JOURNAL_HEAD.unpack_from(value)[2:])
+    return ChangesHead(*_JOURNAL_HEAD.unpack_from(value)[3:])
+
+
+def changes_source(value: bytes) -> int:
+    """Where the changes of a journal value came from."""
+    return _U16.unpack_from(value, 2)[0]  # type: ignore[no-any-return]  # "H" is an int
+
+
+def changes_kinds(value: bytes) -> bytes:
+    """The column `change` of a journal value, without decoding the rest."""
+    at = _JOURNAL_HEAD.size
+    return value[at : at + changes_head(value).entries]
+
+
+def foreign_changes(value: bytes) -> Changes:
+    """The changes of a chunk that another instance has packed. Raises ValueError for bytes that are none."""
+    if not value or value[0] != FORMAT:
+        raise ValueError(f"a chunk of format {value[0] if value else 'none'}, and this version reads format {FORMAT}")
+    try:
+        changes, end = _decode_changes(0, value)
+    except (IndexError, ValueError, struct.error) as error:
+        raise ValueError(f"a chunk that cannot be read: {error}") from None
+    if end != len(value) or not _KINDS.issuperset(changes.change):
+        raise ValueError(f"a chunk of {len(value)} bytes that should have {end}, or with changes of another kind")
+    return changes
 
 
 def _big_endian(typecode: str, numbers: Sequence[int]) -> bytes:
@@ -441,6 +510,40 @@ def _read_array(typecode: str, value: bytes, at: int, count: int) -> tuple[array
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers, end
+
+
+# --- tombstones ------------------------------------------------------------------------------------------------------
+
+
+class Tombstone(NamedTuple):
+    """What is left of a record that was deleted, or expired: an older version must not bring it back (rule R4)."""
+
+    version: int
+    sequence: int
+    """Of the change here that left it."""
+    made_micros: int
+    origin: int
+    kind: int
+    """DELETE or EXPIRE."""
+
+
+MADE_ORDER: Final = b"\xff\xff\xff\xff"
+"""In front of the keys that say in which order tombstones were made; no topic has this id."""
+
+
+def encode_tombstone(tombstone: Tombstone) -> bytes:
+    """27 bytes."""
+    return _TOMBSTONE.pack(*tombstone)
+
+
+def decode_tombstone(value: bytes) -> Tombstone:
+    """The tombstone of a row."""
+    return Tombstone(*_TOMBSTONE.unpack(value))
+
+
+def made_key(sequence: int, store_key: bytes) -> bytes:
+    """The key under which the order of tombstones is kept."""
+    return MADE_ORDER + _I64.pack(sequence) + store_key
 
 
 # --- commits ---------------------------------------------------------------------------------------------------------
@@ -493,6 +596,11 @@ class StoredStatistics(NamedTuple):
     created_sequence: int = 0
     last_sequence: int = 0
     """Of the last journaled change; 0 when there was none."""
+    tombstones: int = 0
+    """Made and not yet purged; one that was replaced by another counts until its own turn."""
+    purged_version: int = 0
+    """The highest version among the purged tombstones; 0: there were none."""
+    purged_origin: int = 0
 
     @property
     def journal_entries(self) -> int:
@@ -514,7 +622,7 @@ class StoredStatistics(NamedTuple):
 
 
 def encode_statistics(statistics: StoredStatistics) -> bytes:
-    """Nine words."""
+    """Twelve words."""
     return _STATS.pack(*statistics)
 
 

@@ -195,12 +195,22 @@ class _Resolved(NamedTuple):
     own: dict[str, DurableSettings]
 
 
+HeldForPeers = Callable[[Heads, Topic, StoredStatistics, int], int]
+"""Up to which sequence no peer needs the journal of a topic, by its heads and figures and the time (rule R9)."""
+
+
 class Durables:
     """The registry: all durables of the store. Changed by the writer's thread, read by any."""
 
-    def __init__(self, rocks: Rocks, policies: Callable[[], Policies] = lambda: NO_POLICIES) -> None:
+    def __init__(
+        self,
+        rocks: Rocks,
+        policies: Callable[[], Policies] = lambda: NO_POLICIES,
+        held_for_peers: HeldForPeers = lambda heads, topic, figures, now_micros: figures.last_sequence,
+    ) -> None:
         self._rocks = rocks
         self._policies = policies
+        self.held_for_peers = held_for_peers
         self._topics: dict[int, _OfTopic] = {}
         self.retention: Final = Retention()
         self._freed: dict[int, int] = {}
@@ -728,7 +738,7 @@ class DurableStage:
         figures = self._figures(topic)
         first, now = durables.retention.first, self.now
         bounds = {Bounds(settings.retain_time_micros, settings.retain_bytes): None}
-        held = figures.last_sequence
+        held = durables.held_for_peers(heads, topic, figures, now)
         for durable in self._holders(topic):
             held = min(held, durable.position)
             own = durables.settings(topic, durable)

@@ -51,7 +51,9 @@ class ChunkBuilder:
     first_sequence: int
     journaled: bool = True
     atomic: bool = False
-    """Whether all of the commit belongs to one atomic request."""
+    """Whether all of it belongs to one atomic request."""
+    source: int = 0
+    """Where it came from; 0: from here."""
     previous_values: list[bytes | None] | None = None
     """Where somebody wants them: the stored values of the records that were replaced or removed, None where there was
     no live one. Not journaled: a reader of the journal finds them by `previous`."""
@@ -84,6 +86,7 @@ class ChunkBuilder:
             atomic=self.atomic,
             entries_before=entries_before,
             bytes_before=bytes_before,
+            source=self.source,
         )
 
 
@@ -148,10 +151,15 @@ class JournalCut:
 
     def chunk(self, topic: Topic, first_sequence: int) -> Changes | None:
         """The chunk that begins with a sequence; None when it has been discarded."""
+        value = self.packed(topic, first_sequence)
+        return None if value is None else decode_changes(first_sequence, value)
+
+    def packed(self, topic: Topic, first_sequence: int) -> bytes | None:
+        """As `chunk`, not decoded."""
         value = self._entries.find(journal_key(topic.id, first_sequence))
         if value is None or first_sequence + changes_head(value).entries - 1 <= self.floors.get(topic.id, 0):
             return None
-        return decode_changes(first_sequence, value)
+        return value
 
     def entry(self, topic: Topic, sequence: int) -> Entry | None:
         """The change with a sequence; None when it has been discarded."""

@@ -10,7 +10,6 @@ returns a `Slice`, the outcome of which the writer merges only after the commit:
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +53,6 @@ from sow_server.engine.model import (
 )
 from sow_server.engine.payloads import BadRecord, KeyColumn, check_flat
 from sow_server.engine.publishers import Publisher, PublisherCache
-from sow_server.engine.rocks import RECORDS
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import UNDELIVERED_ID, Topic, check_name
 
@@ -538,40 +536,15 @@ def _put_plain(
         )
     )
     chunk = stage.chunk(topic)
-    heads, puts = stage.heads, stage.batch.puts[RECORDS]
-    old_heads: list[bytes | None] = []
-    # One by one, as a key may come twice: then its second old head is its first new one.
-    previous_values = None if chunk is None else chunk.previous_values
-    if previous_values is not None or topic.indexes.all:
-        for key, store_key, new_head, payload in zip(keys, store_keys, new_heads, payloads, strict=True):
-            old_head = heads[store_key]
-            old_heads.append(old_head)
-            old = None if old_head is None else stage.value(store_key)
-            if previous_values is not None:
-                previous_values.append(old)
-            if topic.indexes.all:
-                stage.reindex(topic, key, old, payload)  # type: ignore[arg-type]  # a plain put has a key
-            heads[store_key] = new_head
-            puts[store_key] = new_head + payload
-    else:
-        for store_key, new_head in zip(store_keys, new_heads, strict=True):
-            old_heads.append(heads[store_key])
-            heads[store_key] = new_head
-        puts.update(zip(store_keys, map(operator.add, new_heads, payloads), strict=True))
-    if topic.acts and not (alike and expire_times[0] == NEVER):
-        stage.arm_all(
-            min(expire_times),
-            [
-                stamp + store_key
-                for stamp, store_key, head in zip(expire_bytes, store_keys, old_heads, strict=True)
-                if stamp != _NEVER_BYTES and (head is None or stamp < head[24:32])
-            ],
-        )
-    found = [head for head in old_heads if head is not None]
-    size = sum(lengths) - payload_bytes_total(found)
-    if len(found) < count:
-        size += sum(len(key) for key, head in zip(keys, old_heads, strict=True) if head is None)
-    stage.count(topic, count - len(found), size)
+    old_heads = stage.put_all(
+        topic,
+        keys,  # type: ignore[arg-type]  # a plain put has a key
+        store_keys,
+        new_heads,
+        payloads,
+        expire_bytes,
+        expire_times[0] if alike else min(expire_times),
+    )
     if chunk is not None:
         chunk.change += bytes((PUT,)) * count
         chunk.version.counting(version, count)

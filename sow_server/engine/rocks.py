@@ -37,8 +37,9 @@ EXPIRY: Final = "expiry"
 JOURNAL: Final = "journal"
 COMMITS: Final = "commits"
 INDEXES: Final = "indexes"
+TOMBSTONES: Final = "tombstones"
 META: Final = "meta"
-FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, META)
+FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, META)
 
 
 class RocksError(Exception):
@@ -475,13 +476,14 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
     table.set_block_cache(_shared_cache(options.block_cache_bytes))
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    if records:
+    if name in (RECORDS, TOMBSTONES):
         table.set_bloom_filter(10, False)
+    if records:
         # Most look-ups of a publish are for keys that are not there: the memtable's own filter answers those.
         family.set_memtable_prefix_bloom_ratio(0.1)
         family.set_memtable_whole_key_filtering(True)
-    if name in (EXPIRY, INDEXES):
-        # The head of one is deleted all the time, and a value that records leave in the other (the state "open", say);
+    if name in (EXPIRY, INDEXES, TOMBSTONES):
+        # The head of one is deleted all the time, and a value that records leave in another (the state "open", say);
         # compact files that are mostly tombstones.
         family.add_compact_on_deletion_collector_factory(1000, 500, 0.5)
     family.set_block_based_table_factory(table)

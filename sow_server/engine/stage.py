@@ -10,25 +10,34 @@ sequences from the writer's counters, which the writer takes over only after the
     ST3  An overdue record is expired before anything else is done with its key (rule L10).
     ST4  The dead letter of an expiry comes with it, in this commit, and with consequences of its own: it may replace an
          overdue record, or be due at once (rule T3). So any expiry may change other topics, and even this one.
+    ST5  What goes from a topic that peers share leaves a tombstone in this commit: of the version of the delete, or of
+         the record that expired (rule R4).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from sow_server.engine import dead_letters, journal, lifetimes
 from sow_server.engine.codec import (
+    BURY,
     DELETE,
     EXPIRE,
     HEADER_BYTES,
     PUT,
     TOUCH,
     StoredStatistics,
+    Tombstone,
+    decode_tombstone,
     encode_statistics,
+    encode_tombstone,
     header,
     header_columns,
     i64,
+    made_key,
+    payload_bytes_total,
     read_header,
     u32,
 )
@@ -39,7 +48,7 @@ from sow_server.engine.journal import ChunkBuilder
 from sow_server.engine.model import ABSENT, NEVER
 from sow_server.engine.publishers import Publisher
 from sow_server.engine.publishers import encode as encode_publisher
-from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, Batch, Rocks
+from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, TOMBSTONES, Batch, Rocks
 from sow_server.engine.topics import UNDELIVERED_ID, Topic, Topics, undelivered_topic
 
 STATISTICS_KEY: Final = b"stats/"
@@ -52,6 +61,7 @@ class Stage:
     __slots__ = (
         "_cache",
         "_hops",
+        "_open_chunk",
         "_rocks",
         "_topics",
         "_unposted",
@@ -67,6 +77,7 @@ class Stage:
         "founded",
         "heads",
         "letters",
+        "new_origins",
         "next_sequence",
         "next_version",
         "now",
@@ -75,7 +86,9 @@ class Stage:
         "publishers",
         "removed",
         "result",
+        "source",
         "statistics",
+        "tombstones",
     )
 
     def __init__(
@@ -127,6 +140,14 @@ class Stage:
         """The topic `_undelivered`, when this commit makes it."""
         self.letters: dict[Fate, int] = {}
         """What becomes of their dead letters, where they have any."""
+        self.source = 0
+        """Where the changes come from that are being staged; 0: from here."""
+        self.tombstones: dict[bytes, Tombstone] = {}
+        """Those that this commit leaves, by store key."""
+        self._open_chunk = False
+        """Whether the next change may go into the last chunk."""
+        self.new_origins: tuple[str, ...] | None = None
+        """The names of all instances that wrote records, where this commit knows of more of them."""
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -188,16 +209,28 @@ class Stage:
 
     def chunk(self, topic: Topic) -> ChunkBuilder | None:
         """Where the next change of `topic` is noted; None for a topic that nobody follows and that has no journal."""
-        last = self.chunks[-1] if self.chunks else None
-        if last is not None and last.topic is topic and last.first_sequence + len(last.keys) == self.next_sequence:
+        last = self.chunks[-1] if self._open_chunk else None
+        if (
+            last is not None
+            and last.topic is topic
+            and last.source == self.source
+            and last.first_sequence + len(last.keys) == self.next_sequence
+        ):
             return last
         if not topic.settings.journal and not topic.followers:
             return None
-        last = ChunkBuilder(topic, self.next_sequence, journaled=topic.settings.journal, atomic=self.atomic)
+        last = ChunkBuilder(
+            topic, self.next_sequence, journaled=topic.settings.journal, atomic=self.atomic, source=self.source
+        )
         if topic.previous_wanted:
             last.previous_values = []
         self.chunks.append(last)
+        self._open_chunk = True
         return last
+
+    def end_chunk(self) -> None:
+        """What follows goes into another chunk: it belongs to another request."""
+        self._open_chunk = False
 
     def put(
         self,
@@ -210,15 +243,18 @@ class Stage:
         change: int,
         publish_time: int,
         expire_time: int,
+        version: int | None = None,
+        origin: int | None = None,
     ) -> tuple[int, int]:
-        """Puts a record over the live one with `head`; returns its version and sequence.
+        """Puts a record over the live one with `head`; returns its version and sequence. Its version and origin are new
+        ones of this instance, unless given: those of a peer.
 
-        One that is due already is put and expired in this commit (rule L7).
+        One that is due already is put and expired in this commit (rules L7, R5).
         """
-        version, sequence = self.next_version, self.next_sequence
+        version, origin, sequence = self._minted(version), self.origin if origin is None else origin, self.next_sequence
         chunk = self.chunk(topic)
         new_head = header(
-            origin=self.origin,
+            origin=origin,
             payload_bytes=len(payload),
             version=version,
             publish_time=publish_time,
@@ -230,7 +266,7 @@ class Stage:
             chunk.version.append(version)
             chunk.publish_time.append(publish_time)
             chunk.expire_time.append(expire_time)
-            chunk.origin.append(self.origin)
+            chunk.origin.append(origin)
             chunk.previous.append(0 if head is None else read_header(head).sequence)
             chunk.removed_version.append(0)
             chunk.removed_origin.append(0)
@@ -242,7 +278,6 @@ class Stage:
             self.reindex(topic, key, None if head is None else self.value(store_key), payload)
         self.heads[store_key] = new_head
         self.batch.puts[RECORDS][store_key] = new_head + payload
-        self.next_version = version + 1
         self.next_sequence = sequence + 1
         if head is None:
             self.count(topic, 1, len(key) + len(payload))
@@ -255,17 +290,140 @@ class Stage:
                 self.arm(expire_time, store_key)
         return version, sequence
 
-    def delete(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> int:
-        """Deletes the live record with `head`; returns the sequence. The delete has a version of its own (D3, R4)."""
-        sequence = self._remove(topic, key, store_key, head, change=DELETE, version=self.next_version)
-        self.next_version += 1
-        return sequence
+    def put_all(
+        self,
+        topic: Topic,
+        keys: Sequence[bytes],
+        store_keys: Sequence[bytes],
+        new_heads: list[bytes],
+        payloads: Sequence[bytes],
+        stamps: Sequence[bytes],
+        earliest: int,
+    ) -> list[bytes | None]:
+        """What `put` does to each record, but for its journal entry and the counters: column by column, so that the
+        interpreter runs a few bytecodes a record and C the rest. Nothing here is overdue or due at once.
+
+        `stamps` are the expire times as eight bytes, `earliest` the earliest of them. The chunk that the entries go
+        to has been asked for. Returns the heads before, which were fetched; a key that comes twice has had its first
+        new head.
+        """
+        heads, puts = self.heads, self.batch.puts[RECORDS]
+        chunk = self.chunks[-1] if self._open_chunk else None
+        previous_values = None if chunk is None or chunk.topic is not topic else chunk.previous_values
+        old_heads: list[bytes | None] = []
+        # One by one, as a key may come twice: then its second old head is its first new one.
+        if previous_values is not None or topic.indexes.all:
+            for key, store_key, new_head, payload in zip(keys, store_keys, new_heads, payloads, strict=True):
+                old_head = heads[store_key]
+                old_heads.append(old_head)
+                old = None if old_head is None else self.value(store_key)
+                if previous_values is not None:
+                    previous_values.append(old)
+                if topic.indexes.all:
+                    self.reindex(topic, key, old, payload)
+                heads[store_key] = new_head
+                puts[store_key] = new_head + payload
+        else:
+            for store_key, new_head in zip(store_keys, new_heads, strict=True):
+                old_heads.append(heads[store_key])
+                heads[store_key] = new_head
+            puts.update(zip(store_keys, map(operator.add, new_heads, payloads), strict=True))
+        if topic.acts and earliest != NEVER:
+            self.arm_all(
+                earliest,
+                [
+                    stamp + store_key
+                    for stamp, store_key, head in zip(stamps, store_keys, old_heads, strict=True)
+                    if stamp != _NEVER_BYTES and (head is None or stamp < head[24:32])
+                ],
+            )
+        found = [head for head in old_heads if head is not None]
+        size = sum(map(len, payloads)) - payload_bytes_total(found)
+        count = len(new_heads)
+        if len(found) < count:
+            size += sum(len(key) for key, head in zip(keys, old_heads, strict=True) if head is None)
+        self.count(topic, count - len(found), size)
+        return old_heads
+
+    def delete(
+        self,
+        topic: Topic,
+        key: bytes,
+        store_key: bytes,
+        head: bytes,
+        *,
+        version: int | None = None,
+        origin: int | None = None,
+    ) -> int:
+        """Deletes the live record with `head`; returns the sequence. The delete has a version of its own (D3, R4), or
+        the given one of a peer."""
+        return self._remove(
+            topic,
+            key,
+            store_key,
+            head,
+            change=DELETE,
+            version=self._minted(version),
+            origin=self.origin if origin is None else origin,
+        )
+
+    def bury(self, topic: Topic, key: bytes, store_key: bytes, *, version: int, origin: int) -> None:
+        """Leaves the tombstone of a record that is not here: a peer has deleted it, others may have it (rule R4)."""
+        sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
+        self._minted(version)
+        chunk = self.chunk(topic)
+        if chunk is not None:
+            chunk.change.append(BURY)
+            chunk.version.append(version)
+            chunk.publish_time.append(0)
+            chunk.expire_time.append(0)
+            chunk.origin.append(origin)
+            chunk.previous.append(0)
+            chunk.removed_version.append(0)
+            chunk.removed_origin.append(0)
+            chunk.keys.append(key)
+            chunk.payloads.append(b"")
+            if chunk.previous_values is not None:
+                chunk.previous_values.append(None)
+        self._leave_all(topic, [store_key], [Tombstone(version, sequence, self.now, origin, DELETE)])
+
+    def tombstone(self, store_key: bytes) -> Tombstone | None:
+        """The tombstone of a key, as this commit leaves it."""
+        found = self.tombstones.get(store_key)
+        if found is None and (value := self._rocks.get(TOMBSTONES, store_key)) is not None:
+            found = decode_tombstone(value)
+        return found
+
+    def may_have_tombstones(self, topic: Topic) -> bool:
+        """Whether to look for tombstones of a topic at all."""
+        return bool(self.tombstones) or self.figures(topic).tombstones > 0
+
+    def find_tombstones(self, store_keys: list[bytes]) -> set[bytes]:
+        """Those of the keys that have a tombstone."""
+        found = zip(store_keys, self._rocks.multi_get(TOMBSTONES, store_keys), strict=True)
+        return {key for key, value in found if value is not None or key in self.tombstones}
+
+    def _minted(self, version: int | None) -> int:
+        """A new version, or the given one of a peer, which moves the clock of versions forward (rule K7)."""
+        if version is None:
+            version = self.next_version
+        self.next_version = max(self.next_version, version + 1)
+        return version
+
+    def _leave_all(self, topic: Topic, store_keys: list[bytes], tombstones: list[Tombstone]) -> None:
+        puts = self.batch.puts[TOMBSTONES]
+        self.tombstones.update(zip(store_keys, tombstones, strict=True))
+        for store_key, tombstone in zip(store_keys, tombstones, strict=True):
+            puts[store_key] = encode_tombstone(tombstone)
+            puts[made_key(tombstone.sequence, store_key)] = b""
+        figures = self.figures(topic)
+        self.statistics[topic.id] = figures._replace(tombstones=figures.tombstones + len(store_keys))
 
     def expire(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> None:
         """Expires the overdue record with `head` (rule L10)."""
         due = read_header(head)
         value = self.value(store_key) if topic.settings.dead_letter else b""
-        self._remove(topic, key, store_key, head, change=EXPIRE, version=due.version)
+        self._remove(topic, key, store_key, head, change=EXPIRE, version=due.version, origin=self.origin)
         self.expire_times.append(due.expire_time_micros)
         if value:
             self._post(topic, [key], [value])
@@ -296,9 +454,14 @@ class Stage:
         self.removed += store_keys
         self.batch.deletes[RECORDS] += store_keys
         self.expire_times += columns.expire_time
+        sequence = self.next_sequence
         self.next_sequence += count
         stored = sum(map(len, store_keys)) + sum(map(len, values))
         self.count(topic, -count, (4 + HEADER_BYTES) * count - stored)
+        if topic.replicated:
+            rows = zip(columns.version, range(sequence, sequence + count), columns.origin, strict=True)
+            left = [Tombstone(version, at, self.now, origin, EXPIRE) for version, at, origin in rows]
+            self._leave_all(topic, store_keys, left)
         if topic.settings.dead_letter:
             self._post(topic, [key[4:] for key in store_keys], values)
 
@@ -331,10 +494,12 @@ class Stage:
         store_keys = [target.prefix + key for key in keys]
         self.fetch_heads(store_keys)
         self._hops += 1
+        source, self.source = self.source, 0  # whoever sent what expired: the letter is ours
         for key, store_key, payload in zip(keys, store_keys, payloads, strict=True):
             head = self.live_head(target, key, store_key)
             self.put(target, key, store_key, head, payload, change=PUT, publish_time=self.now, expire_time=expire_time)
         self._hops -= 1
+        self.source = source
 
     def deliver_waiting(self, box: Topic, target: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
         """Moves to `target` those of the records of `box`, the store's own topic, that it can take."""
@@ -369,6 +534,7 @@ class Stage:
         """All requests have been staged. The dead letters of an atomic one come after it, as it is told as a whole to
         those who follow its topic: they are no part of it."""
         self.atomic = False
+        self.end_chunk()
         unposted, self._unposted = self._unposted, []
         for topic, keys, values in unposted:
             self._post(topic, keys, values)
@@ -399,7 +565,9 @@ class Stage:
             self.batch.puts[EXPIRY].update(dict.fromkeys(entries, b""))
             self.earliest = min(self.earliest, earliest)
 
-    def _remove(self, topic: Topic, key: bytes, store_key: bytes, head: bytes, *, change: int, version: int) -> int:
+    def _remove(
+        self, topic: Topic, key: bytes, store_key: bytes, head: bytes, *, change: int, version: int, origin: int
+    ) -> int:
         sequence = self.next_sequence
         old = read_header(head)
         chunk = self.chunk(topic)
@@ -408,7 +576,7 @@ class Stage:
             chunk.version.append(version)
             chunk.publish_time.append(old.publish_time_micros)
             chunk.expire_time.append(old.expire_time_micros)
-            chunk.origin.append(self.origin)
+            chunk.origin.append(origin)
             chunk.previous.append(old.sequence)
             chunk.removed_version.append(old.version)
             chunk.removed_origin.append(old.origin)
@@ -430,6 +598,11 @@ class Stage:
                 self.batch.deletes[EXPIRY].append(entry)
         self.next_sequence = sequence + 1
         self.count(topic, -1, -len(key) - old.payload_bytes)
+        if topic.replicated:
+            by = (
+                old.origin if change == EXPIRE else origin
+            )  # the tombstone is of the record that expired, and its writer's
+            self._leave_all(topic, [store_key], [Tombstone(version, sequence, self.now, by, change)])
         return sequence
 
     def count(self, topic: Topic, records: int, size: int) -> None:
@@ -455,3 +628,6 @@ class Stage:
         for publisher_id, publisher in self.publishers.items():
             meta[PUBLISHER_KEY + publisher_id.encode()] = encode_publisher(publisher)
         return batch
+
+
+_NEVER_BYTES: Final = i64(NEVER)

@@ -78,6 +78,7 @@ from sow_server.engine.policies import (
     tidy,
 )
 from sow_server.engine.publishers import decode as decode_publisher
+from sow_server.engine.replicas import ReplicaOptions, Replicas
 from sow_server.engine.rocks import (
     COMMITS,
     EXPIRY,
@@ -152,6 +153,7 @@ class StoreOptions:
     publisher_ttl_micros: int = 7 * 86_400 * MICROS
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """Settings of topics that neither they nor a policy declare (rule T2)."""
+    replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
     writer: WriterOptions = field(default_factory=WriterOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
 
@@ -290,7 +292,8 @@ class Store:
         self.instance_id, self.epoch, self.origins = self._load_instance()
         self.policies = self._load_policies()
         """Replaced by the writer thread, after the commit that stored the change."""
-        self.durables: Final = Durables(rocks, lambda: self.policies)
+        self.replicas: Final = Replicas(self, rocks, path, options.replicas)
+        self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held)
         self._load_topics()
         bounds = rocks.get(META, BOUNDS_KEY) or bytes(16)
         self.writer: Final = Writer(
@@ -405,6 +408,25 @@ class Store:
             self._rocks.sync()
         return instance["id"], instance["epoch"], tuple(origins)
 
+    def origins_in(self, stage: Stage) -> tuple[str, ...]:
+        """The names of the instances that wrote records, by their numbers, as a commit leaves them."""
+        return stage.new_origins or self.origins
+
+    def stage_origins(self, stage: Stage, names: Sequence[str]) -> list[int]:
+        """The numbers of instances, of which those that are new are stored with the commit."""
+        known = self.origins_in(stage)
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        if new:
+            row = self._rocks.get(META, INSTANCE_KEY)
+            assert row is not None, "_initialise has written it"
+            known = stage.new_origins = (*known, *new)
+            stage.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": known}).encode()
+            stage.also.append(lambda: self._know_origins(known))
+        return [known.index(name) for name in names]
+
+    def _know_origins(self, names: tuple[str, ...]) -> None:
+        self.origins = names
+
     def _load_topics(self) -> None:
         rows = self._rocks.cursor(META)
         try:
@@ -432,6 +454,8 @@ class Store:
                     ),
                 )
             )
+        for topic in self.topics.by_id.values():
+            topic.replicated = self.replicas.covers(topic.name)
         now = self._clock.now_micros()
         for topic in self.topics.by_id.values():
             topic.last_use_micros = now  # of what was before the start nothing is known (rule T1)
@@ -464,13 +488,15 @@ class Store:
         """Without the thread: expires what is due. Returns the index entries visited."""
         return 0 if self._clock.paused else self.writer.sweep_now()
 
-    def _control(
+    def control(
         self,
         run: Callable[[Stage], Callable[[], T]],
         done: Callable[[T | StoreError], None],
         *,
         sweep_first: bool = False,
     ) -> None:
+        """Queues a change that is no request, see `writer.Control`. For the rooms of the engine."""
+
         def answered(result: object) -> None:
             done(result)  # type: ignore[arg-type]  # what `run` returned, or a StoreError
 
@@ -544,7 +570,7 @@ class Store:
     def barrier(self, done: Callable[[object], None]) -> None:
         """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable; what is
         staged later heeds the followers that a topic has now. Raises StoreError at once when nothing can be queued."""
-        self._control(lambda stage: lambda: None, done)
+        self.control(lambda stage: lambda: None, done)
 
     def bookmark(self, sequence: int) -> str:
         """A position in this store's journal, as clients see it (rule J14)."""
@@ -629,7 +655,7 @@ class Store:
         in_config: bool = False,
     ) -> None:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
-        self._control(lambda stage: self._stage_create(stage, name, declared, in_config=in_config), done)
+        self.control(lambda stage: self._stage_create(stage, name, declared, in_config=in_config), done)
 
     def _create_dynamic(self, name: str) -> Control:
         return Control(lambda stage: self._stage_create(stage, name, NOTHING, dynamic=True), lambda result: None)
@@ -657,6 +683,7 @@ class Store:
             declared=declared,
             dynamic=dynamic,
         )
+        topic.replicated = self.replicas.covers(name)
         meta = stage.batch.puts[META]
         meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
         meta[TOPIC_KEY + topic.prefix] = _encode_topic(
@@ -719,11 +746,11 @@ class Store:
                 done(result)
                 return
             try:
-                self._control(stage_round, round_done, sweep_first=True)
+                self.control(stage_round, round_done, sweep_first=True)
             except StoreError as error:
                 done(error)
 
-        self._control(stage_round, round_done, sweep_first=True)
+        self.control(stage_round, round_done, sweep_first=True)
 
     def _stage_settings(
         self, stage: Stage, topic: Topic, declared: Declared, *, in_config: bool, dynamic: bool
@@ -811,13 +838,21 @@ class Store:
             self.writer.sweep.swept(stage)
         self._rearm(iter(enabled))
 
-    def delete_topic(self, name: str, done: Callable[[int | StoreError], None]) -> None:
+    def delete_topic(self, name: str, done: Callable[[int | StoreError], None], *, force: bool = False) -> None:
         """Deletes a topic with its records, indexes and journal; answers how many live records it had. Its id is never
-        used again, so what is left in the expiry index is dropped by the sweep."""
+        used again, so what is left in the expiry index is dropped by the sweep. PEER_BEHIND unless `force` (rule T5).
+        """
         found = self.topics.by_name.get(name)
+
+        def stage_delete(stage: Stage) -> Callable[[], int]:
+            topic = self._alterable(name, in_config=False)
+            if not force:
+                self.replicas.check_shipped(topic)
+            return self._stage_delete(stage, topic)
+
         # What is overdue would have its dead letters by now, had the sweep been a moment faster.
-        self._control(
-            lambda stage: self._stage_delete(stage, self._alterable(name, in_config=False)),
+        self.control(
+            stage_delete,
             done,
             sweep_first=found is not None and bool(found.settings.dead_letter),
         )
@@ -825,12 +860,14 @@ class Store:
     def delete_unused(
         self, topic: Topic, unused: Callable[[Topic, int], bool], done: Callable[[bool | StoreError], None]
     ) -> None:
-        """Deletes a topic if, when the writer comes to it, `unused` says so, of the topic and that time, and it has no
-        live records or may have some (rule T1). Answers whether it was deleted."""
+        """Deletes a topic if, when the writer comes to it, `unused` says so, of the topic and that time, it has no live
+        records or may have some (rule T1), and peers do not share it (rule T5). Answers whether it was deleted."""
 
         def stage_unused(stage: Stage) -> Callable[[], bool]:
             gone = self.topics.by_id.get(topic.id) is not topic
-            if gone or not unused(topic, stage.now) or (topic.settings.only_if_empty and self.count(topic)):
+            if gone or topic.replicated or not unused(topic, stage.now):
+                return lambda: False
+            if topic.settings.only_if_empty and self.count(topic):
                 return lambda: False
             after = self._stage_delete(stage, topic)
 
@@ -840,7 +877,7 @@ class Store:
 
             return deleted
 
-        self._control(stage_unused, done, sweep_first=bool(topic.settings.dead_letter))
+        self.control(stage_unused, done, sweep_first=bool(topic.settings.dead_letter))
 
     def _stage_delete(self, stage: Stage, topic: Topic) -> Callable[[], int]:
         live = self.count(topic)
@@ -851,6 +888,7 @@ class Store:
             (INDEXES, topic.prefix, topic.stop),
         ]
         self.durables.stage_drop(stage, topic)
+        self.replicas.stage_drop(stage, topic)
         stage.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
         stage.batch.deletes[META] += [
             TOPIC_KEY + topic.prefix,
@@ -1039,7 +1077,7 @@ class Store:
                 result = change(staged)
             return lambda: result
 
-        self._control(stage_change, done)
+        self.control(stage_change, done)
 
     def durable_figures(self, topic: Topic, name: str) -> tuple[Durable, DurableFigures, int]:
         """A durable, its figures, and the `now` of both. Raises StoreError. Not on the event loop."""
@@ -1059,7 +1097,7 @@ class Store:
             self.durables.forget_removed(stage)
             return lambda: None
 
-        self._control_quietly(stage_forget, lambda _: None)
+        self.control_quietly(stage_forget, lambda _: None)
 
     # -- what takes more than one commit ----------------------------------------------------------------------------
 
@@ -1206,7 +1244,7 @@ class Store:
 
         def chunk_done(more: bool | StoreError) -> None:
             if more is True or (isinstance(more, StoreError) and more.reason is Reason.WRITE_STALLED):
-                self._control_quietly(stage_chunk, chunk_done)
+                self.control_quietly(stage_chunk, chunk_done)
             elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
                 # The next start takes it up again.
                 log.warning("work_interrupted", topic=topic.name, row=row.hex(), reason=more.reason.name)
@@ -1214,20 +1252,21 @@ class Store:
             elif more is False:
                 then()
 
-        self._control_quietly(stage_chunk, chunk_done)
+        self.control_quietly(stage_chunk, chunk_done)
 
-    def _control_quietly(self, run: Callable[[Stage], Callable[[], T]], done: Callable[[T | StoreError], None]) -> None:
+    def control_quietly(self, run: Callable[[Stage], Callable[[], T]], done: Callable[[T | StoreError], None]) -> None:
+        """As `control`, and nothing where that is refused."""
         # Background work: while the store is stopping, failed or overloaded it is simply not done; the next tick or
         # the next start takes it up again.
         with contextlib.suppress(StoreError):
-            self._control(run, done)
+            self.control(run, done)
 
     # -- upkeep, driven by timers -----------------------------------------------------------------------------------
 
     def prune(self, done: Callable[[bool | StoreError], None]) -> None:
         """One bounded step of journal pruning; answers whether there may be more: when not, every topic has had its
         turn (rules J3, J11). A topic that cannot be pruned is logged, and the others are."""
-        self._control(self._stage_prune, done)
+        self.control(self._stage_prune, done)
 
     def _stage_prune(self, stage: Stage) -> Callable[[], bool]:
         topics = self.topics.by_id
@@ -1293,7 +1332,7 @@ class Store:
             if isinstance(following, bytes):
                 self._forget_publishers(following)
 
-        self._control_quietly(stage_forget, forgotten)
+        self.control_quietly(stage_forget, forgotten)
 
     def mark_clock(self) -> None:
         """Persists the clock's high-water mark (rule L15)."""
@@ -1302,7 +1341,7 @@ class Store:
             stage.batch.puts[META][CLOCK_KEY] = i64(stage.now)
             return lambda: None
 
-        self._control_quietly(stage_mark, lambda _: None)
+        self.control_quietly(stage_mark, lambda _: None)
 
     def compact(self) -> None:
         """Compacts everything; long, and without the GIL. Not from the event loop."""

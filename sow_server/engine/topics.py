@@ -56,6 +56,7 @@ class Topic:
         "name",
         "prefix",
         "previous_wanted",
+        "replicated",
         "settings",
         "statistics",
         "stop",
@@ -88,6 +89,8 @@ class Topic:
         """How many follow the topic's changes as they happen; changed under the writer's cut lock."""
         self.previous_wanted = 0
         """How many of them want the records that were replaced, too; likewise."""
+        self.replicated = False
+        """Whether peers send it or are sent it, so that what goes leaves tombstones (rule R4). Set as `followers`."""
         self.last_use_micros = create_time_micros
         """When the topic was last used, by what the store remembers: since the start (rule T1). Set on any thread."""
         self.was_followed = False

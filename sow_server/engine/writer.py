@@ -487,7 +487,7 @@ class Writer:
         return taken
 
     def _finish_jobs(self, stage: Stage, parts: list[tuple[Job, Slice]], started: float) -> None:
-        fsync = any(job.request.durability is Durability.FSYNC for job, _ in parts)
+        fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
         error = self._write(stage, sync=fsync)
         if error is not None:
             for job, _ in parts:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sow_server.engine.codec import DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
+from sow_server.engine.codec import BURY, DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
 from sow_server.engine.model import NEVER
 from sow_server.engine.topics import Topic
 from sow_server.filters import Meta
@@ -227,7 +227,7 @@ def changes_of(
     previous_values: Sequence[bytes | None] | None = None,
     live: bool = False,
 ) -> list[Change]:
-    """The changes of a chunk from position `start` to `stop`, excluded."""
+    """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone."""
     version, origin = changes.version.tolist(), changes.origin.tolist()
     if DELETE in changes.change or EXPIRE in changes.change:
         kinds = changes.change
@@ -256,4 +256,5 @@ def changes_of(
             before[start:stop],
             strict=True,
         )
+        if kind != BURY
     ]

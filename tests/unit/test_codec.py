@@ -1,6 +1,6 @@
 """The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `FORMAT`.
 
-The golden bytes below belong to format 1. When a layout changes: raise `codec.FORMAT`, say in the CHANGELOG how old
+The golden bytes below belong to format 2. When a layout changes: raise `codec.FORMAT`, say in the CHANGELOG how old
 data gets there, and only then write the new bytes here.
 """
 
@@ -48,12 +48,12 @@ from sow_server.engine.codec import (
 from sow_server.engine.model import NEVER, BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 
 
-def test_these_golden_bytes_belong_to_format_1() -> None:
-    assert FORMAT == 1
+def test_these_golden_bytes_belong_to_format_2() -> None:
+    assert FORMAT == 2
 
 
 HEADER = (
-    "01" "00" "0203" "00000005"  # format, flags, origin, payload length
+    "02" "00" "0203" "00000005"  # format, flags, origin, payload length
     "0000000000000a0b"  # version
     "0000000000000c0d"  # publish time
     "0000000000000e0f"  # expire time
@@ -109,9 +109,10 @@ CHANGES = Changes(
     payloads=[b"", b"xy", b"z", b""],
     entries_before=0x66,
     bytes_before=0x77,
+    source=0x44,
 )
 JOURNAL_VALUE = (
-    "01" "00" "00000004" "0000000000000055"  # format, flags, count, commit time
+    "02" "00" "0044" "00000004" "0000000000000055"  # format, flags, source, count, commit time
     "0000000000000066" "0000000000000077"  # entries and bytes before
     "01020304"  # changes
     "01" "0000000000000007"  # version: counting up from 7
@@ -139,7 +140,7 @@ def test_a_journal_value_is_read_back() -> None:
 
 def test_an_atomic_request_is_marked_in_its_journal_value() -> None:
     atomic = CHANGES._replace(atomic=True)
-    assert encode_changes(atomic).hex() == "0101" + JOURNAL_VALUE[4:]
+    assert encode_changes(atomic).hex() == "0201" + JOURNAL_VALUE[4:]
     assert decode_changes(100, encode_changes(atomic)) == atomic
 
 
@@ -200,8 +201,8 @@ def test_keys_of_the_journal_and_of_commits() -> None:
 
 
 def test_the_figures_of_a_topic() -> None:
-    figures = StoredStatistics(1, 2, 3, 4, 5, 6, 7, 8, 9)
-    assert encode_statistics(figures).hex() == "".join(f"{number:016x}" for number in range(1, 10))
+    figures = StoredStatistics(*range(1, 13))
+    assert encode_statistics(figures).hex() == "".join(f"{number:016x}" for number in range(1, 13))
     assert decode_statistics(encode_statistics(figures)) == figures
 
 

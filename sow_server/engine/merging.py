@@ -1,0 +1,267 @@
+"""Changes of other instances, merged into this one's by version: in whatever order, and however often they come.
+
+A change is applied if, and only if, its (version, origin) is greater than that of what is here, record or tombstone
+(rule R3). Versions, stamps and times of publish stay what they are (rule R2). On the writer's thread, on a `Stage`.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import compress, repeat
+from struct import Struct
+from typing import Final, NamedTuple
+
+from sow_server.engine.codec import (
+    HEADER_FAST,
+    PUT,
+    TOUCH,
+    WITHDRAW,
+    Changes,
+    foreign_changes,
+    header_start,
+    i64,
+    read_header,
+    sequences,
+    versions,
+)
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import NEVER
+from sow_server.engine.stage import Stage
+from sow_server.engine.topics import Topic
+
+_TIMES: Final = Struct(">qq")
+_PUTS: Final = frozenset((PUT, TOUCH))
+_NEVER_BYTES: Final = i64(NEVER)
+
+
+class Purged(NamedTuple):
+    """The highest version of a tombstone that has been purged, and its origin's name."""
+
+    version: int = 0
+    origin: str = ""
+
+
+NOTHING_PURGED: Final = Purged()
+
+
+class Counts(NamedTuple):
+    """What became of changes."""
+
+    applied: int = 0
+    superseded: int = 0
+    known: int = 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts, as they come."""
+
+    applied: int = 0
+    superseded: int = 0
+    known: int = 0
+    dropped: int = 0
+
+    def counts(self) -> Counts:
+        """What has been counted."""
+        return Counts(self.applied, self.superseded, self.known, self.dropped)
+
+
+class Rows(NamedTuple):
+    """Changes of one topic, in columns of equal length, origins by their numbers here."""
+
+    kinds: bytes
+    keys: Sequence[bytes]
+    store_keys: Sequence[bytes]
+    payloads: Sequence[bytes]
+    versions: list[int]
+    publish_times: list[int]
+    expire_times: list[int]
+    origins: list[int]
+    changes: Changes | None = None
+    """The chunk that they are the whole of: its columns may be two numbers."""
+
+    def picked(self, chosen: Sequence[bool]) -> Rows:
+        """Some of them."""
+        return Rows(
+            bytes(compress(self.kinds, chosen)),
+            list(compress(self.keys, chosen)),
+            list(compress(self.store_keys, chosen)),
+            list(compress(self.payloads, chosen)),
+            list(compress(self.versions, chosen)),
+            list(compress(self.publish_times, chosen)),
+            list(compress(self.expire_times, chosen)),
+            list(compress(self.origins, chosen)),
+        )
+
+
+class Merge:
+    """Merges chunks into one topic, in one commit."""
+
+    def __init__(
+        self, stage: Stage, topic: Topic, names: Sequence[str], tally: Tally, *, guard: Purged = NOTHING_PURGED
+    ) -> None:
+        self._stage = stage
+        self._topic = topic
+        self._names = names
+        """Of origins, by their numbers here."""
+        self._tally = tally
+        self._guard = guard
+
+    def apply(self, changes: Changes, own: Sequence[int]) -> None:
+        """Merges a chunk; `own`: the numbers here of the origins that it points at. Raises StoreError BATCH_DAMAGED."""
+        stage, topic = self._stage, self._topic
+        try:
+            origins = [own[number] for number in changes.origin.tolist()]
+        except IndexError:
+            raise StoreError(Reason.BATCH_DAMAGED, f"a change of {topic.name} has an origin without a name") from None
+        store_keys = [topic.prefix + key for key in changes.keys]
+        rows = Rows(
+            changes.change,
+            changes.keys,
+            store_keys,
+            changes.payloads,
+            changes.version.tolist(),
+            changes.publish_time_micros.tolist(),
+            changes.expire_time_micros.tolist(),
+            origins,
+            changes,
+        )
+        stage.fetch_heads(store_keys)
+        if topic.wants_previous:
+            stage.fetch_values(store_keys)
+        every = range(len(store_keys))
+        if self._guard.version or len(set(store_keys)) < len(store_keys):
+            alone: Collection[int] = every
+        else:
+            alone = self._alone(rows)
+        for index in sorted(alone):
+            self._apply_one(rows, index)
+        if not alone:
+            self._put_all(rows)
+        elif len(alone) < len(every):
+            self._put_all(rows.picked([index not in alone for index in every]))
+
+    def _alone(self, rows: Rows) -> set[int]:
+        """Those that need more thought than puts of newer versions over older ones, which are put column by column:
+        replication is as fast as that."""
+        stage, topic = self._stage, self._topic
+        heads = [stage.heads[key] for key in rows.store_keys]
+        alone: set[int] = set()
+        if set(rows.kinds) != {PUT}:
+            alone.update(index for index, kind in enumerate(rows.kinds) if kind != PUT)
+        older = list(map(operator.gt, rows.versions, versions(heads)))
+        if False in older:
+            # An equal version is known, or one of another instance: then names decide.
+            alone.update(index for index, wins in enumerate(older) if not wins)
+        if topic.acts:
+            now, now_bytes = stage.now, stage.now_bytes
+            if min(rows.expire_times) <= now:
+                alone.update(index for index, due in enumerate(rows.expire_times) if due <= now)
+            stamps = [_NEVER_BYTES if head is None else head[24:32] for head in heads]
+            if min(stamps) <= now_bytes:
+                alone.update(index for index, stamp in enumerate(stamps) if stamp <= now_bytes)
+        if None in heads and stage.may_have_tombstones(topic):
+            missing = [index for index, head in enumerate(heads) if head is None]
+            dead = stage.find_tombstones([rows.store_keys[index] for index in missing])
+            alone.update(index for index in missing if rows.store_keys[index] in dead)
+        return alone
+
+    def _put_all(self, rows: Rows) -> None:
+        stage, topic, count = self._stage, self._topic, len(rows.keys)
+        sequence, one = stage.next_sequence, rows.origins[0]
+        starts = repeat(header_start(one)) if rows.origins.count(one) == count else map(header_start, rows.origins)
+        new_heads = list(
+            map(
+                HEADER_FAST.pack,
+                starts,
+                map(len, rows.payloads),
+                rows.versions,
+                map(_TIMES.pack, rows.publish_times, rows.expire_times),
+                range(sequence, sequence + count),
+            )
+        )
+        chunk = stage.chunk(topic)
+        stamps = [head[24:32] for head in new_heads]
+        old_heads = stage.put_all(
+            topic, rows.keys, rows.store_keys, new_heads, rows.payloads, stamps, min(rows.expire_times)
+        )
+        if chunk is not None:
+            chunk.change += rows.kinds
+            if rows.changes is not None:
+                chunk.version.extend(rows.changes.version)
+                chunk.publish_time.extend(rows.changes.publish_time_micros)
+                chunk.expire_time.extend(rows.changes.expire_time_micros)
+            else:
+                chunk.version.numbers(array("q", rows.versions))
+                chunk.publish_time.numbers(array("q", rows.publish_times))
+                chunk.expire_time.numbers(array("q", rows.expire_times))
+            if rows.origins.count(one) == count:
+                chunk.origin.constant(one, count)
+            else:
+                chunk.origin.numbers(array("q", rows.origins))
+            chunk.previous.numbers(sequences(old_heads))
+            chunk.removed_version.constant(0, count)
+            chunk.removed_origin.constant(0, count)
+            chunk.keys += rows.keys
+            chunk.payloads += rows.payloads
+        stage.next_sequence = sequence + count
+        stage.next_version = max(stage.next_version, max(rows.versions) + 1)
+        self._tally.applied += count
+
+    def _apply_one(self, rows: Rows, index: int) -> None:
+        stage, topic, tally = self._stage, self._topic, self._tally
+        key, store_key, kind, origin = rows.keys[index], rows.store_keys[index], rows.kinds[index], rows.origins[index]
+        head = stage.live_head(topic, key, store_key)
+        ours = self._standing(head, store_key)
+        theirs = rows.versions[index], self._names[origin]
+        if ours == theirs:
+            tally.known += 1
+        elif ours is not None and ours > theirs:
+            tally.superseded += 1
+        elif ours is None and self._guard.version and theirs <= self._guard:
+            tally.dropped += 1
+        elif ours is None and kind == WITHDRAW:
+            tally.known += 1
+        else:
+            tally.applied += 1
+            if kind in _PUTS:
+                payload = rows.payloads[index]
+                if kind == TOUCH and (head is None or stage.body(store_key) != payload):
+                    kind = PUT  # what was touched has not been here
+                stage.put(
+                    topic,
+                    key,
+                    store_key,
+                    head,
+                    payload,
+                    change=kind,
+                    publish_time=rows.publish_times[index],
+                    expire_time=rows.expire_times[index],
+                    version=theirs[0],
+                    origin=origin,
+                )
+            elif head is not None:
+                stage.delete(topic, key, store_key, head, version=theirs[0], origin=origin)
+            else:
+                stage.bury(topic, key, store_key, version=theirs[0], origin=origin)
+
+    def _standing(self, head: bytes | None, store_key: bytes) -> tuple[int, str] | None:
+        """The version and origin of what is here, record or tombstone."""
+        if head is not None:
+            found = read_header(head)
+            return found.version, self._names[found.origin]
+        stage = self._stage
+        tombstone = stage.tombstone(store_key) if stage.may_have_tombstones(self._topic) else None
+        return None if tombstone is None else (tombstone.version, self._names[tombstone.origin])
+
+
+def decoded(topic: str, chunk: bytes) -> Changes:
+    """The changes that another instance has packed. Raises StoreError BATCH_DAMAGED."""
+    try:
+        return foreign_changes(chunk)
+    except ValueError as error:
+        raise StoreError(Reason.BATCH_DAMAGED, f"a batch of {topic} cannot be read: {error}") from None

@@ -1,0 +1,786 @@
+"""What other instances mean to a store: their changes applied, its own changes read for them, tombstones, positions.
+
+RE1  A change of a source is merged by version, see `merging.py`.
+RE2  How far a source has been applied moves in the commit that applies (rule R6); so does how far a topic is seeded.
+RE3  A peer is not sent what came from itself, as it is now (rule R7), nor expiries (rule R2).
+RE4  What a topic that peers share has lost leaves a tombstone until nobody can bring it back (rule R4), at most for the
+     grace; who has missed one that went by age is remembered, and comes back by another way.
+RE5  The journal is kept for peers that are behind, within bounds (rule R9).
+
+An instance that this one sends to is a *peer*, one that it receives from a *source*; mostly each is both. All rows are
+in `meta`, JSON but for the seeds':
+
+    "peer/" name      who it is, what it has acknowledged, whether it has missed tombstones
+    "source/" name    who it is, its number in the journal, its topics, how far it has been applied, see `Source`
+    "seed/" name / topic u32
+                      flag u8 | key: how far the topic has been merged; 1 is complete; 2 has been so before
+    "next_source"     u32: numbers are never used again, so that a source that begins anew is another one
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from sow_server.engine.codec import (
+    HEADER_BYTES,
+    MADE_ORDER,
+    Changes,
+    StoredStatistics,
+    Tombstone,
+    changes_source,
+    decode_tombstone,
+    read_header,
+    u32,
+    unpack_i64,
+)
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.journal import Bounds, Heads, JournalCut, Retention
+from sow_server.engine.merging import NOTHING_PURGED, Counts, Merge, Purged, Tally, decoded
+from sow_server.engine.model import MICROS, RecordMatcher
+from sow_server.engine.patterns import matcher
+from sow_server.engine.rocks import META, RECORDS, TOMBSTONES, Rocks
+from sow_server.engine.shipping import pack_changes, pack_rows
+from sow_server.engine.stage import Stage
+from sow_server.engine.topics import Topic
+
+if TYPE_CHECKING:
+    from sow_server.engine.store import Store
+
+log = structlog.get_logger(__name__)
+
+PEER_KEY: Final = b"peer/"
+SOURCE_KEY: Final = b"source/"
+SEED_KEY: Final = b"seed/"
+NEXT_SOURCE_KEY: Final = b"next_source"
+COMMITS_MAX: Final = 5000
+"""Commits that one read walks over, so that it comes back where few of them are for the peer."""
+ROWS_MAX: Final = 2000
+"""Rows of one part of a seed."""
+DROP_MAX: Final = 1000
+PURGE_MAX: Final = 1000
+SYNC_PATIENCE_SECONDS: Final = 10.0
+
+
+class PeerSettings(NamedTuple):
+    """An instance that this one sends to."""
+
+    name: str
+    topics: str
+    """The pattern of what it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Whom this instance sends to, and the bounds of that; bytes and microseconds."""
+
+    peers: tuple[PeerSettings, ...] = ()
+    max_clock_skew_micros: int = 10 * MICROS
+    lag_bytes_max: int = 2**30
+    lag_age_micros_max: int = 86_400 * MICROS
+
+
+class Identity(NamedTuple):
+    """Who an instance is: name, id, and the epoch of its journal (rule J14)."""
+
+    name: str
+    id: str
+    epoch: str
+
+
+class Peer(NamedTuple):
+    """What is remembered of an instance that this one sends to."""
+
+    identity: Identity | None = None
+    acknowledged: int = 0
+    """What it has of our journal."""
+    missed: bool = False
+    """Tombstones have gone by age that it had not acknowledged (RE4)."""
+
+
+class Source(NamedTuple):
+    """What is remembered of an instance that this one receives from."""
+
+    identity: Identity
+    number: int
+    """In the journal, of what came from it as it is now."""
+    topics: str
+    """The pattern of what it sends."""
+    cursor: int | None
+    """What of its journal has been applied. None: nothing can be said, it begins anew."""
+    wait_for: int = 0
+    """Not 0: nothing of it is taken before it has acknowledged this sequence of ours."""
+    guarded: bool = False
+    """What it alone has, and not above what has been purged here, is dead."""
+
+
+class Kind(NamedTuple):
+    """What of a topic has to be the same at both ends of a link (rule R12)."""
+
+    name: str
+    key: tuple[str, ...]
+    message_type: str
+    separator: bytes
+    acts: bool
+    journal: bool
+
+
+class Answer(NamedTuple):
+    """What is said of a source's topic."""
+
+    wanted: bool = False
+    after_key: bytes = b""
+    refusal: StoreError | None = None
+
+
+class Piece(NamedTuple):
+    """Some of the journal, for a peer."""
+
+    upto: int
+    chunks: list[tuple[str, bytes]]
+    """Topics and chunks."""
+    first_commit_micros: int
+    last_commit_micros: int
+    lost: list[str]
+    """Topics whose journal does not reach back."""
+
+
+class SeedRows(NamedTuple):
+    """Some of a topic's records and tombstones, for a peer."""
+
+    chunk: bytes
+    upto_key: bytes
+    """Empty: to the end."""
+
+
+class SeedRange(NamedTuple):
+    """Which part of a topic's snapshot it is."""
+
+    topic: str
+    first: bool
+    last: bool
+    after_key: bytes
+    upto_key: bytes
+
+
+Done = Callable[[Counts | StoreError], None]
+Select = Callable[[Topic], RecordMatcher | None]
+"""The filter of a link on a topic; None: everything is for the peer."""
+
+
+class Replicas:
+    """Owns the rows of peers and sources, and what is held for them. Rows change on the writer's thread, in commits;
+    other threads read them."""
+
+    def __init__(self, store: Store, rocks: Rocks, path: Path, options: ReplicaOptions) -> None:
+        self._store = store
+        self._rocks = rocks
+        self._path = path
+        self._options = options
+        self._matches = {peer.name: matcher(peer.topics) for peer in options.peers}
+        self.peers: dict[str, Peer] = {}
+        self.sources: dict[str, Source] = {}
+        self._load()
+        self._covers: list[Callable[[str], bool]] = []
+        self._cover()
+        self._kinds: dict[str, dict[str, Kind]] = {}
+        """By source: its topics, as it has told them."""
+        self._unsaved: set[str] = set()
+        """Peers whose rows are behind what is known."""
+        self._retention = Retention()
+        self.purged_total = 0
+
+    def _load(self) -> None:
+        rows = self._rocks.cursor(META)
+        try:
+            for key, value in rows.rows(PEER_KEY, PEER_KEY + b"\xff"):
+                fields = json.loads(value)
+                identity = Identity(*fields["identity"]) if fields["identity"] else None
+                self.peers[key[len(PEER_KEY) :].decode()] = Peer(identity, fields["acknowledged"], fields["missed"])
+            for key, value in rows.rows(SOURCE_KEY, SOURCE_KEY + b"\xff"):
+                fields = json.loads(value)
+                fields["identity"] = Identity(*fields["identity"])
+                self.sources[key[len(SOURCE_KEY) :].decode()] = Source(**fields)
+        finally:
+            rows.close()
+
+    # -- which topics are shared ------------------------------------------------------------------------------------
+
+    def _cover(self) -> None:
+        patterns = {peer.topics for peer in self._options.peers} | {source.topics for source in self.sources.values()}
+        self._covers = [matcher(pattern) for pattern in sorted(patterns)]
+
+    def covers(self, name: str) -> bool:
+        """Whether peers send a topic of this name, or are sent it."""
+        return not name.startswith("_") and any(covers(name) for covers in self._covers)
+
+    def peers_of(self, topic: Topic) -> list[str]:
+        """The configured peers that a topic is sent to."""
+        if topic.reserved or not topic.settings.journal:
+            return []
+        return [name for name, matches in self._matches.items() if matches(topic.name)]
+
+    def topics(self, pattern: str) -> list[Kind]:
+        """The topics whose whole name matches, by name; the store's own are never among them."""
+        matches = matcher(pattern)
+        by_name = self._store.topics.by_name
+        return [_kind(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
+
+    # -- peers: what they have, and what is held for them -----------------------------------------------------------
+
+    def peer(self, name: str) -> Peer:
+        """What is remembered of a peer."""
+        return self.peers.get(name, Peer())
+
+    def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
+        """A peer has everything up to there, on its disk. `save_peers` writes it down."""
+        before = self.peer(name)
+        # Another instance under the name, or its data anew: what the one before had acknowledged says nothing of it.
+        known = before.acknowledged if before.identity == identity else 0
+        if sequence > known or before.identity != identity:
+            self.peers[name] = before._replace(identity=identity, acknowledged=max(sequence, known))
+            self._unsaved.add(name)
+
+    def reseeded(self, name: str) -> None:
+        """A peer has had everything anew."""
+        if self.peer(name).missed:
+            self.peers[name] = self.peer(name)._replace(missed=False)
+            self._unsaved.add(name)
+
+    def save_peers(self) -> None:
+        """Writes down what peers have acknowledged. What is lost of it by a crash they say again."""
+        if not self._unsaved:
+            return
+        names, self._unsaved = self._unsaved, set()
+
+        def stage_peers(stage: Stage) -> Callable[[], None]:
+            for name in names:
+                stage.batch.puts[META][PEER_KEY + name.encode()] = _encode_peer(self.peer(name))
+            return lambda: None
+
+        def saved(result: StoreError | None) -> None:
+            if isinstance(result, StoreError):
+                self._unsaved |= names
+
+        self._store.control_quietly(stage_peers, saved)
+
+    def held(self, heads: Heads, topic: Topic, figures: StoredStatistics, now_micros: int) -> int:
+        """The sequence up to which no peer that is behind needs the topic's journal (RE5)."""
+        names = self.peers_of(topic) if self._matches else []
+        if not names:
+            return figures.last_sequence
+        held = min(self.peer(name).acknowledged for name in names)
+        if held >= figures.last_sequence:
+            return held
+        bounds = Bounds(self._options.lag_age_micros_max, self._options.lag_bytes_max)
+        return max(held, self._retention.first(heads, topic, figures, bounds, now_micros) - 1)
+
+    def check_shipped(self, topic: Topic) -> None:
+        """Raises StoreError PEER_BEHIND while a peer has not received all changes of a topic (rule T5)."""
+        for name in self.peers_of(topic):
+            if self.peer(name).acknowledged < topic.statistics.last_sequence and topic.statistics.journal_entries:
+                raise StoreError(
+                    Reason.PEER_BEHIND,
+                    f"topic: {name} has not yet received all changes of {topic.name}; wait for it, or use force",
+                    field="name",
+                    details={"peer": name},
+                )
+
+    def stage_drop(self, stage: Stage, topic: Topic) -> None:
+        """Stages what goes with a topic."""
+        stage.batch.ranges.append((TOMBSTONES, topic.prefix, topic.stop))
+        stage.batch.deletes[META] += [_seed_key(name, topic) for name in self.sources]
+        stage.also.append(lambda: self._retention.forget(topic.id))
+
+    # -- reading for peers ------------------------------------------------------------------------------------------
+
+    def read(self, peer: str, after: int, *, topics: Collection[str], select: Select, bytes_max: int) -> Piece:
+        """The durable changes of some topics behind a sequence, but for what came from the peer itself (RE3)."""
+        upto = self._store.writer.synced_sequence
+        own = self._number_of(peer)
+        cut = self._store.journal_cut()
+        try:
+            return self._read(cut, own, after, upto, topics, select, bytes_max)
+        finally:
+            cut.close()
+
+    def _number_of(self, peer: str) -> int | None:
+        """The number in the journal of what came from a peer as it is now."""
+        source, identity = self.sources.get(peer), self.peer(peer).identity
+        return source.number if source is not None and source.identity == identity else None
+
+    def _read(
+        self,
+        cut: JournalCut,
+        own: int | None,
+        after: int,
+        upto: int,
+        names: Collection[str],
+        select: Select,
+        bytes_max: int,
+    ) -> Piece:
+        wanted: dict[int, tuple[Topic, RecordMatcher | None]] = {}
+        lost: list[str] = []
+        for name in names:
+            topic = self._store.topics.by_name.get(name)
+            if topic is None:
+                continue
+            wanted[topic.id] = topic, select(topic)
+            if cut.floors.get(topic.id, 0) > after:
+                lost.append(name)
+        chunks: list[tuple[str, bytes]] = []
+        size = first = last = 0
+        reached, walked = after, 0
+        for commit in cut.commits(after, upto):
+            if commit.last_sequence > upto or size >= bytes_max or walked == COMMITS_MAX:
+                break
+            for run in commit.runs:
+                if run.topic_id not in wanted:
+                    continue
+                topic, matches = wanted[run.topic_id]
+                value = cut.packed(topic, run.first_sequence)
+                if value is None or changes_source(value) == own:
+                    continue
+                packed = pack_changes(value, run.first_sequence, matches)
+                if packed:
+                    chunks.append((topic.name, packed))
+                    size += len(packed)
+            walked += 1
+            reached, last = commit.last_sequence, commit.commit_time_micros
+            first = first or last
+        else:
+            reached = upto  # what lies behind the last commit has no changes
+        return Piece(max(after, reached), chunks, first, last, sorted(lost))
+
+    def seed(self, topic: Topic, after_key: bytes, *, select: Select, bytes_max: int) -> SeedRows:
+        """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
+        event loop: it waits for the next sync."""
+        with self._store.writer.cut_lock:
+            sequence = self._store.writer.last_sequence
+            records = self._rocks.cursor(RECORDS, fill_cache=False)
+            tombstones = self._rocks.cursor(TOMBSTONES, fill_cache=False)
+        start = topic.prefix + after_key + (b"\0" if after_key else b"")
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        dead: dict[bytes, Tombstone] = {}
+        try:
+            following = records.fill(start, topic.stop, ROWS_MAX, keys, values, bytes_max=bytes_max)
+            stop = topic.stop if following is None else keys[-1] + b"\0"
+            for key, value in tombstones.rows(start, stop, limit=ROWS_MAX):
+                dead[key] = decode_tombstone(value)
+            if len(dead) == ROWS_MAX:
+                # There may be more tombstones before the last record: the part ends with the last of these.
+                following = stop = next(reversed(dead)) + b"\0"
+                kept = sum(key < stop for key in keys)
+                del keys[kept:], values[kept:]
+        finally:
+            records.close()
+            tombstones.close()
+        self._wait_for_sync(sequence)
+        last = max([*keys[-1:], *list(dead)[-1:]], default=b"")[4:] if following is not None else b""
+        return SeedRows(pack_rows(keys, values, dead, select(topic)), last)
+
+    def _wait_for_sync(self, sequence: int) -> None:
+        give_up = time.monotonic() + SYNC_PATIENCE_SECONDS
+        while self._store.writer.synced_sequence < sequence:
+            if time.monotonic() > give_up or self._store.writer.failure is not None:
+                raise StoreError(Reason.STORE_FAILED, "what was written does not become durable")
+            time.sleep(0.002)
+
+    def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
+        """Records and tombstones of some keys, packed as in a seed."""
+        wanted = sorted(topic.prefix + key for key in set(record_keys))
+        found = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
+        dead = zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True)
+        live = {key: value for key, value in found.items() if value is not None}
+        return pack_rows(
+            list(live),
+            list(live.values()),
+            {key: decode_tombstone(value) for key, value in dead if value is not None},
+            None,
+        )
+
+    def purged(self, topic: Topic) -> Purged:
+        """What has been purged of the tombstones of a topic."""
+        figures = topic.statistics
+        if not figures.purged_version:
+            return Purged()
+        return Purged(figures.purged_version, self._store.origins[figures.purged_origin])
+
+    # -- sources: how far they are ----------------------------------------------------------------------------------
+
+    def begin(self, identity: Identity, *, topics: str, cursor: int | None, guarded: bool, done: Done) -> None:
+        """From now on a source is this one, its changes come from behind `cursor`, its topics are to be seeded."""
+        name = identity.name
+
+        def stage_begin(stage: Stage) -> Callable[[], Counts]:
+            number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
+            source = Source(identity, number, topics, cursor, guarded=guarded)
+            prefix = SEED_KEY + name.encode() + b"/"
+            stage.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+            stage.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
+            self._put_source(stage, name, source)
+
+            def begun() -> Counts:
+                self._cover()
+                for topic in self._store.topics.by_id.values():
+                    topic.replicated = self.covers(topic.name)
+                return Counts()
+
+            return begun
+
+        self._store.control(stage_begin, done)
+
+    def wait_for(self, name: str, sequence: int, done: Done) -> None:
+        """Nothing of a source is taken before it has acknowledged this sequence of ours (RE4)."""
+
+        def stage_wait(stage: Stage) -> Callable[[], Counts]:
+            source = self.sources[name]
+            self._put_source(stage, name, source._replace(wait_for=max(source.wait_for, sequence)))
+            return Counts
+
+        self._store.control(stage_wait, done)
+
+    def answers(self, name: str, kinds: Sequence[Kind]) -> list[Answer]:
+        """What is wanted of a source's topics."""
+        self._kinds[name] = {kind.name: kind for kind in kinds}
+        return [self._answer(name, kind) for kind in kinds]
+
+    def check(self, kind: Kind) -> StoreError | None:
+        """Why a topic of another instance cannot be taken (rule R12); None: it can."""
+        topic = self._store.topics.by_name.get(kind.name)
+        if topic is None or topic.reserved:
+            return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {kind.name!r} on this instance")
+        mine = _kind(topic)
+        if not mine.journal or not kind.journal:
+            where = "this instance" if kind.journal else "the other"
+            return StoreError(Reason.NO_JOURNAL, f"topic: {kind.name} has no journal on {where}")
+        for field in ("key", "message_type", "separator"):
+            here, there = getattr(mine, field), getattr(kind, field)
+            if here != there:
+                return StoreError(
+                    Reason.TOPIC_DIFFERS,
+                    f"topic: {kind.name} has {field} = {_shown(here)} on this instance, {_shown(there)} on the other",
+                )
+        return None
+
+    def _answer(self, name: str, kind: Kind) -> Answer:
+        refusal = self.check(kind)
+        if refusal is not None:
+            return Answer(refusal=refusal)
+        row = self._rocks.get(META, _seed_key(name, self._store.topics.by_name[kind.name]))
+        if row is None:
+            return Answer(wanted=True)
+        return Answer(wanted=row[0] != _COMPLETE, after_key=row[1:] if row[0] != _COMPLETE else b"")
+
+    def _put_source(self, stage: Stage, name: str, source: Source) -> None:
+        stage.batch.puts[META][SOURCE_KEY + name.encode()] = json.dumps(source._asdict()).encode()
+        stage.also.append(lambda: self.sources.__setitem__(name, source))
+
+    # -- applying ---------------------------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[tuple[str, bytes]],
+        origins: Sequence[str],
+        done: Done,
+    ) -> None:
+        """Applies changes of a source, and moves its cursor (RE1, RE2). Raises StoreError BATCH_DAMAGED at once;
+        CLOCK_SKEW is heard later, as every other refusal, and nothing is applied then."""
+        changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
+
+        def stage_apply(stage: Stage) -> Callable[[], Counts]:
+            source = self.sources[name]
+            if source.cursor is None or after > source.cursor:
+                raise StoreError(
+                    Reason.PROTOCOL_MISMATCH,
+                    f"changes behind {after} came, and this instance has what is up to {source.cursor}",
+                )
+            tally = Tally()
+            if upto > source.cursor:
+                self._check_skew(stage, [changes for _, changes in changes_of])
+                own = self._store.stage_origins(stage, origins)
+                stage.source = source.number
+                for topic_name, changes in changes_of:
+                    topic = self._takeable(name, topic_name)
+                    if topic is None:
+                        self._unseed(stage, name, topic_name)
+                        continue
+                    stage.atomic = changes.atomic
+                    Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
+                    stage.end_request()
+                self._put_source(stage, name, source._replace(cursor=upto))
+            return tally.counts
+
+        self._store.control(stage_apply, done)
+
+    def merge(
+        self,
+        name: str,
+        part: SeedRange,
+        *,
+        chunk: bytes,
+        origins: Sequence[str],
+        purged: Purged,
+        done: Done,
+    ) -> None:
+        """Merges a part of a topic's snapshot, and remembers how far it is; `purged`: what only this instance has in
+        that range, at or below it, goes (rule R4). Refused as `apply`."""
+        changes = decoded(part.topic, chunk) if chunk else None
+        tally = Tally()
+        position = part.after_key + b"\0" if part.after_key else b""
+
+        def stage_merge(stage: Stage) -> Callable[[], Counts | None]:
+            nonlocal position
+            topic = self._takeable(name, part.topic)
+            if topic is None:
+                return Counts
+            source, before = self.sources[name], self._rocks.get(META, _seed_key(name, topic))
+            if part.first:
+                before = bytes((_UNDER_WAY if before is None or before[0] == _UNDER_WAY else _AGAIN,))
+            elif before is None or before[0] == _COMPLETE or before[1:] < part.after_key:
+                raise StoreError(
+                    Reason.PROTOCOL_MISMATCH, f"a seed of {part.topic} goes on where this instance has not come to"
+                )
+            own = self._store.stage_origins(stage, origins)
+            if changes is not None:
+                self._check_skew(stage, [changes])
+            stage.source = source.number
+            names = self._store.origins_in(stage)
+            if purged.version:
+                following = self._drop(stage, topic, name, part, position, changes, purged, tally)
+                if following is not None:
+                    position = following
+                    return lambda: None
+            if changes is not None:
+                guard = self.purged(topic) if source.guarded and before[0] == _UNDER_WAY else NOTHING_PURGED
+                Merge(stage, topic, names, tally, guard=guard).apply(changes, own)
+            reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
+            stage.batch.puts[META][_seed_key(name, topic)] = reached
+            return tally.counts
+
+        def merged(result: Counts | StoreError | None) -> None:
+            if result is None:
+                self._store.control(stage_merge, merged)  # another round of what is dropped
+            else:
+                done(result)
+
+        self._store.control(stage_merge, merged)
+
+    def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: Done) -> None:
+        """Merges rows by version, for a repair; they go on to every peer."""
+        changes = decoded(topic.name, chunk)
+
+        def stage_rows(stage: Stage) -> Callable[[], Counts]:
+            if self._store.topics.by_id.get(topic.id) is not topic:
+                raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
+            self._check_skew(stage, [changes])
+            own, tally = self._store.stage_origins(stage, origins), Tally()
+            Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
+            return tally.counts
+
+        self._store.control(stage_rows, done)
+
+    def _takeable(self, source: str, name: str) -> Topic | None:
+        """The topic of this instance for a source's; None where it has none, or another one."""
+        kind = self._kinds.get(source, {}).get(name)
+        if kind is None or self.check(kind) is not None:
+            return None
+        return self._store.topics.by_name[name]
+
+    def _unseed(self, stage: Stage, source: str, name: str) -> None:
+        """Changes of a topic are passed over: once it can be taken, it has to be seeded."""
+        topic = self._store.topics.by_name.get(name)
+        if topic is not None:
+            stage.batch.deletes[META].append(_seed_key(source, topic))
+
+    def _check_skew(self, stage: Stage, batches: Iterable[Changes]) -> None:
+        """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7)."""
+        highest = max([max(changes.version, default=0) for changes in batches], default=0)
+        ahead = highest - stage.now
+        if ahead > self._options.max_clock_skew_micros:
+            raise StoreError(
+                Reason.CLOCK_SKEW,
+                f"a version is {ahead / MICROS:.1f} s in the future, more than max_clock_skew = "
+                f"{self._options.max_clock_skew_micros / MICROS:.1f} s: a clock is wrong, here or there",
+                details={"ahead_micros": str(ahead)},
+            )
+
+    def _drop(
+        self,
+        stage: Stage,
+        topic: Topic,
+        source: str,
+        part: SeedRange,
+        position: bytes,
+        changes: Changes | None,
+        purged: Purged,
+        tally: Tally,
+    ) -> bytes | None:
+        """Drops what only this instance has in the range of a part, as far as it is dead by what the source has purged.
+        Returns where to go on, with another commit; None at the end."""
+        theirs = set(changes.keys) if changes is not None else set()
+        stop = topic.stop if part.last else topic.prefix + part.upto_key + b"\0"
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        cursor = self._rocks.cursor(RECORDS, fill_cache=False)
+        try:
+            following = cursor.fill(topic.prefix + position, stop, DROP_MAX, keys, values)
+        finally:
+            cursor.close()
+        (origin,) = self._store.stage_origins(stage, [purged.origin])
+        names = self._store.origins_in(stage)
+        dead: list[tuple[bytes, bytes]] = []
+        for store_key, value in zip(keys, values, strict=True):
+            head = read_header(value)
+            # One that is past its stamp is here because this instance does not act on it: it keeps it (rule R2).
+            if (
+                store_key[4:] not in theirs
+                and head.expire_time_micros > stage.now
+                and (head.version, names[head.origin]) <= purged
+            ):
+                dead.append((store_key, value))
+        self._write_dropped(topic, source, dead, names)
+        for store_key, value in dead:
+            stage.heads[store_key] = value[:HEADER_BYTES]
+            stage.delete(topic, store_key[4:], store_key, value[:HEADER_BYTES], version=purged.version, origin=origin)
+        tally.dropped += len(dead)
+        return None if following is None else following[4:]
+
+    def _write_dropped(
+        self, topic: Topic, source: str, dead: Sequence[tuple[bytes, bytes]], names: Sequence[str]
+    ) -> None:
+        """Writes records down before they are dropped, for an operator to look at."""
+        if not dead:
+            return
+        folder = self._path / "dropped"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{topic.name}.from-{source}.ndjson").open("ab") as file:
+            for store_key, value in dead:
+                head = read_header(value)
+                fields = {
+                    "key": store_key[4:].decode(),
+                    "version": head.version,
+                    "publish_time_micros": head.publish_time_micros,
+                    "expire_time_micros": head.expire_time_micros,
+                    "origin": names[head.origin],
+                    "payload_base64": base64.b64encode(value[HEADER_BYTES:]).decode(),
+                }
+                file.write(json.dumps(fields).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        log.warning("dropped", topic=topic.name, source=source, records=len(dead), file=file.name)
+
+    # -- tombstones -------------------------------------------------------------------------------------------------
+
+    def purge(self, upto: int, *, made_before_micros: int, unread: Collection[str], done: Done) -> None:
+        """Removes a bounded number of the oldest tombstones, up to a sequence or made before a time; for the latter see
+        RE4. `done` hears how many."""
+
+        def stage_purge(stage: Stage) -> Callable[[], Counts]:
+            rows: list[bytes] = []
+            cursor = self._rocks.cursor(TOMBSTONES, fill_cache=False)
+            try:
+                cursor.fill_keys_before(MADE_ORDER, b"\xff" * 5, PURGE_MAX, rows)
+            finally:
+                cursor.close()
+            gone, forced = self._stage_purge(stage, rows, upto, made_before_micros)
+            if forced:
+                self._stage_missed(stage, forced, unread)
+
+            def purged() -> Counts:
+                self.purged_total += gone
+                return Counts(applied=gone)
+
+            return purged
+
+        self._store.control(stage_purge, done)
+
+    def _stage_purge(self, stage: Stage, rows: Sequence[bytes], upto: int, made_before: int) -> tuple[int, int]:
+        """(tombstones that go, the highest sequence of those that go by age alone)."""
+        topics, names = self._store.topics.by_id, self._store.origins
+        found = self._rocks.multi_get(TOMBSTONES, [row[12:] for row in rows])
+        gone = forced = 0
+        for row, value in zip(rows, found, strict=True):
+            sequence, store_key = unpack_i64(row[4:12]), row[12:]
+            tombstone = None if value is None else decode_tombstone(value)
+            if tombstone is not None and tombstone.sequence != sequence:
+                tombstone = None  # a later one has taken its place
+            if sequence > upto:
+                if tombstone is not None and tombstone.made_micros >= made_before:
+                    break
+                if tombstone is not None:
+                    forced = sequence
+            gone += 1
+            stage.batch.deletes[TOMBSTONES].append(row)
+            topic = topics.get(int.from_bytes(store_key[:4], "big"))
+            if topic is None:
+                continue  # it went with its topic
+            figures = stage.figures(topic)
+            figures = figures._replace(tombstones=figures.tombstones - 1)
+            if tombstone is not None:
+                stage.batch.deletes[TOMBSTONES].append(store_key)
+                before = figures.purged_version, names[figures.purged_origin]
+                if (tombstone.version, names[tombstone.origin]) > before:
+                    figures = figures._replace(purged_version=tombstone.version, purged_origin=tombstone.origin)
+            stage.statistics[topic.id] = figures
+        return gone, forced
+
+    def _stage_missed(self, stage: Stage, forced: int, unread: Collection[str]) -> None:
+        for name in self._matches:
+            peer = self.peer(name)
+            if peer.acknowledged < forced and not peer.missed:
+                missed = peer._replace(missed=True)
+                stage.batch.puts[META][PEER_KEY + name.encode()] = _encode_peer(missed)
+                stage.also.append(self._miss(name))
+        for name in unread:
+            source = self.sources.get(name)
+            if source is not None and source.wait_for < forced:
+                self._put_source(stage, name, source._replace(wait_for=forced))
+
+    def _miss(self, name: str) -> Callable[[], None]:
+        def miss() -> None:
+            self.peers[name] = self.peer(name)._replace(missed=True)
+
+        return miss
+
+
+_UNDER_WAY: Final = 0
+_COMPLETE: Final = 1
+_AGAIN: Final = 2
+
+
+def _kind(topic: Topic) -> Kind:
+    settings = topic.settings
+    return Kind(
+        topic.name,
+        settings.key,
+        settings.message_type.value,
+        settings.separator,
+        topic.acts,
+        settings.journal,
+    )
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value.decode("latin-1") if isinstance(value, bytes) else value)
+
+
+def _seed_key(source: str, topic: Topic) -> bytes:
+    return SEED_KEY + source.encode() + b"/" + topic.prefix
+
+
+def _encode_peer(peer: Peer) -> bytes:
+    return json.dumps(peer._asdict()).encode()
