@@ -177,7 +177,7 @@ def test_a_commit_is_read_back(first: int, last: int, commit_time: int, runs: tu
     assert decode_commit(*encode_commit(commit)) == commit
 
 
-@given(st.builds(StoredStatistics, *[I64] * 9))
+@given(st.builds(StoredStatistics, *[I64] * 12))
 def test_figures_are_read_back(figures: StoredStatistics) -> None:
     assert decode_statistics(encode_statistics(figures)) == figures
 
