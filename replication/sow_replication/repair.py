@@ -1,0 +1,209 @@
+"""Brings what differs between two ends of a link to the newer version, at both (rule R10): what is asked and answered.
+
+P1  Everything is merged by version, as over a link (rule R3): nothing newer is lost to something older, whatever is
+    written meanwhile, and a repair that stops half-way has done no harm.
+P2  What differs when it is done is reported, never passed over: two records of one version that differ, say, which
+    no version can decide between.
+P3  No message has more than `ROWS_MAX` rows, nor, unless it has but one, more than about `ROWS_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
+from zlib import crc32
+
+from sow.v1 import admin_pb2, replication_pb2, types_pb2
+from sow_replication.ports import Applied, Refused, TopicKind
+from sow_replication.verify import (
+    MARGIN_MICROS,
+    NOT_OF_THE_LINK,
+    ComparingStore,
+    Comparison,
+    Means,
+    Peer,
+    Run,
+    at,
+    check,
+    chosen,
+    concerns_topic,
+    instance_of,
+    invalid,
+    kind_of,
+    left_out,
+    own_topic,
+    topic_of,
+)
+
+ROWS_MAX: Final = 1_000
+ROWS_FIRST: Final = 64
+"""Rows of the first message; how large they are is not known before."""
+ROWS_BYTES_MAX: Final = 4 * 2**20
+ORIGINS_MAX: Final = 65_536
+"""What two bytes count."""
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+async def repair(
+    store: ComparingStore,
+    peer: Peer,
+    kinds: Sequence[TopicKind],
+    request: admin_pb2.RepairReplicationRequest,
+    *,
+    means: Means,
+) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
+    """Repairs the wanted ones of the topics of a link, `kinds`, and says of each what was done and what differs still,
+    one after the other.
+
+    Raises Refused where it cannot go on at all; what has been merged stands.
+    """
+    margin = MARGIN_MICROS
+    for name, kind in chosen(kinds, request.topics):
+        if kind is None or (why := left_out(kind, means)):
+            yield admin_pb2.RepairReplicationResponse(topic=name, left_out=NOT_OF_THE_LINK if kind is None else why)
+            continue
+        exchange = Exchange(store, peer, request.peer, kind, means)
+        answer = admin_pb2.RepairReplicationResponse(topic=name)
+        comparison = Comparison(store, peer, request.peer, kind, means, margin_micros=margin)
+        try:
+            differed = False
+            async with aclosing(comparison.differing()) as found:
+                async for group in found:
+                    differed = True
+                    await exchange.rows([difference.key for difference in group])
+            if differed:
+                comparison = Comparison(store, peer, request.peer, kind, means, margin_micros=comparison.margin_micros)
+                async with aclosing(comparison.differing()) as remaining:
+                    async for group in remaining:
+                        answer.differing += len(group)
+        except Refused as refused:
+            if not concerns_topic(refused):
+                raise
+            answer.left_out = refused.message  # beside what had been done of it
+        finally:
+            margin = comparison.margin_micros
+        answer.sent, answer.received = exchange.sent, exchange.received
+        yield answer
+
+
+class Exchange:
+    """Gives each end of a topic the other's rows of some keys. Owns the counts of what they took over."""
+
+    def __init__(self, store: ComparingStore, peer: Peer, peer_name: str, kind: TopicKind, means: Means) -> None:
+        self._store = store
+        self._peer = peer
+        self._peer_name = peer_name
+        self._kind = kind
+        self._means = means
+        self._size = ROWS_FIRST
+        self.sent = 0
+        """Rows that the peer took over."""
+        self.received = 0
+        """Rows that this instance took over."""
+
+    async def rows(self, keys: Sequence[bytes]) -> None:
+        """Exchanges the rows of these keys: records and tombstones. Raises Refused."""
+        done = 0
+        while done < len(keys):
+            part = keys[done : done + self._size]
+            largest = await self._part(part)
+            if largest is None:
+                self._size = max(1, len(part) // 2)
+                continue
+            done += len(part)
+            if 2 * largest <= ROWS_BYTES_MAX:
+                self._size = min(2 * self._size, ROWS_MAX)
+
+    async def _part(self, keys: Sequence[bytes]) -> int | None:
+        """Returns the bytes of the larger one of the two messages; None: they are too large, and nothing was done."""
+        topic, name = self._kind.name, self._store.identity.name
+        chunk, origins = await at(name, self._means.run(lambda: self._store.rows(topic, keys)))
+        if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
+            return None
+        wanted = replication_pb2.FetchRowsRequest(topic=topic, key=[key.decode() for key in keys])
+        try:
+            theirs = await at(self._peer_name, self._peer.fetch_rows(wanted))
+        except Refused as refused:
+            if refused.reason == types_pb2.ERROR_REASON_RESULT_TOO_LARGE and len(keys) > 1:
+                return None
+            raise
+        if theirs.chunk:
+            self.received += (await at(name, merged(self._store, topic, theirs.chunk, theirs.origins))).applied
+        if chunk:
+            ours = replication_pb2.MergeRowsRequest(
+                instance=instance_of(self._store.identity),
+                topic=topic_of(self._kind),
+                chunk=chunk,
+                origins=origins,
+                crc32=crc32(chunk),
+            )
+            self.sent += (await at(self._peer_name, self._peer.merge_rows(ours))).applied
+        return max(len(chunk), len(theirs.chunk))
+
+
+# --- answering -------------------------------------------------------------------------------------------------------
+
+
+async def fetch_rows(
+    store: ComparingStore, request: replication_pb2.FetchRowsRequest, *, run: Run
+) -> replication_pb2.FetchRowsResponse:
+    """Answers FetchRows. Raises Refused: TOPIC_NOT_FOUND; REQUEST_TOO_LARGE for more than `ROWS_MAX` keys;
+    RESULT_TOO_LARGE where fewer keys have to be asked for (P3)."""
+    keys = [key.encode() for key in request.key]
+    if not keys:
+        raise invalid("key: there is none")
+    if len(keys) > ROWS_MAX:
+        raise Refused(
+            types_pb2.ERROR_REASON_REQUEST_TOO_LARGE, f"key: {len(keys)} keys are more than the limit of {ROWS_MAX}"
+        )
+    own_topic(store, request.topic)
+    chunk, origins = await run(lambda: store.rows(request.topic, keys))
+    if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
+        raise Refused(
+            types_pb2.ERROR_REASON_RESULT_TOO_LARGE,
+            f"key: the rows of {len(keys)} keys have {len(chunk)} bytes, more than the limit of {ROWS_BYTES_MAX}",
+        )
+    return replication_pb2.FetchRowsResponse(chunk=chunk, origins=origins)
+
+
+async def merge_rows(
+    store: ComparingStore, request: replication_pb2.MergeRowsRequest
+) -> replication_pb2.MergeRowsResponse:
+    """Answers MergeRows once it is durable. To be called where all calls of the store's writing side come from.
+
+    Raises Refused: BATCH_DAMAGED; why this instance cannot take that topic; INVALID_ARGUMENT; what the store says.
+    """
+    if crc32(request.chunk) != request.crc32:
+        raise Refused(
+            types_pb2.ERROR_REASON_BATCH_DAMAGED, f"chunk: {len(request.chunk)} bytes do not match their CRC-32"
+        )
+    if len(request.origins) > ORIGINS_MAX:
+        raise invalid(f"origins: {len(request.origins)} are more than the limit of {ORIGINS_MAX}")
+    kind = kind_of(request.topic)
+    own_topic(store, kind.name)
+    check(store, kind)
+    if not request.chunk:
+        return replication_pb2.MergeRowsResponse()
+    applied = await merged(store, kind.name, request.chunk, request.origins)
+    return replication_pb2.MergeRowsResponse(
+        applied=applied.applied, passed_over=applied.superseded + applied.known + applied.dropped
+    )
+
+
+async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str]) -> Applied:
+    """Merges rows; what became of them when that is durable. Raises Refused."""
+    answered: asyncio.Future[Applied | Refused] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Applied | Refused) -> None:
+        if not answered.done():  # who asked may have gone
+            answered.set_result(answer)
+
+    store.merge_rows(topic, chunk, tuple(origins), done)
+    answer = await answered
+    if isinstance(answer, Refused):
+        raise answer
+    return answer

@@ -1,0 +1,474 @@
+"""Compares the topics of a link at both ends (rule R10): what is asked, and what is answered.
+
+    V1  Nothing is read as a difference that expiration makes: both ends leave out what is due by one and the same time,
+        which is ahead of both clocks. An end whose clock is beyond it refuses (CLOCK_SKEW), and is asked again with a
+        later one.
+    V2  Nothing is read as a difference that is under way: a key counts if it has the same two versions in two looks, of
+        which the second began when the link had nothing under way; or, on a link that always has, in the last two of
+        some seconds.
+    V3  A difference that stays is found, but for one case in 2^64 per bucket.
+    V4  A topic that cannot be compared is left out, with the reason; only what ends all of it is raised.
+
+Buckets of checksums are compared first, then the versions in those that differ, as many buckets at a time as memory is
+meant for. Each of these reads the whole topic at both ends, a few seconds for a million records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from sow.v1 import admin_pb2, replication_pb2, types_pb2
+from sow_replication.ports import Clock, Comparing, Identity, Refused, TopicKind, Version
+
+BUCKETS_FIRST: Final = 1024
+BUCKETS_MAX: Final = 65_536
+BUCKET_RECORDS: Final = 64
+"""Records of a bucket, about, beyond which there are more buckets where something differs: what is listed of a topic
+is then little more than what differs."""
+GROUP_RECORDS: Final = 100_000
+"""Versions that are listed at a time, but for a single bucket with more."""
+PAUSES: Final = (0.1, 0.4, 1.0, 1.5, 2.0)
+"""Seconds between looks at what differs."""
+MARGIN_MICROS: Final = 1_000_000
+"""How far ahead of this clock is what both ends leave out, at first: what it takes to ask, while clocks agree."""
+MARGIN_FACTOR: Final = 4
+MARGIN_MICROS_MAX: Final = 3_600_000_000
+"""Clocks that are further apart than this cannot be compared across."""
+KEYS_LISTED: Final = 100
+"""Differing keys that are listed of a topic when the request does not say."""
+LISTED_BYTES_MAX: Final = 4 * 2**20
+"""Of the keys in one answer, whatever the request says: it has to be sent in one message."""
+MESSAGE_VERSIONS: Final = 5_000
+MESSAGE_KEY_BYTES: Final = 2**20
+
+_LEFT_OUT: Final = frozenset(
+    {
+        types_pb2.ERROR_REASON_TOPIC_NOT_FOUND,
+        types_pb2.ERROR_REASON_TOPIC_NAME_INVALID,
+        types_pb2.ERROR_REASON_TOPIC_DELETED,
+        types_pb2.ERROR_REASON_TOPIC_DIFFERS,
+        types_pb2.ERROR_REASON_NO_JOURNAL,
+        types_pb2.ERROR_REASON_CLOCK_SKEW,
+        types_pb2.ERROR_REASON_RESULT_TOO_LARGE,
+    }
+)
+"""Reasons that concern one topic."""
+
+T = TypeVar("T")
+Here = TypeVar("Here")
+There = TypeVar("There")
+
+
+class Run(Protocol):
+    """Does work that blocks, away from the event loop."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """What `work` returns or raises."""
+
+
+class ComparingStore(Comparing, Clock, Protocol):
+    """What of a store is used here; `ports.Store` has it."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this instance is."""
+
+    def topics(self, pattern: str) -> list[TopicKind]:
+        """The topics whose whole name matches."""
+
+
+class Peer(Protocol):
+    """The calls to the other end. They raise Refused: with the other end's reason, or with REPLICATION_UNAVAILABLE when
+    it cannot be reached, or goes away."""
+
+    async def checksum(self, request: replication_pb2.ChecksumRequest, /) -> replication_pb2.ChecksumResponse:
+        """Checksums of a topic."""
+
+    def list_versions(
+        self, request: replication_pb2.ListVersionsRequest, /
+    ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
+        """Versions of some buckets."""
+
+    async def fetch_rows(self, request: replication_pb2.FetchRowsRequest, /) -> replication_pb2.FetchRowsResponse:
+        """Records and tombstones."""
+
+    async def merge_rows(self, request: replication_pb2.MergeRowsRequest, /) -> replication_pb2.MergeRowsResponse:
+        """Merges records and tombstones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the asking end works with."""
+
+    run: Run
+    sleep: Callable[[float], Awaitable[None]]
+    """Seconds."""
+    lagging: Callable[[], bool] = lambda: False
+    """Whether changes are under way between the two, in either direction, as far as is known."""
+    filter_text: str = ""
+    """The filter of the link. Not empty: the ends are meant to differ, and nothing can be compared."""
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+async def verify(
+    store: ComparingStore,
+    peer: Peer,
+    kinds: Sequence[TopicKind],
+    request: admin_pb2.VerifyReplicationRequest,
+    *,
+    means: Means,
+) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
+    """Compares the wanted ones of the topics of a link, `kinds`, and says of each what differs, one after the other.
+
+    Raises Refused where it cannot go on at all; what has been answered before stands.
+    """
+    keys_max = request.keys_max if request.HasField("keys_max") else KEYS_LISTED
+    margin = MARGIN_MICROS
+    for name, kind in chosen(kinds, request.topics):
+        if kind is None or (why := left_out(kind, means)):
+            yield admin_pb2.VerifyReplicationResponse(topic=name, left_out=NOT_OF_THE_LINK if kind is None else why)
+            continue
+        comparison = Comparison(store, peer, request.peer, kind, means, margin_micros=margin)
+        differing, listed, listed_bytes = 0, list[Differing](), 0
+        try:
+            async with aclosing(comparison.differing()) as found:
+                async for group in found:
+                    differing += len(group)
+                    for difference in group[: max(0, keys_max - len(listed))]:
+                        listed_bytes += len(difference.key)
+                        if listed_bytes <= LISTED_BYTES_MAX:
+                            listed.append(difference)
+        except Refused as refused:
+            if not concerns_topic(refused):
+                raise
+            yield admin_pb2.VerifyReplicationResponse(topic=name, left_out=refused.message)
+            continue
+        finally:
+            margin = comparison.margin_micros  # clocks that are apart are so for the next topic, too
+        yield admin_pb2.VerifyReplicationResponse(
+            topic=name,
+            records=comparison.records,
+            differing=differing,
+            differences=[
+                admin_pb2.Difference(
+                    key=difference.key.decode(),
+                    version_here=difference.version_here,
+                    version_there=difference.version_there,
+                )
+                for difference in sorted(listed)
+            ],
+        )
+
+
+NOT_OF_THE_LINK: Final = "there is no such topic here, or the link does not carry it"
+
+
+def chosen(kinds: Sequence[TopicKind], wanted: Sequence[str]) -> Iterator[tuple[str, TopicKind | None]]:
+    """The wanted topics, all when none is named, with None for those that the link does not have."""
+    by_name = {kind.name: kind for kind in kinds}
+    for name in dict.fromkeys(wanted or by_name):
+        yield name, by_name.get(name)
+
+
+def left_out(kind: TopicKind, means: Means) -> str:
+    """Why a topic cannot be compared, as far as this end knows; "" when nothing speaks against it."""
+    if means.filter_text:
+        return f"the link has a filter: {means.filter_text}"
+    return "" if kind.journal else "it has no journal here"
+
+
+def concerns_topic(refused: Refused) -> bool:
+    """Whether the reason is one of the topic, so that others can go on."""
+    return refused.reason in _LEFT_OUT
+
+
+async def at(name: str, answer: Awaitable[T]) -> T:
+    """The answer of an instance; what it refuses says who did."""
+    try:
+        return await answer
+    except Refused as refused:
+        raise Refused(refused.reason, f"at {name}: {refused.message}") from refused
+
+
+class Differing(NamedTuple):
+    """A key and what the ends have of it; 0: no record."""
+
+    key: bytes
+    version_here: int
+    version_there: int
+    checksum_here: int
+    checksum_there: int
+
+
+class Comparison:
+    """Compares one topic, once. Owns what it learns: the number of records here, and how far apart the clocks are."""
+
+    def __init__(
+        self,
+        store: ComparingStore,
+        peer: Peer,
+        peer_name: str,
+        kind: TopicKind,
+        means: Means,
+        *,
+        margin_micros: int = MARGIN_MICROS,
+    ) -> None:
+        self._store = store
+        self._peer = peer
+        self._peer_name = peer_name
+        self._kind = kind
+        self._means = means
+        self._buckets = BUCKETS_FIRST
+        self.records = 0
+        """That were compared at this end."""
+        self.margin_micros = margin_micros
+        """How far ahead of this clock is what both ends leave out."""
+
+    async def differing(self) -> AsyncGenerator[list[Differing], None]:
+        """What differs, and stays so; some at a time, each by key. Raises Refused."""
+        buckets, records = await self._differing_buckets()
+        if not buckets:
+            return
+        finer = buckets_for(records)
+        if finer > self._buckets:
+            self._buckets = finer
+            buckets, _ = await self._differing_buckets()
+        for group in _groups(buckets):
+            if found := await self._settled(group):
+                yield found
+
+    async def _settled(self, buckets: Sequence[int]) -> list[Differing]:
+        """What differs in some buckets when that has been looked at until it keeps still (V2)."""
+        before: dict[bytes, Differing] = {}
+        same: list[Differing] = []
+        for pause in (*PAUSES, None):
+            # Before the look: what had been under way in the look before has arrived when there is nothing now.
+            lagging = self._means.lagging()
+            look = await self._look(buckets)
+            same = [difference for key, difference in look.items() if before.get(key) == difference]
+            if len(same) == len(look) and (not look or not lagging):
+                break
+            if pause is not None:
+                before = look
+                await self._means.sleep(pause)
+        return sorted(same)
+
+    async def _differing_buckets(self) -> tuple[dict[int, int], int]:
+        """The buckets that differ, with their records; and the records of the topic. Of both, at the end with more."""
+        topic, buckets = self._kind.name, self._buckets
+
+        async def there(due: int) -> replication_pb2.ChecksumResponse:
+            answer = await self._peer.checksum(
+                replication_pb2.ChecksumRequest(
+                    instance=instance_of(self._store.identity),
+                    topic=topic_of(self._kind),
+                    buckets=buckets,
+                    now_micros=due,
+                )
+            )
+            if answer.instance.id == self._store.identity.id:
+                raise Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, "this is the very instance that asks")
+            if len(answer.checksum) != buckets or len(answer.records) != buckets:
+                raise _breach(f"{len(answer.checksum)} checksums for {buckets} buckets")
+            return answer
+
+        (sums, records), answer = await self._both(
+            lambda due: self._means.run(lambda: self._store.checksums(topic, buckets, due)), there
+        )
+        self.records = sum(records)
+        differing = {
+            bucket: max(records[bucket], answer.records[bucket])
+            for bucket, (mine, other) in enumerate(zip(sums, answer.checksum, strict=True))
+            if mine != other or records[bucket] != answer.records[bucket]
+        }
+        return differing, max(self.records, sum(answer.records))
+
+    async def _look(self, wanted: Sequence[int]) -> dict[bytes, Differing]:
+        """What differs in some buckets at this moment."""
+        topic, buckets = self._kind.name, self._buckets
+
+        async def there(due: int) -> dict[bytes, tuple[int, int]]:
+            found: dict[bytes, tuple[int, int]] = {}
+            request = replication_pb2.ListVersionsRequest(topic=topic, buckets=buckets, bucket=wanted, now_micros=due)
+            async for part in self._peer.list_versions(request):
+                if not len(part.key) == len(part.version) == len(part.checksum):
+                    raise _breach("columns of versions that differ in length")
+                keys = [key.encode() for key in part.key]
+                found.update(zip(keys, zip(part.version, part.checksum, strict=True), strict=True))
+            return found
+
+        listed, others = await self._both(
+            lambda due: self._means.run(lambda: self._store.versions(topic, buckets, wanted, due)), there
+        )
+        look: dict[bytes, Differing] = {}
+        for key, version, checksum in listed:
+            other_version, other_checksum = others.pop(key, (0, 0))
+            if (version, checksum) != (other_version, other_checksum):
+                look[key] = Differing(key, version, other_version, checksum, other_checksum)
+        for key, (version, checksum) in others.items():
+            look[key] = Differing(key, 0, version, 0, checksum)
+        return look
+
+    async def _both(
+        self, here: Callable[[int], Awaitable[Here]], there: Callable[[int], Awaitable[There]]
+    ) -> tuple[Here, There]:
+        """What both ends say of what is not due by one time, which is ahead of both clocks (V1)."""
+        name = self._store.identity.name
+        while True:
+            due = self._store.now_micros() + self.margin_micros
+            # Both are waited for, whatever becomes of the other: a reading that goes on in its thread, with another
+            # begun beside it, would take the threads of others.
+            mine, theirs = await asyncio.gather(
+                at(name, here(due)), at(self._peer_name, there(due)), return_exceptions=True
+            )
+            failures = [answer for answer in (mine, theirs) if isinstance(answer, BaseException)]
+            others = [failure for failure in failures if not _is_skew(failure)]
+            if others or (failures and self.margin_micros >= MARGIN_MICROS_MAX):
+                raise (others or failures)[0]
+            if not isinstance(mine, BaseException) and not isinstance(theirs, BaseException):
+                return mine, theirs
+            self.margin_micros = min(self.margin_micros * MARGIN_FACTOR, MARGIN_MICROS_MAX)
+
+
+def buckets_for(records: int) -> int:
+    """How many buckets a topic with so many records is spread over where something differs."""
+    buckets = BUCKETS_FIRST
+    while buckets < BUCKETS_MAX and records > buckets * BUCKET_RECORDS:
+        buckets *= 2
+    return buckets
+
+
+def _groups(records: dict[int, int]) -> Iterator[list[int]]:
+    """Buckets, as many together as have about `GROUP_RECORDS`."""
+    group: list[int] = []
+    size = 0
+    for bucket, count in records.items():
+        if group and size + count > GROUP_RECORDS:
+            yield group
+            group, size = [], 0
+        group.append(bucket)
+        size += count
+    if group:
+        yield group
+
+
+def _is_skew(failure: BaseException) -> bool:
+    return isinstance(failure, Refused) and failure.reason == types_pb2.ERROR_REASON_CLOCK_SKEW
+
+
+def _breach(what: str) -> Refused:
+    return Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, f"breaks the protocol: {what}")
+
+
+# --- answering -------------------------------------------------------------------------------------------------------
+
+
+async def checksum(
+    store: ComparingStore, request: replication_pb2.ChecksumRequest, *, run: Run
+) -> replication_pb2.ChecksumResponse:
+    """Answers Checksum. Raises Refused: why this instance cannot compare that topic, TOPIC_DIFFERS, too, where only one
+    of the two acts on expiration; CLOCK_SKEW (V1); INVALID_ARGUMENT."""
+    kind, buckets, due = kind_of(request.topic), request.buckets, request.now_micros
+    _check(buckets, (), due)
+    check(store, kind)
+    acts = own_topic(store, kind.name).acts
+    if acts != kind.acts:
+        raise Refused(
+            types_pb2.ERROR_REASON_TOPIC_DIFFERS,
+            f"expiration differs: {kind.name!r} is {_acting(acts)} here, and {_acting(kind.acts)} at the asking end",
+        )
+    sums, records = await run(lambda: store.checksums(kind.name, buckets, due))
+    return replication_pb2.ChecksumResponse(checksum=sums, records=records, instance=instance_of(store.identity))
+
+
+async def list_versions(
+    store: ComparingStore, request: replication_pb2.ListVersionsRequest, *, run: Run
+) -> AsyncGenerator[replication_pb2.ListVersionsResponse, None]:
+    """Answers ListVersions, in messages of a bounded size. Raises Refused: TOPIC_NOT_FOUND, CLOCK_SKEW (V1),
+    INVALID_ARGUMENT, RESULT_TOO_LARGE."""
+    topic, buckets, wanted, due = request.topic, request.buckets, frozenset(request.bucket), request.now_micros
+    _check(buckets, wanted, due)
+    own_topic(store, topic)
+    for part in _parts(await run(lambda: store.versions(topic, buckets, wanted, due))):
+        yield replication_pb2.ListVersionsResponse(
+            key=[version.key.decode() for version in part],
+            version=[version.version for version in part],
+            checksum=[version.checksum for version in part],
+        )
+
+
+def check(store: ComparingStore, kind: TopicKind) -> None:
+    """Raises Refused when this instance cannot take such a topic of another (rule R12)."""
+    answer = store.check(kind)
+    if answer.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
+        raise Refused(answer.reason, answer.message)
+
+
+def own_topic(store: ComparingStore, name: str) -> TopicKind:
+    """This instance's topic of that name, no reserved one. Raises Refused TOPIC_NOT_FOUND."""
+    for kind in store.topics(re.escape(name)):
+        if kind.name == name:
+            return kind
+    raise Refused(types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, f"there is no topic {name[:200]!r}")
+
+
+def _parts(versions: Sequence[Version]) -> Iterator[list[Version]]:
+    part: list[Version] = []
+    size = 0
+    for version in versions:
+        part.append(version)
+        size += len(version.key)
+        if len(part) >= MESSAGE_VERSIONS or size >= MESSAGE_KEY_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _check(buckets: int, wanted: Collection[int], due: int) -> None:
+    if not 1 <= buckets <= BUCKETS_MAX:
+        raise invalid(f"buckets: {buckets} is not between 1 and {BUCKETS_MAX}")
+    if any(bucket >= buckets for bucket in wanted):
+        raise invalid(f"bucket: {max(wanted)} is not one of {buckets}")
+    if due <= 0:
+        raise invalid(f"now_micros: {due} is no time")
+
+
+def _acting(acts: bool) -> str:
+    return "acted on" if acts else "not acted on"
+
+
+def invalid(message: str) -> Refused:
+    """INVALID_ARGUMENT."""
+    return Refused(types_pb2.ERROR_REASON_INVALID_ARGUMENT, message)
+
+
+# --- as it travels ---------------------------------------------------------------------------------------------------
+
+
+def instance_of(identity: Identity) -> replication_pb2.Instance:
+    """An instance, on the wire."""
+    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
+
+
+def topic_of(kind: TopicKind) -> replication_pb2.ReplicatedTopic:
+    """A topic, on the wire."""
+    return replication_pb2.ReplicatedTopic(
+        name=kind.name,
+        key=kind.key,
+        message_type=kind.message_type,
+        separator=kind.separator,
+        acts_on_expiration=kind.acts,
+    )
+
+
+def kind_of(topic: replication_pb2.ReplicatedTopic) -> TopicKind:
+    """A topic, off the wire; one without a journal is not sent."""
+    return TopicKind(topic.name, tuple(topic.key), topic.message_type, topic.separator, acts=topic.acts_on_expiration)
