@@ -11,7 +11,7 @@ An instance that this one sends to is a *peer*, one that it receives from a *sou
 in `meta`, JSON but for the seeds':
 
     "peer/" name      who it is, what it has acknowledged, whether it has missed tombstones
-    "source/" name    who it is, its number in the journal, its topics, how far it has been applied, see `Source`
+    "source/" name    who it is, its number in the journal, what it sends, how far that is applied, see `Source`
     "seed/" name / topic u32
                       flag u8 | key: how far the topic has been merged; 1 is complete; 2 has been so before
     "next_source"     u32: numbers are never used again, so that a source that begins anew is another one
@@ -114,8 +114,10 @@ class Source(NamedTuple):
     """In the journal, of what came from it as it is now."""
     topics: str
     """The pattern of what it sends."""
-    cursor: int | None
-    """What of its journal has been applied. None: nothing can be said, it begins anew."""
+    filter: str
+    """The filter of what it sends."""
+    cursor: int
+    """What of its journal has been applied."""
     wait_for: int = 0
     """Not 0: nothing of it is taken before it has acknowledged this sequence of ours."""
     guarded: bool = False
@@ -193,6 +195,8 @@ class Replicas:
         self._cover()
         self._kinds: dict[str, dict[str, Kind]] = {}
         """By source: its topics, as it has told them."""
+        self._passed_over: dict[str, list[bytes]] = {}
+        """By source: rows of seeds that do not hold any more once its cursor moves on."""
         self._unsaved: set[str] = set()
         """Peers whose rows are behind what is known."""
         self._retention = Retention()
@@ -243,10 +247,12 @@ class Replicas:
     def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
         """A peer has everything up to there, on its disk. `save_peers` writes it down."""
         before = self.peer(name)
-        # Another instance under the name, or its data anew: what the one before had acknowledged says nothing of it.
-        known = before.acknowledged if before.identity == identity else 0
-        if sequence > known or before.identity != identity:
-            self.peers[name] = before._replace(identity=identity, acknowledged=max(sequence, known))
+        # Another instance under the name, or its data restored: what was purged because the one before had
+        # acknowledged it may be alive in this one.
+        missed = before.missed or (before.identity is not None and before.identity != identity)
+        after = Peer(identity, sequence, missed)
+        if after != before:
+            self.peers[name] = after
             self._unsaved.add(name)
 
     def reseeded(self, name: str) -> None:
@@ -270,7 +276,10 @@ class Replicas:
             if isinstance(result, StoreError):
                 self._unsaved |= names
 
-        self._store.control_quietly(stage_peers, saved)
+        try:
+            self._store.control(stage_peers, saved)
+        except StoreError as error:  # the store is stopping, or has failed
+            saved(error)
 
     def held(self, heads: Heads, topic: Topic, figures: StoredStatistics, now_micros: int) -> int:
         """The sequence up to which no peer that is behind needs the topic's journal (RE5)."""
@@ -302,20 +311,16 @@ class Replicas:
 
     # -- reading for peers ------------------------------------------------------------------------------------------
 
-    def read(self, peer: str, after: int, *, topics: Collection[str], select: Select, bytes_max: int) -> Piece:
+    def read(self, peer: Identity, after: int, *, topics: Collection[str], select: Select, bytes_max: int) -> Piece:
         """The durable changes of some topics behind a sequence, but for what came from the peer itself (RE3)."""
         upto = self._store.writer.synced_sequence
-        own = self._number_of(peer)
+        source = self.sources.get(peer.name)
+        own = source.number if source is not None and source.identity == peer else None
         cut = self._store.journal_cut()
         try:
             return self._read(cut, own, after, upto, topics, select, bytes_max)
         finally:
             cut.close()
-
-    def _number_of(self, peer: str) -> int | None:
-        """The number in the journal of what came from a peer as it is now."""
-        source, identity = self.sources.get(peer), self.peer(peer).identity
-        return source.number if source is not None and source.identity == identity else None
 
     def _read(
         self,
@@ -417,13 +422,15 @@ class Replicas:
 
     # -- sources: how far they are ----------------------------------------------------------------------------------
 
-    def begin(self, identity: Identity, *, topics: str, cursor: int | None, guarded: bool, done: Done) -> None:
+    def begin(
+        self, identity: Identity, *, topics: str, filter_text: str, cursor: int, guarded: bool, done: Done
+    ) -> None:
         """From now on a source is this one, its changes come from behind `cursor`, its topics are to be seeded."""
         name = identity.name
 
         def stage_begin(stage: Stage) -> Callable[[], Counts]:
             number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
-            source = Source(identity, number, topics, cursor, guarded=guarded)
+            source = Source(identity, number, topics, filter_text, cursor, guarded=guarded)
             prefix = SEED_KEY + name.encode() + b"/"
             stage.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
             stage.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
@@ -450,9 +457,23 @@ class Replicas:
         self._store.control(stage_wait, done)
 
     def answers(self, name: str, kinds: Sequence[Kind]) -> list[Answer]:
-        """What is wanted of a source's topics."""
+        """What is wanted of a source's topics, which are all that it sends. What is known of others does not last:
+        their changes are passed over from here on."""
         self._kinds[name] = {kind.name: kind for kind in kinds}
-        return [self._answer(name, kind) for kind in kinds]
+        found = [self._answer(name, kind) for kind in kinds]
+        taken = {
+            _seed_key(name, self._store.topics.by_name[kind.name])
+            for kind, answer in zip(kinds, found, strict=True)
+            if answer.refusal is None
+        }
+        prefix = SEED_KEY + name.encode() + b"/"
+        rows = self._rocks.cursor(META)
+        try:
+            # Those of topics that have been deleted here are gone already.
+            self._passed_over[name] = [row for row in rows.keys(prefix, prefix + b"\xff" * 5) if row not in taken]
+        finally:
+            rows.close()
+        return found
 
     def check(self, kind: Kind) -> StoreError | None:
         """Why a topic of another instance cannot be taken (rule R12); None: it can."""
@@ -502,10 +523,10 @@ class Replicas:
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
 
         def stage_apply(stage: Stage) -> Callable[[], Counts]:
-            source = self.sources[name]
-            if source.cursor is None or after > source.cursor:
+            source = self._ready(name)
+            if after > source.cursor:
                 raise StoreError(
-                    Reason.PROTOCOL_MISMATCH,
+                    Reason.BATCH_DAMAGED,
                     f"changes behind {after} came, and this instance has what is up to {source.cursor}",
                 )
             tally = Tally()
@@ -521,6 +542,7 @@ class Replicas:
                     stage.atomic = changes.atomic
                     Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
                     stage.end_request()
+                stage.batch.deletes[META] += self._passed_over.get(name, ())
                 self._put_source(stage, name, source._replace(cursor=upto))
             return tally.counts
 
@@ -547,12 +569,12 @@ class Replicas:
             topic = self._takeable(name, part.topic)
             if topic is None:
                 return Counts
-            source, before = self.sources[name], self._rocks.get(META, _seed_key(name, topic))
+            source, before = self._ready(name), self._rocks.get(META, _seed_key(name, topic))
             if part.first:
                 before = bytes((_UNDER_WAY if before is None or before[0] == _UNDER_WAY else _AGAIN,))
             elif before is None or before[0] == _COMPLETE or before[1:] < part.after_key:
                 raise StoreError(
-                    Reason.PROTOCOL_MISMATCH, f"a seed of {part.topic} goes on where this instance has not come to"
+                    Reason.BATCH_DAMAGED, f"a seed of {part.topic} goes on where this instance has not come to"
                 )
             own = self._store.stage_origins(stage, origins)
             if changes is not None:
@@ -580,7 +602,8 @@ class Replicas:
         self._store.control(stage_merge, merged)
 
     def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: Done) -> None:
-        """Merges rows by version, for a repair; they go on to every peer."""
+        """Merges rows by version, for a repair; they go on to every peer. What is not here, and not above what has been
+        purged, may be dead: it is not taken (rule R4). Raises StoreError BATCH_DAMAGED at once."""
         changes = decoded(topic.name, chunk)
 
         def stage_rows(stage: Stage) -> Callable[[], Counts]:
@@ -588,10 +611,21 @@ class Replicas:
                 raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
             self._check_skew(stage, [changes])
             own, tally = self._store.stage_origins(stage, origins), Tally()
-            Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
+            guard = self.purged(topic)
+            Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard).apply(changes, own)
             return tally.counts
 
         self._store.control(stage_rows, done)
+
+    def _ready(self, name: str) -> Source:
+        """A source of which changes may be taken now. Raises StoreError RESEED_PENDING (RE4)."""
+        source = self.sources[name]
+        if source.wait_for:
+            raise StoreError(
+                Reason.RESEED_PENDING,
+                f"{name} was away for too long: it has to have what is up to {source.wait_for} here, first",
+            )
+        return source
 
     def _takeable(self, source: str, name: str) -> Topic | None:
         """The topic of this instance for a source's; None where it has none, or another one."""

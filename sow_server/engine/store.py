@@ -488,6 +488,10 @@ class Store:
         """Without the thread: expires what is due. Returns the index entries visited."""
         return 0 if self._clock.paused else self.writer.sweep_now()
 
+    def sync(self) -> None:
+        """Without the thread: makes what is written durable, as the thread does within moments."""
+        self.writer.sync_now()
+
     def control(
         self,
         run: Callable[[Stage], Callable[[], T]],

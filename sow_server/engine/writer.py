@@ -294,6 +294,12 @@ class Writer:
                 break
         return visited
 
+    def sync_now(self) -> None:
+        """Without a thread: syncs what is written and not yet durable."""
+        if self._unsynced_since is not None and self._failure is None:
+            self._sync()
+            self._flush_answers()
+
     def _run(self) -> None:
         try:
             while True:

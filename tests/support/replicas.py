@@ -1,0 +1,157 @@
+"""Instances that replicate, without links: the test ships what it wants, when it wants, from one store to another.
+
+a, b = instance(tmp_path, "a", peers=["b"]), instance(tmp_path, "b", peers=["a"])
+ship(a, b)
+assert b.get("t", "1") == a.get("t", "1")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sow_server.engine.codec import Tombstone, decode_tombstone
+from sow_server.engine.errors import StoreError
+from sow_server.engine.merging import NOTHING_PURGED, Counts, Purged
+from sow_server.engine.model import RecordMatcher
+from sow_server.engine.replicas import Identity, PeerSettings, ReplicaOptions, SeedRange
+from sow_server.engine.rocks import TOMBSTONES
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.topics import Topic
+from tests.support.stores import FakeTime, Rig
+
+
+class Live(NamedTuple):
+    """What replicas have to agree on."""
+
+    payload: bytes
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    origin: str
+
+
+def instance(
+    path: Path, name: str, *, peers: Sequence[str] = (), time: FakeTime | None = None, topics: str = ".*", **bounds: Any
+) -> Rig:
+    """A store with peers."""
+    options = ReplicaOptions(peers=tuple(PeerSettings(peer, topics) for peer in peers), **bounds)
+    return Rig(path / name, options=replace(StoreOptions(), instance=name, replicas=options), time=time)
+
+
+def identity(rig: Rig) -> Identity:
+    """Who it is."""
+    return Identity(rig.options.instance, rig.store.instance_id, rig.store.epoch)
+
+
+def everything(topic: Topic) -> RecordMatcher | None:
+    """No filter."""
+    return None
+
+
+def greet(sender: Rig, receiver: Rig, *, guarded: bool = False, cursor: int | None = None) -> None:
+    """The receiver begins to receive."""
+    answers: list[Counts | StoreError] = []
+    at = sender.store.writer.synced_sequence if cursor is None else cursor
+    receiver.store.replicas.begin(
+        identity(sender), topics=".*", filter_text="", cursor=at, guarded=guarded, done=answers.append
+    )
+    receiver.answer(answers)
+
+
+def seed(
+    sender: Rig, receiver: Rig, topic: str, *, purged: Purged = NOTHING_PURGED, bytes_max: int = 2**20
+) -> list[Counts]:
+    """Sends the snapshot of a topic, part by part."""
+    name = sender.options.instance
+    tell(sender, receiver)
+    sender.store.sync()
+    counts: list[Counts] = []
+    after, first = b"", True
+    while True:
+        rows = sender.store.replicas.seed(sender.topic(topic), after, select=everything, bytes_max=bytes_max)
+        part = SeedRange(topic, first, not rows.upto_key, after, rows.upto_key)
+        answers: list[Counts | StoreError] = []
+        receiver.store.replicas.merge(
+            name, part, chunk=rows.chunk, origins=sender.store.origins, purged=purged, done=answers.append
+        )
+        counts.append(receiver.answer(answers))
+        if part.last:
+            return counts
+        after, first = rows.upto_key, False
+
+
+def tell(sender: Rig, receiver: Rig) -> None:
+    """The receiver hears of the sender's topics."""
+    receiver.store.replicas.answers(sender.options.instance, sender.store.replicas.topics(".*"))
+
+
+def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
+    """Sends the changes behind the receiver's cursor, and everything before the first time; and the acknowledgement
+    comes back."""
+    name = sender.options.instance
+    sender.store.sync()
+    total = [0, 0, 0, 0]
+    source = receiver.store.replicas.sources.get(name)
+    if source is None or source.identity != identity(sender):
+        greet(sender, receiver)
+        for topic in sender.store.replicas.topics(".*"):
+            for counts in seed(sender, receiver, topic.name):
+                total = [one + other for one, other in zip(total, counts, strict=True)]
+    tell(sender, receiver)
+    while True:
+        cursor = receiver.store.replicas.sources[name].cursor
+        topics = [kind.name for kind in sender.store.replicas.topics(".*")]
+        piece = sender.store.replicas.read(
+            identity(receiver), cursor, topics=topics, select=everything, bytes_max=bytes_max
+        )
+        if piece.upto == cursor:
+            break
+        answers: list[Counts | StoreError] = []
+        receiver.store.replicas.apply(
+            name,
+            after=cursor,
+            upto=piece.upto,
+            chunks=piece.chunks,
+            origins=sender.store.origins,
+            done=answers.append,
+        )
+        total = [one + other for one, other in zip(total, receiver.answer(answers), strict=True)]
+    sender.store.replicas.acknowledged(
+        receiver.options.instance, identity(receiver), receiver.store.replicas.sources[name].cursor
+    )
+    return Counts(*total)
+
+
+def purge(rig: Rig, *, upto: int = 0, made_before: int = 0, unread: Sequence[str] = ()) -> int:
+    """Purges tombstones until there is no more to do; how many."""
+    gone = 0
+    while True:
+        answers: list[Counts | StoreError] = []
+        rig.store.replicas.purge(upto, made_before_micros=made_before, unread=unread, done=answers.append)
+        applied = rig.answer(answers).applied
+        if not applied:
+            return gone
+        gone += applied
+
+
+def live(rig: Rig, topic: str = "t") -> dict[str, Live]:
+    """The live records of a topic, as replicas have to agree on them."""
+    return {
+        key.decode(): Live(
+            found.payload,
+            found.version,
+            found.publish_time_micros,
+            found.expire_time_micros,
+            rig.store.origins[found.origin],
+        )
+        for key, found in rig.live(topic).items()
+    }
+
+
+def tombstones(rig: Rig, topic: str = "t") -> dict[str, Tombstone]:
+    """The tombstones of a topic, by key."""
+    found = rig.topic(topic)
+    return {key[4:].decode(): decode_tombstone(value) for key, value in rig.rows(TOMBSTONES, found.prefix, found.stop)}

@@ -1,0 +1,627 @@
+"""Changes of other instances in a store: merged by version, with tombstones, positions in the same commit (R1 to R9)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.codec import BURY, DELETE, EXPIRE, decode_changes, encode_changes
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.merging import Counts, Purged
+from sow_server.engine.model import Expiration, Publish, TopicSettings
+from tests.support.replicas import (
+    everything,
+    greet,
+    identity,
+    instance,
+    live,
+    purge,
+    seed,
+    ship,
+    tell,
+    tombstones,
+)
+from tests.support.stores import BINARY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Rig, Rig]:
+    """Two instances that send to each other, on one time."""
+    time = FakeTime()
+    rigs = instance(tmp_path, "a", peers=["b"], time=time), instance(tmp_path, "b", peers=["a"], time=time)
+    for rig in rigs:
+        rig.create_topic("t")
+    return rigs
+
+
+def test_a_record_arrives_with_its_version_stamp_time_and_origin(pair: tuple[Rig, Rig]) -> None:
+    """R2, A12: the downstream neither resets nor changes any of them, though its topic has a default of its own."""
+    a, b = pair
+    b.alter_topic("t", default_ttl_micros=HOUR, max_ttl_micros=HOUR)
+    a.put("t", "1", b"one", ttl=30 * SECOND)
+    a.put("t", "2", b"two")
+    ship(a, b)
+    a.time.tick(5 * SECOND)
+    a.put("t", "3", b"three", ttl=60 * SECOND)
+    a.touch("t", "2", ttl=2 * HOUR)
+    assert ship(a, b) == Counts(applied=2)
+    assert live(b) == live(a)
+    assert live(b)["1"].origin == "a"
+    assert live(b)["1"].expire_time_micros == START + 30 * SECOND
+
+
+def test_each_instance_expires_by_itself(pair: tuple[Rig, Rig]) -> None:
+    """R2, A13: the expiry of one is not told to the other; one that does not act on expiration keeps the row."""
+    a, b = pair
+    b.alter_topic("t", expiration=Expiration.DISABLED)
+    a.put("t", "1", ttl=30 * SECOND)
+    ship(a, b)
+    a.time.tick(30 * SECOND)
+    a.store.sweep()
+    assert a.kinds("t")[-1] == ("expire", "1")
+    assert ship(a, b) == Counts()
+    assert a.get("t", "1") is None
+    assert b.get("t", "1") is not None
+    ship(b, a)
+    assert a.get("t", "1") is None
+
+
+def test_a_delete_is_shipped_and_leaves_a_tombstone_at_both_ends(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    a.put("t", "1")
+    ship(a, b)
+    a.delete("t", "1")
+    ship(a, b)
+    assert b.get("t", "1") is None
+    assert b.kinds("t")[-1] == ("delete", "1")
+    here, there = tombstones(a)["1"], tombstones(b)["1"]
+    assert (here.version, here.kind) == (there.version, there.kind) == (here.version, DELETE)
+    assert a.topic("t").statistics.tombstones == b.topic("t").statistics.tombstones == 1
+
+
+def test_the_greater_version_wins_whatever_comes_first(pair: tuple[Rig, Rig]) -> None:
+    """R3: both ends hold the later write; the other one is counted."""
+    a, b = pair
+    ship(a, b)
+    ship(b, a)
+    a.put("t", "1", b"of a")
+    a.time.tick(1)
+    b.put("t", "1", b"of b")
+    assert ship(a, b) == Counts(superseded=1)
+    assert ship(b, a) == Counts(applied=1)
+    assert live(a) == live(b)
+    assert live(a)["1"].payload == b"of b"
+
+
+def test_of_equal_versions_the_greater_name_wins(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    ship(a, b)
+    ship(b, a)
+    for rig in pair:
+        rig.time.wall_micros = START + HOUR  # the one time of both
+        rig.put("t", "1", rig.options.instance.encode())
+    assert live(a)["1"].version == live(b)["1"].version
+    assert ship(a, b) == Counts(superseded=1)
+    assert ship(b, a) == Counts(applied=1)
+    assert live(a) == live(b)
+    assert live(a)["1"].origin == "b"
+
+
+def test_an_older_version_does_not_bring_a_deleted_or_expired_record_back(pair: tuple[Rig, Rig]) -> None:
+    """R4: not even one with a longer life."""
+    a, b = pair
+    ship(a, b)
+    ship(b, a)
+    b.put("t", "deleted", b"old", ttl=HOUR)
+    b.put("t", "expired", b"old", ttl=HOUR)
+    a.time.tick(SECOND)
+    a.put("t", "deleted", b"new")
+    a.delete("t", "deleted")
+    a.put("t", "expired", b"new", ttl=SECOND)
+    a.time.tick(SECOND)
+    a.store.sweep()
+    assert ship(b, a) == Counts(superseded=2)
+    assert live(a) == {}
+    assert tombstones(a)["expired"].kind == EXPIRE
+    ship(a, b)
+    b.store.sweep()
+    assert live(b) == {}
+
+
+def test_a_change_that_arrives_expired_supersedes_an_older_version(pair: tuple[Rig, Rig]) -> None:
+    """R5."""
+    a, b = pair
+    a.put("t", "1", b"long", ttl=HOUR)
+    ship(a, b)
+    a.put("t", "1", b"short", ttl=SECOND)
+    a.time.tick(SECOND)
+    assert ship(a, b) == Counts(applied=1)
+    assert b.get("t", "1") is None
+    assert b.kinds("t")[-2:] == [("put", "1"), ("expire", "1")]
+
+
+def test_an_overdue_record_is_expired_before_a_change_of_a_peer(pair: tuple[Rig, Rig]) -> None:
+    """L10: its expiry comes exactly once."""
+    a, b = pair
+    a.put("t", "1", b"old", ttl=SECOND)
+    ship(a, b)
+    a.time.tick(SECOND)
+    a.put("t", "1", b"new")
+    ship(a, b)
+    assert b.kinds("t") == [("put", "1"), ("expire", "1"), ("put", "1")]
+    assert live(b) == live(a)
+
+
+def test_a_delete_of_what_is_not_there_is_remembered_and_handed_on(tmp_path: Path) -> None:
+    """R4: a third instance may hold what was deleted; subscribers hear nothing."""
+    time = FakeTime()
+    a, b, c = (instance(tmp_path, name, peers=["b"] if name != "b" else ["a", "c"], time=time) for name in "abc")
+    for rig in (a, b, c):
+        rig.create_topic("t")
+    ship(a, b)
+    ship(b, c)
+    c.put("t", "1", b"old")
+    time.tick(SECOND)
+    a.put("t", "1", b"newer")
+    a.delete("t", "1")
+    b_only_the_delete = a.store.replicas.read(identity(b), 0, topics=["t"], select=everything, bytes_max=1)
+    assert b_only_the_delete.chunks
+    ship(a, b)
+    ship(b, c)
+    assert live(c) == {}
+    assert c.get("t", "1") is None
+
+
+def test_what_came_from_a_peer_does_not_go_back_to_it_but_to_others(tmp_path: Path) -> None:
+    """R7."""
+    time = FakeTime()
+    a, b = instance(tmp_path, "a", peers=["b"], time=time), instance(tmp_path, "b", peers=["a", "c"], time=time)
+    for rig in (a, b):
+        rig.create_topic("t")
+    ship(a, b)
+    a.put("t", "1")
+    ship(a, b)
+    b.put("t", "2")
+    b.store.sync()
+
+    def shipped_to(peer: str) -> list[bytes]:
+        to = identity(a) if peer == "a" else identity(a)._replace(name=peer)
+        piece = b.store.replicas.read(to, 0, topics=["t"], select=everything, bytes_max=2**20)
+        return [key for _, chunk in piece.chunks for key in decode_changes(0, chunk).keys]
+
+    assert shipped_to("a") == [b"2"]
+    assert shipped_to("c") == [b"1", b"2"]
+    # It has lost its data, so what it sent once is news to it.
+    reborn = identity(a)._replace(epoch="another")
+    piece = b.store.replicas.read(reborn, 0, topics=["t"], select=everything, bytes_max=2**20)
+    assert [key for _, chunk in piece.chunks for key in decode_changes(0, chunk).keys] == [b"1", b"2"]
+
+
+def test_nothing_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Rig]) -> None:
+    """R6."""
+    a, b = pair
+    ship(a, b)
+    a.put("t", "1")
+    cursor = b.store.replicas.sources["a"].cursor
+    piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
+
+    def apply(after: int, upto: int) -> Counts:
+        answers: list[Counts | StoreError] = []
+        b.store.replicas.apply(
+            "a", after=after, upto=upto, chunks=piece.chunks, origins=a.store.origins, done=answers.append
+        )
+        return b.answer(answers)
+
+    with pytest.raises(StoreError) as refused:
+        apply(cursor + 1, piece.upto + 1)
+    assert refused.value.reason is Reason.BATCH_DAMAGED
+    assert apply(cursor, piece.upto) == Counts(applied=1)
+    journal = len(b.journal("t"))
+    assert apply(cursor, piece.upto) == Counts()
+    assert apply(cursor, piece.upto + 1) == Counts(known=1)
+    assert len(b.journal("t")) == journal, "a change that changes nothing is not journaled"
+
+
+def test_the_cursor_is_in_the_batch_of_what_was_applied(pair: tuple[Rig, Rig]) -> None:
+    """R6: a crash leaves both or neither, and a restart goes on behind it."""
+    a, b = pair
+    ship(a, b)
+    for number in range(20):
+        a.put("t", str(number))
+        ship(a, b)
+        b.crash()
+        assert b.store.replicas.sources["a"].cursor == a.store.writer.synced_sequence
+        assert live(b) == live(a)
+
+
+def test_a_version_from_the_far_future_is_not_applied(pair: tuple[Rig, Rig]) -> None:
+    """K7: nothing is skipped; when the clocks agree again it comes."""
+    a, b = pair
+    ship(a, b)
+    b.time = FakeTime(START - HOUR)
+    b.close()
+    b.open(accept_clock=True)
+    a.put("t", "1")
+    with pytest.raises(StoreError) as refused:
+        ship(a, b)
+    assert refused.value.reason is Reason.CLOCK_SKEW
+    assert live(b) == {}
+    b.time.tick(HOUR - 10 * SECOND)
+    ship(a, b)
+    assert live(b) == live(a)
+
+
+def test_a_received_version_moves_the_next_one_of_this_instance(pair: tuple[Rig, Rig]) -> None:
+    """K7: what is written here after it is above it, though this clock is behind."""
+    a, b = pair
+    ship(a, b)
+    b.time = FakeTime(START - 5 * SECOND)
+    b.close()
+    b.open()
+    a.put("t", "1", b"first")
+    ship(a, b)
+    b.put("t", "1", b"second")
+    assert live(b)["1"].version > live(a)["1"].version
+
+
+def test_a_touch_of_a_value_that_never_came_is_a_put(pair: tuple[Rig, Rig]) -> None:
+    """A touch carries the whole record; indexes and subscribers must not take the payload for the old one."""
+    a, b = pair
+    for rig in pair:
+        rig.create_topic("j", TopicSettings(index=("/n",)))
+    a.put("j", "1", b'{"n":1}')
+    ship(a, b)
+    a.put("j", "1", b'{"n":2}')
+    a.touch("j", "1", ttl=HOUR)
+    entries = a.store.replicas.read(
+        identity(b), b.store.replicas.sources["a"].cursor, topics=["j"], select=everything, bytes_max=2**20
+    )
+    (put, touch) = entries.chunks
+    del put  # superseded on its way by a seed, say
+    answers: list[Counts | StoreError] = []
+    cursor = b.store.replicas.sources["a"].cursor
+    b.store.replicas.apply(
+        "a", after=cursor, upto=entries.upto, chunks=[touch], origins=a.store.origins, done=answers.append
+    )
+    assert b.answer(answers) == Counts(applied=1)
+    assert b.kinds("j")[-1] == ("put", "1")
+    assert live(b, "j") == live(a, "j")
+
+
+def test_an_atomic_request_stays_whole_on_a_replica(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    ship(a, b)
+    a.run(Publish("t", [b"1", b"2"], ["x", "y"], atomic=True))
+    a.run(Publish("t", [b"1", b"2"], ["z", "u"], atomic=True))
+    a.put("t", "plain")
+    ship(a, b)
+    chunks = [decode_changes(0, value) for _, value in b.store.read_journal(b.topic("t"))]
+    assert [(chunk.atomic, chunk.keys) for chunk in chunks] == [
+        (True, [b"x", b"y"]),
+        (True, [b"z", b"u"]),
+        (False, [b"plain"]),
+    ]
+
+
+def test_only_durable_changes_are_shipped(pair: tuple[Rig, Rig]) -> None:
+    """S7."""
+    a, b = pair
+    ship(a, b)
+    before = a.store.writer.synced_sequence
+    a.time.tick(1)
+    a.put("t", "1", ttl=1)
+    a.time.tick(MINUTE)
+    a.store.sweep()  # not synced by itself
+    piece = a.store.replicas.read(identity(b), before, topics=["t"], select=everything, bytes_max=2**20)
+    assert piece.upto == a.store.writer.synced_sequence < a.store.writer.last_sequence
+
+
+def test_a_seed_has_records_and_tombstones_in_parts(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    for number in range(50):
+        a.put("t", f"{number:02}", b"x" * 100)
+    for number in range(0, 50, 3):
+        a.delete("t", f"{number:02}")
+    b.put("t", "03", b"older")  # b's clock has not moved: but it was written later, so b keeps it
+    greet(a, b)
+    parts = seed(a, b, "t", bytes_max=500)
+    assert len(parts) > 5
+    assert sum(part.applied for part in parts) + sum(part.superseded for part in parts) == 50
+    assert set(tombstones(b)) >= set(tombstones(a)) - {"03"}
+    (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
+    assert not answer.wanted
+
+
+def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    for number in range(20):
+        a.put("t", f"{number:02}", b"x" * 100)
+    greet(a, b)
+    tell(a, b)
+    rows = a.store.replicas.seed(a.topic("t"), b"", select=everything, bytes_max=500)
+    from sow_server.engine.replicas import SeedRange
+
+    answers: list[Counts | StoreError] = []
+    b.store.replicas.merge(
+        "a",
+        SeedRange("t", True, False, b"", rows.upto_key),
+        chunk=rows.chunk,
+        origins=a.store.origins,
+        purged=Purged(),
+        done=answers.append,
+    )
+    b.answer(answers)
+    b.crash()
+    (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
+    assert (answer.wanted, answer.after_key) == (True, rows.upto_key)
+
+
+def test_a_topic_that_differs_leaves_the_link_and_is_seeded_once_it_is_mended(pair: tuple[Rig, Rig]) -> None:
+    """R12: the rest goes on, and nothing that was passed over is lost."""
+    a, b = pair
+    a.create_topic("other", TopicSettings(key=("/id",)))
+    b.create_topic("other", TopicSettings(key=("/name",)))
+    ship_kinds = a.store.replicas.topics(".*")
+    greet(a, b)
+    seed(a, b, "t")
+    answers = dict(zip([kind.name for kind in ship_kinds], b.store.replicas.answers("a", ship_kinds), strict=True))
+    refusal = answers["other"].refusal
+    assert refusal is not None
+    assert refusal.reason is Reason.TOPIC_DIFFERS
+    assert '"/id"' in refusal.message
+    assert '"/name"' in refusal.message
+    a.run(Publish("other", [b'{"id":1}']))
+    a.put("t", "1")
+    ship(a, b)
+    assert live(b) == live(a)
+    b.alter_topic("other", key=("/id",))
+    answers = dict(zip([kind.name for kind in ship_kinds], b.store.replicas.answers("a", ship_kinds), strict=True))
+    assert answers["other"].refusal is None
+    assert answers["other"].wanted
+    seed(a, b, "other")
+    assert live(b, "other") == live(a, "other")
+
+
+def test_changes_passed_over_make_a_seeded_topic_wanted_again(pair: tuple[Rig, Rig]) -> None:
+    """A topic that was seeded, deleted at the receiver and made anew, or refused for a while."""
+    a, b = pair
+    ship(a, b)
+    b.alter_topic("t", journal=False)
+    a.put("t", "1")
+    ship(a, b)
+    b.alter_topic("t", journal=True)
+    (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
+    assert answer.wanted
+
+
+def test_a_damaged_batch_is_refused(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    ship(a, b)
+    a.put("t", "1")
+    cursor = b.store.replicas.sources["a"].cursor
+    piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
+    ((topic, chunk),) = piece.chunks
+    for bad in (b"", chunk[:-1], chunk + b"x", b"\x09" + chunk[1:], chunk[: len(chunk) // 2]):
+        with pytest.raises(StoreError) as refused:
+            b.store.replicas.apply(
+                "a", after=cursor, upto=piece.upto, chunks=[(topic, bad)], origins=a.store.origins, done=print
+            )
+        assert refused.value.reason is Reason.BATCH_DAMAGED
+    origins: list[str] = []
+    answers: list[Counts | StoreError] = []
+    b.store.replicas.apply(
+        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=origins, done=answers.append
+    )
+    with pytest.raises(StoreError, match="origin without a name"):
+        b.answer(answers)
+
+
+# --- the journal, and tombstones -------------------------------------------------------------------------------------
+
+
+def test_the_journal_is_kept_for_a_peer_that_is_behind_up_to_a_bound(tmp_path: Path) -> None:
+    """R9."""
+    a = instance(tmp_path, "a", peers=["b"], lag_age_micros_max=HOUR)
+    a.create_topic("t", BINARY, retain_time_micros=0, retain_bytes=0)
+    for _ in range(3):
+        a.put("t", "1")
+        a.time.tick(MINUTE)
+    a.prune()
+    assert len(a.journal("t")) == 3
+    a.store.replicas.acknowledged("b", identity(a)._replace(name="b"), a.journal("t")[1].sequence)
+    a.prune()
+    assert len(a.journal("t")) == 1
+    a.time.tick(HOUR)
+    a.prune()
+    assert a.journal("t") == []
+    piece = a.store.replicas.read(identity(a)._replace(name="b"), 0, topics=["t"], select=everything, bytes_max=1)
+    assert piece.lost == ["t"]
+
+
+def test_a_topic_that_no_peer_shares_leaves_no_tombstones(tmp_path: Path) -> None:
+    a = instance(tmp_path, "a", peers=["b"], topics="shared.*")
+    for name in ("shared.1", "own"):
+        a.create_topic(name)
+        a.put(name, "1")
+        a.put(name, "2", ttl=SECOND)
+        a.delete(name, "1")
+    a.time.tick(SECOND)
+    a.store.sweep()
+    assert set(tombstones(a, "shared.1")) == {"1", "2"}
+    assert tombstones(a, "own") == {}
+
+
+def test_tombstones_are_purged_in_the_order_of_making(pair: tuple[Rig, Rig]) -> None:
+    a, _ = pair
+    for key in "abcd":
+        a.put("t", key)
+        a.delete("t", key)
+        a.time.tick(MINUTE)
+    second = tombstones(a)["b"]
+    assert purge(a, upto=second.sequence) == 2
+    assert set(tombstones(a)) == {"c", "d"}
+    assert a.store.replicas.purged(a.topic("t")) == Purged(second.version, "a")
+    assert a.topic("t").statistics.tombstones == 2
+    a.reopen()
+    assert a.store.replicas.purged(a.topic("t")) == Purged(second.version, "a")
+    assert purge(a, made_before=START + 3 * MINUTE) == 1
+    assert set(tombstones(a)) == {"d"}
+
+
+def test_a_purge_by_age_is_remembered_for_those_who_missed_it(pair: tuple[Rig, Rig]) -> None:
+    """R4: the peer has not heard of the delete, and may hold what is older."""
+    a, b = pair
+    ship(a, b)
+    ship(b, a)
+    a.put("t", "1")
+    a.delete("t", "1")
+    a.time.tick(HOUR)
+    assert purge(a, made_before=a.clock.now_micros(), unread=["b"]) == 1
+    a.reopen()
+    assert a.store.replicas.peer("b").missed
+    assert a.store.replicas.sources["b"].wait_for > 0
+    b.put("t", "2")
+    with pytest.raises(StoreError) as refused:
+        ship(b, a)
+    assert refused.value.reason is Reason.RESEED_PENDING
+
+
+def test_what_only_a_receiver_has_is_dropped_when_it_is_dead_by_what_was_purged(pair: tuple[Rig, Rig]) -> None:
+    """R4: written to a file first; what is newer is kept, what expired elsewhere and is kept here by disabling, too."""
+    a, b = pair
+    b.put("t", "dead", b"old")
+    b.put("t", "known", b"old")
+    b.alter_topic("t", expiration=Expiration.DISABLED)
+    b.put("t", "overdue", b"kept", ttl=SECOND)
+    a.time.tick(MINUTE)
+    a.put("t", "dead")
+    a.delete("t", "dead")
+    a.put("t", "known", b"new")
+    purge(a, upto=a.store.writer.last_sequence)
+    a.time.tick(MINUTE)
+    b.put("t", "newer", b"mine")
+    greet(a, b)
+    purged = a.store.replicas.purged(a.topic("t"))
+    (counts,) = seed(a, b, "t", purged=purged)
+    assert counts == Counts(applied=1, dropped=1)
+    assert {key: found.payload for key, found in live(b).items()} == {
+        "known": b"new",
+        "newer": b"mine",
+        "overdue": b"kept",
+    }
+    (file,) = (b.path / "dropped").iterdir()
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line)["key"] == "dead"
+    assert tombstones(b)["dead"].version == purged.version
+    assert b.kinds("t")[-2:] == [("delete", "dead"), ("put", "known")]
+
+
+def test_many_dropped_records_take_several_commits(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    b.run(Publish("t", [b"x"] * 2500, [f"{number:04}" for number in range(2500)]))
+    a.time.tick(MINUTE)
+    a.put("t", "9999")
+    a.delete("t", "9999")
+    purge(a, upto=a.store.writer.last_sequence)
+    greet(a, b)
+    (counts,) = seed(a, b, "t", purged=a.store.replicas.purged(a.topic("t")))
+    assert counts == Counts(dropped=2500)
+    assert live(b) == {}
+
+
+def test_a_guarded_receiver_does_not_take_what_it_has_purged(pair: tuple[Rig, Rig]) -> None:
+    """R4: a source that was restored may hold what is dead here."""
+    a, b = pair
+    a.put("t", "dead")
+    ship(a, b)
+    a.time.tick(MINUTE)
+    b.delete("t", "dead")
+    purge(b, upto=b.store.writer.last_sequence)
+    a.time.tick(MINUTE)
+    a.put("t", "newer")
+    greet(a, b, guarded=True)
+    (counts,) = seed(a, b, "t")
+    assert counts == Counts(applied=1, dropped=1)
+    assert set(live(b)) == {"newer"}
+
+
+def test_a_topic_is_not_deleted_while_a_peer_has_not_received_all_of_it(pair: tuple[Rig, Rig]) -> None:
+    """T5: nothing of it is left behind afterwards."""
+    a, b = pair
+    a.put("t", "1")
+    a.delete("t", "1")
+    with pytest.raises(StoreError) as refused:
+        a.delete_topic("t")
+    assert refused.value.reason is Reason.PEER_BEHIND
+    ship(a, b)
+    ship(b, a)
+    assert a.delete_topic("t") == 0
+    a.create_topic("t")
+    assert tombstones(a) == {}
+    (answer,) = a.store.replicas.answers("b", b.store.replicas.topics("t"))
+    assert answer.wanted
+    assert purge(a, upto=a.store.writer.last_sequence) == 1, "its place in the order is cleared up"
+    assert a.topic("t").statistics.tombstones == 0
+
+
+def test_what_peers_have_acknowledged_is_written_down(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    a.put("t", "1")
+    ship(a, b)
+    before = a.store.replicas.peer("b")
+    assert before.acknowledged == a.store.writer.synced_sequence
+    a.store.replicas.save_peers()
+    a.store.writer.step()
+    a.crash()
+    assert a.store.replicas.peer("b") == before
+    # Another instance under its name: what the one before had says nothing of it.
+    a.store.replicas.acknowledged("b", identity(b)._replace(id="new"), 1)
+    assert a.store.replicas.peer("b").missed
+
+
+def test_a_filter_withdraws_what_does_not_match_any_more(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    ship(a, b)
+
+    def select(topic: object) -> object:
+        return lambda key, value: value.endswith(b"yes")
+
+    a.put("t", "1", b"yes")
+    a.put("t", "2", b"no")
+    a.put("t", "3", b"yes")
+    a.put("t", "3", b"no")
+    cursor = b.store.replicas.sources["a"].cursor
+    piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=select, bytes_max=2**20)  # type: ignore[arg-type]  # a matcher
+    answers: list[Counts | StoreError] = []
+    b.store.replicas.apply(
+        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins, done=answers.append
+    )
+    assert b.answer(answers) == Counts(applied=3)
+    assert set(live(b)) == {"1"}
+
+
+def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
+    """Only peers read it: there is no record that went."""
+    from sow_server.subscriptions.changes import changes_of
+
+    a, b = pair
+    ship(a, b)
+    a.put("t", "1")
+    a.delete("t", "1")
+    chunk = a.store.replicas.read(
+        identity(b), b.store.replicas.sources["a"].cursor, topics=["t"], select=everything, bytes_max=2**20
+    ).chunks[-1]
+    answers: list[Counts | StoreError] = []
+    source = b.store.replicas.sources["a"]
+    b.store.replicas.apply(
+        "a", after=source.cursor, upto=source.cursor + 2, chunks=[chunk], origins=a.store.origins, done=answers.append
+    )
+    assert b.answer(answers) == Counts(applied=1)
+    ((_, value),) = b.store.read_journal(b.topic("t"))
+    changes = decode_changes(1, value)
+    assert list(changes.change) == [BURY]
+    assert changes_of(b.topic("t"), changes, start=0, stop=1, find=lambda _: None) == []
+    assert encode_changes(changes) == value
+    assert set(tombstones(b)) == {"1"}
