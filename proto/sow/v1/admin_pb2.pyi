@@ -1993,7 +1993,7 @@ class RepairReplicationResponse(_message.Message):
     topic: _builtins.str
     """The topic."""
     differing: _builtins.int
-    """Keys that differed."""
+    """Keys that differ still, as compared again when all was merged: two records of one version cannot be decided between."""
     sent: _builtins.int
     """Records and tombstones that the peer took over."""
     received: _builtins.int
