@@ -1,0 +1,148 @@
+"""The calls of verify and repair over gRPC: what comes back, and how they fail; the peer is a server in here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
+from sow_replication.calls import Calls
+from sow_replication.ports import Refused
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.services.errors import abort
+
+
+class Peer(replication_pb2_grpc.ReplicationServiceServicer):
+    """Answers what a test has it answer."""
+
+    def __init__(self) -> None:
+        self.error: StoreError | None = None
+        self.waits = False
+        self.waiting = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.metadata: dict[str, str | bytes] = {}
+
+    async def _answer(self, context: Any) -> None:  # Any: a context of each method's own types
+        self.metadata = dict(context.invocation_metadata())
+        if self.error is not None:
+            await abort(context, self.error)
+        if self.waits:
+            self.waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+
+    def Replicate(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802  # the contract's name
+        raise AssertionError("no link is opened here")
+
+    async def Checksum(self, request: Any, context: Any) -> replication_pb2.ChecksumResponse:  # noqa: N802  # as above
+        await self._answer(context)
+        return replication_pb2.ChecksumResponse(checksum=[request.buckets])
+
+    async def ListVersions(  # noqa: N802  # as above
+        self, request: Any, context: Any
+    ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
+        yield replication_pb2.ListVersionsResponse(key=["1"])
+        await self._answer(context)
+        yield replication_pb2.ListVersionsResponse(key=["2"])
+
+    async def FetchRows(self, request: Any, context: Any) -> replication_pb2.FetchRowsResponse:  # noqa: N802  # as above
+        await self._answer(context)
+        return replication_pb2.FetchRowsResponse(chunk=b"chunk")
+
+    async def MergeRows(self, request: Any, context: Any) -> replication_pb2.MergeRowsResponse:  # noqa: N802  # as above
+        await self._answer(context)
+        return replication_pb2.MergeRowsResponse(applied=3)
+
+
+async def listed(calls: Calls) -> list[str]:
+    """The keys of all parts."""
+    return [key async for part in calls.list_versions(replication_pb2.ListVersionsRequest()) for key in part.key]
+
+
+CALLS: list[Callable[[Calls], Awaitable[object]]] = [
+    lambda calls: calls.checksum(replication_pb2.ChecksumRequest(buckets=7)),
+    listed,
+    lambda calls: calls.fetch_rows(replication_pb2.FetchRowsRequest()),
+    lambda calls: calls.merge_rows(replication_pb2.MergeRowsRequest()),
+]
+
+
+def using(use: Callable[[Calls, Peer, grpc.aio.Server], Awaitable[None]]) -> None:
+    """Runs `use` with calls to a peer."""
+
+    async def run() -> None:
+        peer = Peer()
+        server = grpc.aio.server()
+        replication_pb2_grpc.add_ReplicationServiceServicer_to_server(peer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = replication_pb2_grpc.ReplicationServiceStub(channel)  # the asynchronous one is a name for types
+            await use(Calls(stub, [("token", "secret")]), peer, server)
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_answers_come_back_and_credentials_go_along() -> None:
+    async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
+        expected = [
+            replication_pb2.ChecksumResponse(checksum=[7]),
+            ["1", "2"],
+            replication_pb2.FetchRowsResponse(chunk=b"chunk"),
+            replication_pb2.MergeRowsResponse(applied=3),
+        ]
+        for call, answer in zip(CALLS, expected, strict=True):
+            peer.metadata = {}
+            assert await call(calls) == answer
+            assert peer.metadata["token"] == "secret"
+
+    using(use)
+
+
+@pytest.mark.parametrize("reason", [Reason.TOPIC_NOT_FOUND, Reason.RESULT_TOO_LARGE])
+def test_a_refusal_keeps_its_reason(reason: Reason) -> None:
+    async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
+        peer.error = StoreError(reason, "that is why")
+        for call in CALLS:
+            with pytest.raises(Refused) as error:
+                await call(calls)
+            assert (error.value.reason, error.value.message) == (reason.value, "that is why")
+
+    using(use)
+
+
+def test_a_peer_that_goes_away_is_unavailable() -> None:
+    async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
+        peer.waits = True
+        asked = [asyncio.ensure_future(call(calls)) for call in CALLS]
+        await peer.waiting.wait()
+        await server.stop(None)
+
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(answer, Refused)
+            assert answer.reason == types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE
+
+    using(use)
+
+
+def test_a_list_that_nobody_reads_on_is_cancelled() -> None:
+    """Or the peer would go on with it for nobody."""
+
+    async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
+        peer.waits = True
+        parts = calls.list_versions(replication_pb2.ListVersionsRequest())
+        await anext(parts)
+        await peer.waiting.wait()
+
+        await parts.aclose()
+
+        await asyncio.wait_for(peer.cancelled.wait(), 30)
+
+    using(use)
