@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -251,14 +251,13 @@ class Comparison:
         for pause in (*PAUSES, None):
             # Before the look: what had been under way in the look before has arrived when there is nothing now.
             lagging = self._means.lagging()
-            look = await self._look(buckets)
-            same = [difference for key, difference in look.items() if before.get(key) == difference]
+            look, same = await self._look(buckets, before)
             if len(same) == len(look) and (not look or not lagging):
                 break
             if pause is not None:
                 before = look
                 await self._means.sleep(pause)
-        return sorted(same)
+        return same
 
     async def _differing_buckets(self) -> tuple[dict[int, int], int]:
         """The buckets that differ, with their records; and the records of the topic. Of both, at the end with more."""
@@ -290,8 +289,10 @@ class Comparison:
         }
         return differing, max(self.records, sum(answer.records))
 
-    async def _look(self, wanted: Sequence[int]) -> dict[bytes, Differing]:
-        """What differs in some buckets at this moment."""
+    async def _look(
+        self, wanted: Sequence[int], before: Mapping[bytes, Differing]
+    ) -> tuple[dict[bytes, Differing], list[Differing]]:
+        """What differs in some buckets at this moment; and what of it does so just as it did before, by key."""
         topic, buckets = self._kind.name, self._buckets
 
         async def there(due: int) -> dict[bytes, tuple[int, int]]:
@@ -307,14 +308,13 @@ class Comparison:
         listed, others = await self._both(
             lambda due: self._means.run(lambda: self._store.versions(topic, buckets, wanted, due)), there
         )
-        look: dict[bytes, Differing] = {}
-        for key, version, checksum in listed:
-            other_version, other_checksum = others.pop(key, (0, 0))
-            if (version, checksum) != (other_version, other_checksum):
-                look[key] = Differing(key, version, other_version, checksum, other_checksum)
-        for key, (version, checksum) in others.items():
-            look[key] = Differing(key, 0, version, 0, checksum)
-        return look
+
+        def compared() -> tuple[dict[bytes, Differing], list[Differing]]:
+            look = _differing(listed, others)
+            return look, sorted([difference for key, difference in look.items() if before.get(key) == difference])
+
+        # Away from the event loop, too: these may be a hundred thousand.
+        return await self._means.run(compared)
 
     async def _both(
         self, here: Callable[[int], Awaitable[Here]], there: Callable[[int], Awaitable[There]]
@@ -343,6 +343,19 @@ def buckets_for(records: int) -> int:
     while buckets < BUCKETS_MAX and records > buckets * BUCKET_RECORDS:
         buckets *= 2
     return buckets
+
+
+def _differing(listed: Sequence[Version], others: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Differing]:
+    """What differs between the versions here and those there, by key."""
+    look: dict[bytes, Differing] = {}
+    alone = dict(others)
+    for key, version, checksum in listed:
+        other_version, other_checksum = alone.pop(key, (0, 0))
+        if (version, checksum) != (other_version, other_checksum):
+            look[key] = Differing(key, version, other_version, checksum, other_checksum)
+    for key, (version, checksum) in alone.items():
+        look[key] = Differing(key, 0, version, 0, checksum)
+    return look
 
 
 def _groups(records: dict[int, int]) -> Iterator[list[int]]:
