@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sow_server.engine import journal
-from sow_server.engine.durables import Cleared, Durable, DurableStage, Figures, RewindTo
+from sow_server.engine.durables import Cleared, Durable, DurableStage, Figures, Gap, GapReason, RewindTo
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import BacklogAction, MessageType, Publish, TopicSettings
 from sow_server.engine.rocks import META, Failed
@@ -807,6 +807,25 @@ def test_a_rewind_brings_back_what_was_evicted_or_conflated(
     rewind(subscribers)
     last = subscribers.attach("orders", "d")
     assert (last.gaps(), last.got()) == ([], [1, 2, 3, 4])
+
+
+def test_a_gap_of_which_a_part_was_handed_over_again_does_not_tell_the_number_of_the_next_one(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J6. How much of the first is left is not known; joined with the second, it told the second one's number alone."""
+    subscribers.attach("orders", "d").close()
+    subscribers.settle()
+    rig.alter_topic("orders", backlog_quota_bytes=3 * size_of_one(rig), backlog_action=BacklogAction.EVICT)
+    put(rig, "a", "b", "c")
+    subscribers.upkeep()
+    assert [(gap.reason, gap.after, gap.entries) for gap in durable(rig).gaps] == [(GapReason.EVICTED, 0, 2)]
+    rewind(subscribers, RewindTo(position=1))
+    assert durable(rig).gaps == (Gap(GapReason.EVICTED, 0, 1, 0),)
+    put(rig, "d")
+    subscribers.upkeep()
+    position = durable(rig).position
+    assert position > 1
+    assert durable(rig).gaps == (Gap(GapReason.EVICTED, 0, position, 0),)
 
 
 def held(admission: Admission) -> asyncio.Task[Topic | None]:
