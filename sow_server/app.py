@@ -114,6 +114,7 @@ async def _serve(config: Config) -> int:
             idle,
             prune_interval_micros=config.journal.prune_interval_micros,
             mark_interval_micros=config.clock.mark_interval_micros,
+            go_on=lambda: not stopped.is_set(),
         )
         server = grpc.aio.server(
             options=(

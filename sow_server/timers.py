@@ -9,6 +9,7 @@ delay it. Every job may be skipped or merged without harm (`coalesce`), and none
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
@@ -28,9 +29,9 @@ log = structlog.get_logger(__name__)
 CLOCK_WATCH_SECONDS: Final = 1
 DURABLES_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
-COMPACT_CHECK_SECONDS: Final = 30
-COMPACT_AFTER_EXPIRED: Final = 200_000
-"""Expired records after which the swept head of the expiry index is compacted."""
+RECLAIM_SECONDS: Final = 30
+RECLAIM_AFTER: Final = 200_000
+"""Records, or changes of the journal, that have to be removed before compacting is worth it."""
 
 
 class Timers:
@@ -46,14 +47,16 @@ class Timers:
         *,
         prune_interval_micros: int,
         mark_interval_micros: int,
+        go_on: Callable[[], bool],
     ) -> None:
+        """`go_on`: False once the server stops, which no compaction is to keep waiting; asked from any thread."""
         self._store = store
         self._clock = clock
         self._readers = readers
         self._consumers = consumers
         self._idle = idle
         self._was_paused = False
-        self._compacted_at = 0
+        self._go_on = go_on
         self._scheduler = AsyncIOScheduler(job_defaults={"coalesce": True, "misfire_grace_time": None})
         every = self._scheduler.add_job
         every(self._prune, "interval", seconds=prune_interval_micros / MICROS, max_instances=1)
@@ -63,7 +66,7 @@ class Timers:
         every(store.forget_durables, "interval", seconds=FORGET_SECONDS)
         every(consumers.upkeep, "interval", seconds=DURABLES_SECONDS, max_instances=1)
         every(self._delete_unused, "interval", seconds=TICK_SECONDS, max_instances=1)
-        every(self._compact_swept, "interval", seconds=COMPACT_CHECK_SECONDS, max_instances=1)
+        every(self._reclaim, "interval", seconds=RECLAIM_SECONDS, max_instances=1)
 
     def start(self) -> None:
         """Starts the jobs."""
@@ -125,10 +128,18 @@ class Timers:
             log.warning("clock_is_back", effect="sweeping goes on")
         self._was_paused = paused
 
-    async def _compact_swept(self) -> None:
-        expired = self._store.writer.expired_total
+    async def _reclaim(self) -> None:
+        """Gives space of what was removed back to the system, when nothing waits for the writer (rule L17)."""
         requests, _ = self._store.writer.queue_depth
-        if expired - self._compacted_at < COMPACT_AFTER_EXPIRED or requests:
-            return  # not worth it, or not idle
-        self._compacted_at = expired
-        await asyncio.get_running_loop().run_in_executor(self._readers, self._store.compact_swept)
+        if requests:
+            return
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            parts = await run(self._readers, self._store.reclaim, RECLAIM_AFTER, self._go_on)
+        except RocksError as error:
+            log.error("reclaim_failed", cause=str(error))
+        except asyncio.CancelledError:
+            return  # the scheduler stops; passed on, it would log it as the job's fault
+        else:
+            if parts:
+                log.info("reclaimed", parts=parts)

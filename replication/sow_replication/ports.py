@@ -17,7 +17,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from sow.v1 import types_pb2
 
-
 Reason: TypeAlias = types_pb2.ErrorReason.ValueType
 """One of the vocabulary of reasons."""
 

@@ -27,6 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -390,6 +391,37 @@ class Rocks:
             self._family(family).compact_range(begin, end, options)
         except Exception as error:
             raise _translate(error) from error
+
+    def parts(self, ranges: Sequence[tuple[bytes, bytes]], bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """Ranges to compact one by one in the place of these, which do not overlap: about `bytes_max` of table files
+        each, or one file.
+
+        RocksDB writes whole files, and two ranges in one file would write it twice: those with little between them
+        are joined. Large ones are cut at the ends of files. RocksDB lists the files of all column families together,
+        without their names, so that files of others with such keys make the parts smaller than they might be.
+        """
+        files = sorted((file["end_key"] or b"", file["size"]) for file in self._open().live_files())
+        ends = [end for end, _ in files]
+        before = [0, *accumulate(size for _, size in files)]
+        """Bytes of the files that end before the one at the same place."""
+        joined: list[tuple[bytes, bytes]] = []
+        for begin, end in sorted(ranges):
+            if joined:
+                last = joined[-1]
+                if before[bisect.bisect_left(ends, begin)] - before[bisect.bisect_left(ends, last[1])] < bytes_max // 2:
+                    joined[-1] = (last[0], end)
+                    continue
+            joined.append((begin, end))
+        parts: list[tuple[bytes, bytes]] = []
+        for begin, end in joined:
+            start, size = begin, 0
+            for at in range(bisect.bisect_right(ends, begin), bisect.bisect_left(ends, end)):
+                size += files[at][1]
+                if size >= bytes_max and ends[at] > start:
+                    parts.append((start, ends[at]))
+                    start, size = ends[at], 0
+            parts.append((start, end))
+        return parts
 
     def write_stalled(self) -> bool:
         """Whether RocksDB is slowing writes down or stopping them at this moment."""

@@ -84,6 +84,7 @@ class Stage:
         "now_bytes",
         "origin",
         "publishers",
+        "removals",
         "removed",
         "result",
         "source",
@@ -120,6 +121,8 @@ class Stage:
         self.heads: dict[bytes, bytes | None] = {}
         """Heads as this commit leaves them; None where there is no record."""
         self.removed: list[bytes] = []
+        self.removals: dict[int, int] = {}
+        """How many records it removes, by topic id."""
         self.statistics: dict[int, StoredStatistics] = {}
         self.publishers: dict[str, Publisher] = {}
         self.earliest = NEVER
@@ -608,6 +611,8 @@ class Stage:
     def count(self, topic: Topic, records: int, size: int) -> None:
         """Adds to the topic's figures."""
         figures = self.figures(topic)
+        if records < 0:
+            self.removals[topic.id] = self.removals.get(topic.id, 0) - records
         self.statistics[topic.id] = figures._replace(
             records=figures.records + records, record_bytes=figures.record_bytes + size
         )

@@ -78,6 +78,7 @@ from sow_server.engine.policies import (
     tidy,
 )
 from sow_server.engine.publishers import decode as decode_publisher
+from sow_server.engine.reclaim import deserving
 from sow_server.engine.replicas import ReplicaOptions, Replicas
 from sow_server.engine.rocks import (
     COMMITS,
@@ -139,6 +140,8 @@ PRUNE_TOPICS: Final = 100
 PRUNE_READS: Final = 32
 """Topics that one step of pruning reads, so that it never holds publishers up for long."""
 PUBLISHERS_CHUNK: Final = 1000
+RECLAIM_BYTES: Final = 128 * 2**20
+"""Table files that one part of a compaction is about: seconds, for which a stop has to wait."""
 T = TypeVar("T")
 
 
@@ -1352,11 +1355,35 @@ class Store:
         for family in FAMILIES:
             self._rocks.compact(family)
 
-    def compact_swept(self) -> None:
-        """Compacts the expiry index behind the floor: a head full of tombstones is slow to scan, at the next start."""
-        floor = self.writer.sweep.floor
-        if floor:
-            self._rocks.compact(EXPIRY, None, floor)
+    def reclaim(self, at_least: int, go_on: Callable[[], bool]) -> int:
+        """Compacts what deserves it (rule L17; `engine/reclaim.py`), if so many records, journal entries or expiry
+        entries have been removed: part by part, while `go_on` says so. Returns the number of parts.
+
+        Long, and without the GIL; not from the event loop. One at a time. Raises RocksError.
+        """
+        with self.writer.cut_lock:
+            counts, sweep_floor = self.writer.removals.counts(), self.writer.sweep.floor
+        done = 0
+        for task in deserving(counts, self.topics.by_id, sweep_floor, self._first_commit(), at_least):
+            for family, ranges in task.ranges.items():
+                for begin, end in self._rocks.parts(ranges, RECLAIM_BYTES):
+                    if not go_on():
+                        return done
+                    self._rocks.compact(family, begin, end)
+                    done += 1
+            with self.writer.cut_lock:
+                self.writer.removals.compacted(task)
+        if done:
+            self._rocks.flush()  # what is in no table file yet, of any family, keeps the logs
+        return done
+
+    def _first_commit(self) -> bytes:
+        """Where the commits begin: what lies before was pruned."""
+        cursor = self._rocks.cursor(COMMITS, fill_cache=False)
+        try:
+            return next(cursor.keys(b"", None, limit=1), b"")
+        finally:
+            cursor.close()
 
     def scrub(self, pause: Callable[[], bool]) -> None:
         """Reads everything once, after a start that did not (too large); damage ends writing (rule X3).

@@ -45,6 +45,7 @@ from sow_server.engine.mutations import (
     store_keys,
 )
 from sow_server.engine.publishers import PublisherCache
+from sow_server.engine.reclaim import Removals
 from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
 from sow_server.engine.stage import PUBLISHER_KEY, Stage
 from sow_server.engine.topics import Topic, Topics
@@ -200,6 +201,8 @@ class Writer:
         self.expired_total = 0
         self.letters_total: Final = dict.fromkeys(Fate, 0)
         """What has become of dead letters."""
+        self.removals: Final = Removals()
+        """What was removed and not yet compacted; under the cut lock."""
 
     # -- the callers' side ------------------------------------------------------------------------------------------
 
@@ -691,6 +694,7 @@ class Writer:
         if stage.founded is not None:
             self._topics.add(stage.founded)
         topics = self._topics.by_id
+        self.removals.count(stage, topics)
         for topic_id, figures in stage.statistics.items():
             if (topic := topics.get(topic_id)) is not None:
                 topic.statistics = figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,15 @@ from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, Outcome,
 from sow_server.engine.policies import declared_of
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
+from tests.support.server import until
 from tests.support.stores import HOUR, MINUTE, FakeTime, Rig
 
 CYCLES = 10
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_letter="dead")
 DEAD = TopicSettings(expiration=Expiration.ENABLED, default_ttl_micros=MINUTE)
 BATCH = 500
+WORK = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions", "rocksdb.num-running-flushes")
+"""What RocksDB may have under way; it removes the files that it has replaced at the end of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,19 @@ SMALL = Load(
 LARGE = Load(50_000, 512, RocksOptions())
 
 
-@pytest.mark.parametrize("load", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
-@pytest.mark.parametrize("compacts", [False, True], ids=["alone", "compacted"])
-def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
-    tmp_path: Path, load: Load, compacts: bool
-) -> None:
-    """P6, U10, R11. With new keys each time, dead letters that expire in their turn, a secondary index and a journal.
+def reclaim(store: Store) -> None:
+    """What the timer does when enough has been removed; here, anything."""
+    assert store.reclaim(1, lambda: True)
 
-    By itself RocksDB frees space when it has written enough to merge files, so sizes rise and fall; what must not rise
-    is their peak. Compacted after each cycle, the directory has nearly the same size each time.
+
+@pytest.mark.parametrize("load", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
+@pytest.mark.parametrize("give_back", [reclaim, Store.compact], ids=["by itself", "asked"])
+def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
+    tmp_path: Path, load: Load, give_back: Callable[[Store], object]
+) -> None:
+    """P6, U10, R11. New keys each time, dead letters that expire in their turn, a secondary index and a journal.
+
+    The bound of what is reclaimed by itself was once twice the size: only RocksDB's own merges gave space back.
     """
     rig = Rig(tmp_path, options=StoreOptions(rocks=load.rocks))
     rig.create_topic("dead", DEAD)
@@ -65,23 +72,24 @@ def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
         rig.time.tick(HOUR)
         rig.store.sweep()
         rig.prune()
-        rig.store.compact_swept()
-        if compacts:
-            rig.store.compact()
+        give_back(rig.store)
         assert list(rig.stored("t")) == [b"stays"]
         assert not rig.stored("dead")
         sizes.append(data_bytes(rig))
     print("MiB after each cycle:", [round(size / 2**20, 1) for size in sizes])
     first, last = sizes[: CYCLES // 2], sizes[CYCLES // 2 :]
-    if compacts:
-        assert max(last) <= 1.3 * min(last), sizes
-    else:
-        assert max(last) <= 2 * max(first), sizes  # the files of one merge more or less
+    assert max(last) <= 1.3 * min(last), sizes
+    assert max(last) <= 1.3 * max(first), sizes
+    rig.store.compact()
+    assert sizes[-1] <= 1.3 * data_bytes(rig), "a compaction of everything gives no more back"
     assert rig.get("t", "stays") is not None
 
 
 def data_bytes(rig: Rig) -> int:
-    """Bytes of the data directory but for RocksDB's own text log, which is bounded by itself (16 MiB)."""
+    """Bytes of the data directory but for RocksDB's own text log, which is bounded by itself (16 MiB); once RocksDB
+    has nothing under way."""
+    families = rig.store._rocks._families.values()
+    until(lambda: not any(family.property_int_value(name) for family in families for name in WORK), 60, "RocksDB")
     files = [file for file in rig.path.rglob("*") if not file.name.startswith("LOG")]
     return sum(file.stat().st_size for file in files if file.is_file())
 

@@ -1,0 +1,110 @@
+"""What deserves compaction: the disk space of what was removed (rule L17).
+
+By itself RocksDB merges files when enough was written, not when enough was removed. So what has been removed is counted
+here, and the ranges of keys where it was are compacted once that pays.
+
+    G1  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records and
+        index entries of a topic are written again only where at least as many were removed as are stored now; of the
+        journal, the commits and the expiry index nothing but what lies behind their floors.
+    G2  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
+        all of their ranges have been compacted.
+    G3  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
+        place deserves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from sow_server.engine.codec import i64, u32
+from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS
+from sow_server.engine.stage import Stage
+from sow_server.engine.topics import Topic
+
+
+class Place(NamedTuple):
+    """Where something was removed: records with their index entries under RECORDS, JOURNAL, or EXPIRY."""
+
+    family: str
+    topic_id: int
+    """0 for the expiry index, in which the topics lie mixed; nothing is known of topics there."""
+
+
+SWEPT: Final = Place(EXPIRY, 0)
+
+
+Ranges = list[tuple[bytes, bytes]]
+"""Keys of a column family: from (included) and to (excluded)."""
+
+
+class Task(NamedTuple):
+    """What is to be compacted, by column family, because so much was removed from places of one kind."""
+
+    removed: Mapping[Place, int]
+    ranges: Mapping[str, Ranges]
+
+
+class Removals:
+    """Owns the counts. Used under the writer's cut lock."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[Place, int] = {}
+
+    def count(self, stage: Stage, topics: Mapping[int, Topic]) -> None:
+        """Counts what a commit removes. Before the figures of its topics are taken over."""
+        for topic_id, removed in stage.removals.items():
+            self._add(Place(RECORDS, topic_id), removed)
+        for topic_id, figures in stage.statistics.items():
+            topic = topics.get(topic_id)
+            if topic is not None:
+                self._add(Place(JOURNAL, topic_id), figures.trimmed_entries - topic.statistics.trimmed_entries)
+        for topic in stage.dropped:
+            self._add(Place(RECORDS, topic.id), topic.statistics.records)
+            self._add(Place(JOURNAL, topic.id), topic.statistics.journal_entries)
+        self._add(SWEPT, len(stage.expire_times))
+
+    def counts(self) -> Mapping[Place, int]:
+        """How much was removed where, since it was last compacted; a copy."""
+        return self._counts.copy()
+
+    def compacted(self, task: Task) -> None:
+        """All ranges of a task have been compacted: what was removed since then still counts (G2)."""
+        for place, removed in task.removed.items():
+            self._counts[place] -= removed
+            if not self._counts[place]:
+                del self._counts[place]
+
+    def _add(self, place: Place, removed: int) -> None:
+        if removed:
+            self._counts[place] = self._counts.get(place, 0) + removed
+
+
+def deserving(
+    counts: Mapping[Place, int], topics: Mapping[int, Topic], sweep_floor: bytes, first_commit: bytes, at_least: int
+) -> list[Task]:
+    """What deserves compaction (G1). The places of a kind are left alone together while fewer than `at_least` records,
+    changes of the journal or expiry entries were removed from those of them that deserve it."""
+    removed: dict[str, dict[Place, int]] = {RECORDS: {}, JOURNAL: {}, EXPIRY: {}}
+    records: Ranges = []
+    journal: Ranges = []
+    for place, count in counts.items():
+        topic = topics.get(place.topic_id)
+        prefix, stop = u32(place.topic_id), u32(place.topic_id + 1)
+        if place.family == RECORDS:
+            if topic is not None and count < topic.statistics.records:
+                continue
+            records.append((prefix, stop))
+        elif place.family == JOURNAL:
+            # Of a topic that was deleted everything is behind the floor.
+            journal.append((prefix, stop if topic is None else prefix + i64(topic.statistics.floor_sequence + 1)))
+        removed[place.family][place] = count
+    tasks = (
+        Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
+        # Commits are pruned with what all topics have let go.
+        Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),
+        Task(removed[EXPIRY], {EXPIRY: [(b"", sweep_floor)]}),
+    )
+    return [task for task in tasks if task.removed and sum(task.removed.values()) >= at_least]
