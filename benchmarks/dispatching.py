@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from benchmarks.documents import document, documents, keys
@@ -77,7 +78,7 @@ def _in_process(setting: Setting, accounts: Sequence[str]) -> Row:
     setting.say(f"{rounds} rounds of {changes:,} changes")
     costs = take_turns(
         rounds,
-        {name: lambda one=followed: micros_per_change(one) for name, followed in contestants.items()},  # type: ignore[misc]  # bound now
+        {name: partial(micros_per_change, followed) for name, followed in contestants.items()},
     )
     by_value, one_by_one, _ = found[:3]
     assert by_value, "some changes concern somebody"
@@ -192,7 +193,7 @@ def _server(setting: Setting, accounts: Sequence[str]) -> Row:
 
         setting.say(f"{rounds} rounds of {records:,} records, {MANY} followers on a server")
         cpu_micros("nobody")  # caches are warm
-        costs = take_turns(rounds, {way: lambda way=way: cpu_micros(way) for way in ways})  # type: ignore[misc]  # bound now
+        costs = take_turns(rounds, {way: partial(cpu_micros, way) for way in ways})
     by_value, one_by_one, nobody = (statistics.median(costs[way]) for way in ways)
     return Row(
         f"CPU of the server a record, {MANY} followers with `/account = '…'`: {rounds} rounds of {records:,} records",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.bare_rocks import BareRocks
@@ -245,7 +246,7 @@ def idle_followers(setting: Setting) -> Iterator[Row]:
 
         def in_turns(records: int, tick_seconds: float) -> dict[str, list[float]]:
             contestants: dict[str, Callable[[], float]] = {
-                name: lambda count=count: rate_with(count, records, tick_seconds=tick_seconds)  # type: ignore[misc]  # bound now
+                name: partial(rate_with, count, records, tick_seconds=tick_seconds)
                 for name, count in (("many", MANY), ("none", 0))
             }
             return take_turns(rounds, contestants)

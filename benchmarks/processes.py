@@ -85,6 +85,7 @@ class Process:
         self.ready_seconds = 0.0
         """From exec to the line that said so."""
         self._begun = time.perf_counter()
+        self._command = " ".join(arguments)[:200]
         self._child = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -167,7 +168,7 @@ class Process:
         self._reader.join(1)
 
     def _story(self, what: str) -> str:
-        return "\n".join([f"{' '.join(map(str, self._child.args))[:200]}: {what}", *self._lines])  # type: ignore[arg-type]  # a list, we made it
+        return "\n".join([f"{self._command}: {what}", *self._lines])
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 import grpc
@@ -125,7 +126,7 @@ def detached_durables(setting: Setting) -> Iterator[Row]:
         payloads = documents(range(records))
         rates = take_turns(
             rounds,
-            {name: lambda name=name: _publish(client, name, payloads) for name in ("with", "without")},  # type: ignore[misc]  # bound now
+            {name: partial(_publish, client, name, payloads) for name in ("with", "without")},
         )
     yield Row(
         f"{rounds} rounds of {records:,} records, {durables:,} detached durables, FSYNC",

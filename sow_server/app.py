@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import grpc
@@ -194,15 +195,16 @@ def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
     for name, settings in declared.items():
         found = store.topics.by_name.get(name)
         if found is None:
-            finish(name, lambda done, n=name, s=settings: store.create_topic(n, s, done, in_config=True))  # type: ignore[misc]  # bound now
+            finish(name, partial(store.create_topic, name, settings, in_config=True))
         elif found.declared != settings or not found.in_config:
-            finish(
-                name,
-                lambda done, n=name, s=settings: store.alter_topic(n, lambda _: s, done, in_config=True),  # type: ignore[misc]  # bound now
-            )
+            finish(name, partial(store.alter_topic, name, _replaced_by(settings), in_config=True))
     for name, topic in store.topics.by_name.items():
         if topic.in_config and name not in declared:
-            finish(name, lambda done, n=name: store.release_topic(n, done))  # type: ignore[misc]  # bound now
+            finish(name, partial(store.release_topic, name))
+
+
+def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
+    return lambda _: settings
 
 
 def _bind(server: grpc.aio.Server, config: Config) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 import structlog
@@ -87,8 +88,7 @@ class Timers:
         while True:
             pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
             try:
-                # A job that is under way when the scheduler stops is cancelled, and its answer comes all the same.
-                self._store.prune(lambda more, heard=pruned: None if heard.done() else heard.set_result(more))  # type: ignore[misc]  # bound now
+                self._store.prune(partial(_answer, pruned))
             except StoreError as error:
                 log.warning("prune_skipped", reason=error.reason.name)
                 return
@@ -143,3 +143,9 @@ class Timers:
         else:
             if parts:
                 log.info("reclaimed", parts=parts)
+
+
+def _answer(heard: asyncio.Future[bool | StoreError], more: bool | StoreError) -> None:
+    # A job that is under way when the scheduler stops is cancelled, and its answer comes all the same.
+    if not heard.done():
+        heard.set_result(more)

@@ -21,6 +21,7 @@ import json
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -378,7 +379,7 @@ class Durables:
         for topic_id, found in list(self._topics.items()):
             for name in [name for name, when in found.removed.items() if when <= cut]:
                 stage.batch.deletes[META].append(_key(topic_id, name))
-                stage.also.append(lambda removed=found.removed, name=name: removed.pop(name, None))  # type: ignore[misc]  # bound now
+                stage.also.append(partial(found.removed.pop, name, None))
 
     def _apply(self, changed: Iterable[Durable], removed: Iterable[tuple[int, str, int]]) -> None:
         for topic_id, name, when in removed:

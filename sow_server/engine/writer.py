@@ -782,7 +782,7 @@ class Writer:
                     self._end(item, error)
                 case Control():
                     self._settle(item)
-                    self._answers.append(lambda control=item: control.done(error))  # type: ignore[misc]  # bound now
+                    self._answers.append(partial(item.done, error))
                 case _Stop():
                     kept.append(item)
         self._backlog = kept

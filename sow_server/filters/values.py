@@ -257,12 +257,12 @@ def between(value: object, low: object, high: object) -> Truth:
 
 def between_constants(low: Scalar, high: Scalar) -> Callable[[object], Truth]:
     """The same with two constants of one type."""
-    numbers = None if type(low) is str else (low, high)
+    numbers = None if isinstance(low, str) or isinstance(high, str) else (low, high)
 
     def is_between(value: object) -> Truth:
         if numbers is not None and type(value) is str:  # as in `comparing_with`
             number = number_of(value)
-            return None if number is None else numbers[0] <= number <= numbers[1]  # type: ignore[operator]
+            return None if number is None else numbers[0] <= number <= numbers[1]
         return between(value, low, high)
 
     return is_between

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import TypeVar
@@ -230,7 +230,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     @streaming
     async def Restamp(
         self, request: admin_pb2.RestampRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.RestampResponse]:
+    ) -> AsyncGenerator[admin_pb2.RestampResponse, None]:
         topic = self._store.topics.find(request.topic)
         mode, lifetime = convert.restamp(request)
         try:  # also where nothing is to be changed: what cannot be done is told

@@ -102,7 +102,7 @@ class Admission:
 
     async def _poll(self, topic: Topic) -> None:
         try:
-            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # and time
+            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # age is in it: time sets no event
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             del self._polls[topic.id]

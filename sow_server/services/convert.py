@@ -236,7 +236,7 @@ def refusal(entry: Refusal) -> types_pb2.Refusal:
     """A refused record."""
     return types_pb2.Refusal(
         index=entry.index,
-        reason=entry.reason.value,  # type: ignore[arg-type]  # same numbers
+        reason=types_pb2.ErrorReason.ValueType(entry.reason.value),
         message=entry.message,
         current_version=entry.current_version,
     )
@@ -270,7 +270,7 @@ def stream_response(outcome: Outcome) -> sow_pb2.PublishStreamResponse:
         refusals=[refusal(entry) for entry in outcome.refusals],
         last_version=outcome.last_version,
         last_sequence=outcome.last_sequence,
-        durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
+        durability=types_pb2.Durability.ValueType(outcome.durability.value),
     )
 
 
@@ -293,7 +293,7 @@ def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
     """How a scan that has ended found its records."""
     taken, query = scan.explanation(), scan.query
     return sow_pb2.QueryPlan(
-        access=taken.access.value,  # type: ignore[arg-type]  # same numbers
+        access=sow_pb2.QueryPlan.Access.ValueType(taken.access.value),
         index_path=taken.index_path,
         probes=taken.probes,
         filter="" if query.filter is None else query.filter.text,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
@@ -124,11 +124,11 @@ def unary(
 
 
 def streaming(
-    handler: Callable[[Self, Request, Context], AsyncIterator[Response]],
-) -> Callable[[Self, Request, Context], AsyncIterator[Response]]:
+    handler: Callable[[Self, Request, Context], AsyncGenerator[Response, None]],
+) -> Callable[[Self, Request, Context], AsyncGenerator[Response, None]]:
     """Guards a handler that answers with a stream."""
 
-    async def guarded(self: Self, request: Request, context: Context) -> AsyncIterator[Response]:
+    async def guarded(self: Self, request: Request, context: Context) -> AsyncGenerator[Response, None]:
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         responses = handler(self, request, context)
@@ -144,7 +144,7 @@ def streaming(
             code = CODES[known.reason]
             await abort(context, known)
         finally:
-            await responses.aclose()  # type: ignore[attr-defined]  # handlers are async generators
+            await responses.aclose()
             self.rpcs.rpc_finished(handler.__name__, code.name, time.perf_counter() - started)
 
     return guarded

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from sow.v1 import sow_pb2, sow_pb2_grpc
+from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_server.engine import model
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.errors import Reason, StoreError
@@ -147,13 +147,13 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         outcome = await (await self._changes.admitted(publish, context.time_remaining()))
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
-            durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
+            durability=types_pb2.Durability.ValueType(outcome.durability.value),
         )
 
     @streaming
     async def PublishStream(
         self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], context: Context
-    ) -> AsyncIterator[sow_pb2.PublishStreamResponse]:
+    ) -> AsyncGenerator[sow_pb2.PublishStreamResponse, None]:
         """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
         under_way: asyncio.Queue[asyncio.Future[Outcome] | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
@@ -197,7 +197,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         outcome = await (await self._changes.admitted(touch, context.time_remaining()))
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
-            durability=outcome.durability.value,  # type: ignore[arg-type]  # same numbers
+            durability=types_pb2.Durability.ValueType(outcome.durability.value),
         )
 
     @unary
@@ -247,7 +247,9 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return response
 
     @streaming
-    async def Query(self, request: sow_pb2.QueryRequest, context: Context) -> AsyncIterator[sow_pb2.QueryResponse]:
+    async def Query(
+        self, request: sow_pb2.QueryRequest, context: Context
+    ) -> AsyncGenerator[sow_pb2.QueryResponse, None]:
         topic = self._store.topics.find(request.topic)
         run = asyncio.get_running_loop().run_in_executor
         if request.filter or request.order_by:
@@ -320,7 +322,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     @streaming
     async def Subscribe(  # type: ignore[override]  # the bytes of the messages
         self, request: sow_pb2.SubscribeRequest, context: Context
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Frames as they go over the wire: one that goes to many subscribers is encoded once."""
         asked = subscribe_convert.request(request, self._store)
         if request.filter:
@@ -385,7 +387,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     @streaming
     async def SowDelete(
         self, request: sow_pb2.SowDeleteRequest, context: Context
-    ) -> AsyncIterator[sow_pb2.SowDeleteResponse]:
+    ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         topic = self._store.topics.find(request.topic)
         durability = convert.durability(request.durability, self._durability)
         selection = request.WhichOneof("selection")

@@ -106,7 +106,7 @@ def response(frame: Frame, store: Store) -> bytes:
             message.durable_begin.reset = reset
             message.durable_begin.session = session
         case GapNotice(reason, after, upto, entries):
-            message.gap.reason = reason.value  # type: ignore[assignment]  # same numbers
+            message.gap.reason = sow_pb2.GapReason.ValueType(reason.value)
             message.gap.after_bookmark = store.bookmark(after)
             message.gap.upto_bookmark = store.bookmark(upto)
             message.gap.entries = entries

@@ -127,7 +127,7 @@ class FakeClient:
 
     def add(self, name: str, /, *, records: Sequence[dict[str, object]] = (), **settings: object) -> Table:
         """A topic as a test wants it, keyed by `/id` unless told otherwise, with these records."""
-        table = self.tables[name] = Table(TopicSettings(**({"key": ("/id",)} | settings)))  # type: ignore[arg-type]
+        table = self.tables[name] = Table(TopicSettings(**({"key": ("/id",)} | settings)))  # type: ignore[arg-type]  # names of its fields
         for record in records:
             self.publish(name, json.dumps(record, separators=(",", ":")).encode())
         return table
@@ -145,13 +145,13 @@ class FakeClient:
         self._called("create_topic", name=name, **settings)
         if name in self.tables:
             raise AlreadyExists(f"topic {name!r} exists", reason="TOPIC_EXISTS", details={"field": "name"})
-        self.tables[name] = Table(TopicSettings(**settings))  # type: ignore[arg-type]
+        self.tables[name] = Table(TopicSettings(**settings))  # type: ignore[arg-type]  # as above
         return self._topic(name)
 
     def alter_topic(self, name: str, **settings: object) -> Topic:
         self._called("alter_topic", name=name, **settings)
         table = self._table(name)
-        table.settings = replace(table.settings, **settings)  # type: ignore[arg-type]
+        table.settings = replace(table.settings, **settings)  # type: ignore[arg-type]  # as above
         return self._topic(name)
 
     def delete_topic(self, name: str) -> int:

@@ -265,7 +265,7 @@ def health(address: str, service: str = "") -> str:
     """What the health service says of a service, the empty one being the whole server."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        response = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)  # type: ignore[attr-defined]
+        response = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)  # type: ignore[attr-defined]  # not in its stubs
         return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
 
