@@ -196,36 +196,6 @@ def set_retention(
     _set(session, output, "retention", topic, pattern, priority, given)
 
 
-@retention.command("get")
-@_topic
-@_pattern
-@output_option
-@click.pass_obj
-def get_retention(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
-    """Show how much of the journal of TOPIC is kept, and what says so; or what is set for a pattern.
-
-    \b
-    Example:
-      sow retention get orders
-    """
-    _get(session, output, "retention", topic, pattern)
-
-
-@retention.command("remove")
-@_topic
-@_pattern
-@output_option
-@click.pass_obj
-def remove_retention(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
-    """Remove what is set for TOPIC, or for a pattern: then policies or the server's defaults count.
-
-    \b
-    Example:
-      sow retention remove orders
-    """
-    _remove(session, output, "retention", topic, pattern)
-
-
 @click.group(short_help="Set, get, remove how much may be unacknowledged.")
 def quota() -> None:
     """Set, get and remove how much durable subscriptions may leave unacknowledged, of a topic or of a pattern."""
@@ -274,36 +244,6 @@ def set_quota(
     _set(session, output, "quota", topic, pattern, priority, given)
 
 
-@quota.command("get")
-@_topic
-@_pattern
-@output_option
-@click.pass_obj
-def get_quota(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
-    """Show how much of TOPIC may be unacknowledged, and what says so; or what is set for a pattern.
-
-    \b
-    Example:
-      sow quota get orders
-    """
-    _get(session, output, "quota", topic, pattern)
-
-
-@quota.command("remove")
-@_topic
-@_pattern
-@output_option
-@click.pass_obj
-def remove_quota(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
-    """Remove what is set for TOPIC, or for a pattern: then policies or the server's defaults count.
-
-    \b
-    Example:
-      sow quota remove orders
-    """
-    _remove(session, output, "quota", topic, pattern)
-
-
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {"retention": _RETENTION, "quota": _QUOTA}
 
 
@@ -344,29 +284,52 @@ def _set(
             output.one(_of_topic(client, group, topic))
 
 
-def _get(session: Session, output: Output, group: str, topic: str | None, pattern: str | None) -> None:
-    _one_of(topic, pattern)
-    if pattern is not None:
-        name = policy_name(group, pattern)
-        with session.client() as client:
-            output.one(_of_policy(client.get_policy(name)))
-    elif topic is not None:
-        with session.client() as client:
-            output.one(_of_topic(client, group, topic))
+def _add_get_and_remove(to: click.Group, what: str) -> None:
+    """Adds the two commands that the groups have alike; `what`: what the first one shows."""
+    group = str(to.name)
+
+    @to.command("get", help=_help(f"Show {what}, and what says so; or what is set for a pattern.", f"{group} get"))
+    @_topic
+    @_pattern
+    @output_option
+    @click.pass_obj
+    def get(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
+        _one_of(topic, pattern)
+        if pattern is not None:
+            name = policy_name(group, pattern)
+            with session.client() as client:
+                output.one(_of_policy(client.get_policy(name)))
+        elif topic is not None:
+            with session.client() as client:
+                output.one(_of_topic(client, group, topic))
+
+    removed = "Remove what is set for TOPIC, or for a pattern: then policies or the server's defaults count."
+
+    @to.command("remove", help=_help(removed, f"{group} remove"))
+    @_topic
+    @_pattern
+    @output_option
+    @click.pass_obj
+    def remove(session: Session, output: Output, topic: str | None, pattern: str | None) -> None:
+        _one_of(topic, pattern)
+        if pattern is not None:
+            name = policy_name(group, pattern)
+            with session.client() as client:
+                client.delete_policy(name)
+            output.one([Fact("pattern", pattern, display.safe(pattern)), Fact("policy", name, name, label="deleted")])
+        elif topic is not None:
+            nothing = cast(TopicSettingsArguments, dict.fromkeys(_GROUPS[group]))
+            with session.client() as client:
+                client.alter_topic(topic, **nothing)
+                output.one(_of_topic(client, group, topic))
 
 
-def _remove(session: Session, output: Output, group: str, topic: str | None, pattern: str | None) -> None:
-    _one_of(topic, pattern)
-    if pattern is not None:
-        name = policy_name(group, pattern)
-        with session.client() as client:
-            client.delete_policy(name)
-        output.one([Fact("pattern", pattern, display.safe(pattern)), Fact("policy", name, name, label="deleted")])
-    elif topic is not None:
-        nothing = cast(TopicSettingsArguments, dict.fromkeys(_GROUPS[group]))
-        with session.client() as client:
-            client.alter_topic(topic, **nothing)
-            output.one(_of_topic(client, group, topic))
+def _help(text: str, command: str) -> str:
+    return f"{text}\n\n\b\nExample:\n  sow {command} orders"
+
+
+_add_get_and_remove(retention, "how much of the journal of TOPIC is kept")
+_add_get_and_remove(quota, "how much of TOPIC may be unacknowledged")
 
 
 def _of_topic(client: Client, group: str, topic: str) -> list[Fact]:

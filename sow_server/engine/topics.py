@@ -163,6 +163,11 @@ class Topics:
         self.by_id = MappingProxyType({topic.id: topic for topic in topics.values()})
 
 
+def topic_deleted(topic: Topic) -> StoreError:
+    """A topic is no longer there, for who has held on to it."""
+    return StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+
+
 def check_name(name: str) -> None:
     """Raises StoreError TOPIC_NAME_INVALID for a name that breaks rule K1."""
     if not TOPIC_NAME.match(name) or name.startswith("_"):

@@ -22,7 +22,7 @@ from sow_server.engine.clock import GuardedClock
 from sow_server.engine.codec import Changes, Entry
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.engine.writer import Committed
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.groups import FollowedTopic, Group, Member, layout
@@ -397,7 +397,7 @@ class Dispatcher:
         followed = self._topics.pop(topic.id, None)
         if followed is None:
             return
-        error = StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+        error = topic_deleted(topic)
         for member in list(followed.registered):
             if member.several:
                 for at, group in self._groups.get(member, []):

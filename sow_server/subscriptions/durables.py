@@ -39,7 +39,7 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import BacklogAction
 from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     DurableBegin,
@@ -333,7 +333,7 @@ class Consumers:
 
         def attach(staged: DurableStage) -> Attached:
             if self._store.topics.by_id.get(topic.id) is not topic:
-                raise StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+                raise topic_deleted(topic)
             if unstartable is not None and staged.get(topic, attachment.name) is None:
                 raise unstartable
             return staged.attach(

@@ -22,7 +22,7 @@ from typing import Final
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.subscriptions.conflation import Conflation
 from sow_server.subscriptions.dispatch import Dispatcher
 from sow_server.subscriptions.frames import (
@@ -249,7 +249,7 @@ class Subscription:
         """Raises StoreError where the writer was quicker, and has deleted the topic, or changed it so that the request
         does not fit any more: from here on whoever is registered hears of either."""
         if topic.id not in self._store.topics.by_id:
-            raise StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+            raise topic_deleted(topic)
         self.view(topic)
 
     def _passed(self, answer: object) -> None:
