@@ -51,7 +51,7 @@ def retain_time(text: str) -> str:
 
 
 def size(text: str) -> int | str:
-    """A size such as `64MiB` or `1GB`, `unlimited` (-1), or `none`. A bare number is refused, as in a duration."""
+    """A size such as `64MiB` or `1GB`, `unlimited` (-1), or `none`. A bare number other than `0` is refused."""
     if text == NONE:
         return text
     if text == "unlimited":
