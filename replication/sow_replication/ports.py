@@ -6,7 +6,10 @@ stores read. Sequences are positions in one instance's journal, and mean nothing
     PT1  What `read` and `seed` give has been made durable: no power cut takes it back (rule S7).
     PT2  `apply`, `merge` and `begin` are one commit each, the position with what was applied (rule R6). `done` is called
          once it is durable, or with the reason why nothing of it was, on the thread that all calls come from.
-    PT3  Whatever is applied twice, or in another order than it was written, leaves the greatest (version, origin) of each
+    PT3  Cursors do not skip: an `apply` from behind the cursor's place is refused, one from in front of it is harmless, and
+         no `apply` moves the cursor back. So several may be under way: when one is refused, so are those behind it.
+    PT4  While a source has to wait (`SourceState.wait_for`), `apply` and `merge` are refused with RESEED_PENDING.
+    PT5  Whatever is applied twice, or in another order than it was written, leaves the greatest (version, origin) of each
          key (rule R3).
 """
 
@@ -104,8 +107,11 @@ class SourceState(NamedTuple):
     """What of its journal has been applied. None: it begins anew, with seeds of everything."""
     wait_for: int
     """Not 0: before its changes are taken, it must have acknowledged this sequence of ours (rule R4)."""
+    topics_pattern: str
+    filter: str
+    """What the link carried when it began. Another pattern or filter: what it carried does not tell what is here."""
     guarded: bool
-    """Rows that this instance does not have, and that are not above what it has purged, are dead (rule R4)."""
+    """Until all topics that were to be seeded are: rows, of those that are not yet, that this instance does not have, and that are not above what it has purged, are dead (rule R4)."""
 
 
 class TopicAnswer(NamedTuple):
@@ -187,9 +193,9 @@ class Sending(Protocol):
     def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches; by name. The reserved ones are never among them."""
 
-    def read(self, peer: str, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
-        """The changes of these topics behind `after`, but for those that came from `peer`, as it is now, itself (rule
-        R7), and for expiries (rule R2). About `bytes_max`, more for a single large commit. Reads; from any thread."""
+    def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
+        """The changes of these topics behind `after`, but for those that came from `peer` itself, from its very id and
+        epoch (rule R7: one that was restored may have lost what it sent), and for expiries (rule R2). About `bytes_max`, more for a single large commit. Reads; from any thread."""
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         """The rows behind a key, as they are durable now. Raises Refused when the topic is gone. Reads; from any
@@ -202,7 +208,9 @@ class Sending(Protocol):
         """What is remembered of a peer."""
 
     def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
-        """The peer has everything up to there. Remembered at once, on disk before long; the journal behind may go."""
+        """The peer has everything up to there, seeds included. Remembered at once, on disk before long; the journal behind
+        may go. A sequence below the remembered one is taken, too. When another identity than this one had acknowledged
+        before, `missed` is set: what was purged because that one had it may be alive in this one."""
 
     def reseeded(self, name: str) -> None:
         """The peer has had everything anew: it has missed nothing any more."""
@@ -216,14 +224,18 @@ class Receiving(Protocol):
         """Who this instance is."""
 
     def source(self, name: str) -> SourceState | None:
-        """What is remembered of a sender; None: it has never been welcomed."""
+        """What is remembered of a sender, as it is on disk; None: it has never been welcomed."""
 
     def answers(self, name: str, topics: Sequence[TopicKind]) -> list[TopicAnswer]:
-        """What is wanted of a sender's topics, one answer each, in their order."""
+        """What is wanted of a sender's topics, one answer each, in their order. `topics` are all that the link carries:
+        of those which are not among them, or are refused, changes are passed over from now on, so that they have to be
+        seeded anew when they come back. That is remembered no later than the next commit that moves the cursor."""
 
-    def begin(self, identity: Identity, *, topics_pattern: str, cursor: int | None, guarded: bool, done: Done) -> None:
+    def begin(
+        self, identity: Identity, *, topics_pattern: str, filter_text: str, cursor: int, guarded: bool, done: Done
+    ) -> None:
         """From now on the sender is this one, its changes come from behind `cursor` on, and each of its topics has to be
-        seeded."""
+        seeded. What it had to wait for counts no more."""
 
     def wait_for(self, name: str, sequence: int, done: Done) -> None:
         """Before anything of the sender is taken, it must have acknowledged this sequence of ours."""
@@ -232,13 +244,14 @@ class Receiving(Protocol):
         self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
     ) -> None:
         """Applies changes by version, and moves the sender's cursor to `upto`. Topics that this instance refuses are
-        passed over. Raises, or answers, Refused: CLOCK_SKEW, BATCH_DAMAGED, or what the store has failed with; nothing
-        is applied then."""
+        passed over, and have to be seeded anew. Answers Refused: CLOCK_SKEW, BATCH_DAMAGED (also when `after` is behind
+        the cursor, PT3), RESEED_PENDING (PT4), or what the store has failed with; nothing is applied then."""
 
     def merge(
         self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: Done
     ) -> None:
-        """Merges rows by version, and remembers how far the topic's seed is. `purged`, not (0, ""): what this instance
+        """Merges rows by version, and remembers how far the topic's seed is: with `first` from here on; else only when
+        the part begins at or in front of the place where the seed is. `purged`, not (0, ""): what this instance
         alone has in the range of the part, at or below it, is dropped, and written to a file first. Refused as in
         `apply`."""
 

@@ -1,0 +1,46 @@
+"""When to try again: the time doubles up to a bound, with jitter, so that not all come back at once."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from sow.v1 import types_pb2
+from sow_replication.options import NodeOptions
+from sow_replication.ports import Reason
+
+OPERATORS: Final = frozenset(
+    {
+        types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED,
+        types_pb2.ERROR_REASON_PEER_NOT_FOUND,
+        types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED,
+        types_pb2.ERROR_REASON_PEER_IS_SELF,
+        types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH,
+        types_pb2.ERROR_REASON_PROTOCOL_MISMATCH,
+    }
+)
+"""What does not pass by itself."""
+
+
+class Backoff:
+    """The attempts at one peer."""
+
+    def __init__(self, options: NodeOptions, draw: random.Random) -> None:
+        self._options = options
+        self._draw = draw
+        self._next = options.backoff_min_micros
+
+    def succeeded(self) -> None:
+        """The next failure is the first one."""
+        self._next = self._options.backoff_min_micros
+
+    def failed(self, reason: Reason) -> int:
+        """How long to wait, in microseconds: half to all of the present time."""
+        if reason in OPERATORS:
+            delay = self._options.backoff_operator_micros
+        elif reason == types_pb2.ERROR_REASON_RESEED_PENDING:
+            delay = 10 * self._options.backoff_min_micros  # it passes as soon as the other direction is through
+        else:
+            delay = self._next
+            self._next = min(2 * self._next, self._options.backoff_max_micros)
+        return self._draw.randint(delay // 2, delay)

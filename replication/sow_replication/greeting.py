@@ -1,0 +1,113 @@
+"""What a receiver does about a Hello (rules R4, R6, R11, J14): one decision, a pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sow.v1 import replication_pb2, types_pb2
+from sow_replication.ports import Identity, PeerState, Reason, Refused, SourceState
+from sow_replication.sender import PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The changes go on behind the cursor."""
+
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Everything is to be seeded, changes come from the sender's head on."""
+
+    guarded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The sender has to take what this instance has, first: from here on it is remembered."""
+
+
+Decision = Continue | Begin | Wait | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What this instance knows when the Hello comes."""
+
+    own: Identity
+    accepted: bool
+    """Whether the configuration names the sender."""
+    live: Identity | None
+    """Who has a link under this name at the moment."""
+    row: SourceState | None
+    sends: PeerState | None
+    """What the sender has of this instance; None: this instance does not send to it all that it sends."""
+
+
+def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
+    """What to do about a sender."""
+    own = known.own
+    peer = Identity(hello.instance.name, hello.instance.id, hello.instance.epoch)
+    objection = _objection(hello, peer, known)
+    if objection is not None:
+        return objection
+    row = known.row
+    if row is None:
+        return Begin(guarded=False)
+    same = row.identity == peer
+    carries = (row.topics_pattern, row.filter) == (hello.topics_pattern, hello.filter)
+    if same and row.wait_for == 0:
+        if carries and row.cursor is not None and row.cursor <= hello.head_sequence:
+            return Continue(row.cursor)
+        if not carries:
+            return Begin(guarded=False)  # nothing is dead: only what the link carries is another
+    if hello.authoritative and row.identity.epoch != peer.epoch:
+        return Begin(guarded=False)
+    # It may hold what is dead here.
+    if known.sends is None:
+        return Begin(guarded=True)
+    if hello.waiting and own.name > peer.name:
+        return Begin(guarded=True)  # each would wait for the other
+    if row.wait_for == 0:
+        return Wait()
+    if known.sends.identity == peer and known.sends.acknowledged >= row.wait_for:
+        return Begin(guarded=False)
+    return pending()
+
+
+def _objection(hello: replication_pb2.Hello, peer: Identity, known: Known) -> Refused | None:
+    own = known.own
+    if hello.protocol != PROTOCOL:
+        return Refused(
+            types_pb2.ERROR_REASON_PROTOCOL_MISMATCH,
+            f"{own.name} speaks version {PROTOCOL} of the replication protocol, {peer.name} version {hello.protocol}",
+        )
+    objection = not_itself(own, peer)
+    if objection is not None:
+        return objection
+    if not known.accepted:
+        return Refused(
+            types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED,
+            f"{own.name} does not accept {peer.name}: it is neither one of its peers nor in its `accept`",
+        )
+    if known.live is not None and known.live.id != peer.id:
+        return Refused(
+            types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH, f"another instance is connected as {peer.name} to {own.name}"
+        )
+    return None
+
+
+def not_itself(own: Identity, peer: Identity) -> Refused | None:
+    """An objection, when the other one is this instance, or has its name (rule R11)."""
+    if peer.id == own.id:
+        return Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, f"{own.name} is to replicate to itself")
+    if peer.name == own.name:
+        return Refused(types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH, f"both instances are named {own.name}")
+    return None
+
+
+def pending() -> Refused:
+    """It has to take what this instance has, first."""
+    reason: Reason = types_pb2.ERROR_REASON_RESEED_PENDING
+    return Refused(reason, "it has been away for too long, or was restored: it has to take what this instance has, first")

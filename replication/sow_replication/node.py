@@ -1,0 +1,450 @@
+"""All links of an instance: who is dialled when, who is welcome, and what follows from how far everybody is.
+
+A peer that this instance sends to, as the status names it:
+
+    connecting ──▶ greeting ──▶ seeding ◀──▶ streaming
+        ▲             │            │             │        `dialled`: the driver has a stream
+        │             ▼            ▼             ▼        `closed`: the link is over, for whatever reason
+        └───────── waiting, or refused (an operator has to change something), until the backoff has passed
+
+    ND1  At most one link a peer, and one a source: a new one of the same sender takes the place of the old one.
+    ND2  A tombstone goes early when every peer has it, and then every source's journal has been read up to a head that
+         the source had when it had the tombstone itself: so each source has to be a peer for the same topics. What comes
+         from any of them later is not older than the tombstone. A source that is no peer may still get an older version
+         from a third instance, and hand it on: where there is one, tombstones go by age only (rule R4).
+    ND3  A tombstone that goes by age leaves a mark at every peer that has not acknowledged it (`missed`), and at every
+         source that ND2 does not hold for (`wait_for`), for when they come back.
+    ND4  REPLICATED is answered when every sync peer that covers the topic, and is not downgraded, has the sequence; and
+         refused when fewer than `min_sync_peers` are left (rule R8).
+
+Not safe for threads: everything is called on one. The driver calls `due` and dials, `accept` for a stream that comes,
+`tick` about once a second, and `wake` when there are new durable commits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from sow.v1 import replication_pb2, types_pb2
+from sow_replication.backoff import OPERATORS, Backoff
+from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
+from sow_replication.options import Mode, NodeOptions, PeerOptions
+from sow_replication.ports import Applied, Identity, Reason, Refused, Store
+from sow_replication.receiver import Receiver
+from sow_replication.sender import Sender
+
+COVERS_MAX: Final = 1000
+"""Probes of which it is remembered what a source had acknowledged when they went out."""
+
+
+class Trouble:
+    """The last error of a link."""
+
+    def __init__(self) -> None:
+        self.reason: Reason = types_pb2.ERROR_REASON_UNSPECIFIED
+        self.message = ""
+        self.at_micros = 0
+
+    def happened(self, why: Refused, now_micros: int) -> None:
+        """Remembers an error."""
+        self.reason, self.message, self.at_micros = why.reason, why.message, now_micros
+
+    def passed(self) -> None:
+        """The link is up."""
+        self.reason, self.message, self.at_micros = types_pb2.ERROR_REASON_UNSPECIFIED, "", 0
+
+
+class Outgoing:
+    """A peer: what this instance knows of it, over all its links."""
+
+    def __init__(self, peer: PeerOptions, options: NodeOptions, draw: random.Random, now_micros: int) -> None:
+        self.peer: Final = peer
+        self.backoff: Final = Backoff(options, draw)
+        self.sender: Sender | None = None
+        self.trouble: Final = Trouble()
+        self.state = "connecting"
+        self.since_micros = now_micros
+        self.next_at_micros = now_micros
+        self.downgraded = False
+        self.healthy_at_micros = now_micros
+        """When it was last connected and kept up, or made progress."""
+        self.behind_since_micros = 0
+        """Since when it lacks something; 0: it has everything."""
+        self.mark: tuple[int, int] | None = None
+        """A time, and the head then."""
+        self.acknowledged_time = 0
+        """Everything that was committed here before this time, it has."""
+        self.covered: dict[str, bool] = {}
+
+    def enter(self, state: str, now_micros: int) -> None:
+        """Changes its state."""
+        if state != self.state:
+            self.state, self.since_micros = state, now_micros
+
+
+class Incoming:
+    """A source: what this instance knows of it, over all its links, since this process runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.live: Receiver | None = None
+        self.trouble: Final = Trouble()
+        self.applied = 0
+        self.superseded = 0
+        self.dropped = 0
+        self.head = 0
+        self.skew_micros = 0
+        self.satisfied_probe = 0
+        """All that it had when it heard this probe was applied."""
+        self.read_time = 0
+        """What it might bring is not older than any tombstone made here before this time."""
+        self.covers: deque[tuple[int, int]] = deque(maxlen=COVERS_MAX)
+        """Probes, and for each the time up to which the source had acknowledged everything when it went out."""
+
+
+class Gate:
+    """A write that waits for REPLICATED."""
+
+    __slots__ = ("done", "sequence", "topic")
+
+    def __init__(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> None:
+        self.topic = topic
+        self.sequence = sequence
+        self.done = done
+
+
+class Node:
+    """Replication of one instance, without I/O."""
+
+    def __init__(self, store: Store, options: NodeOptions, draw: random.Random) -> None:
+        self.store: Final = store
+        self.options: Final = options
+        now = store.now_micros()
+        self.outgoing: Final = {peer.name: Outgoing(peer, options, draw, now) for peer in options.peers}
+        names = dict.fromkeys((*self.outgoing, *options.accept))
+        self.incoming: Final = {name: Incoming(name) for name in names}
+        self.probe = 0
+        self._started_at = now
+        self._candidate: tuple[int, int] | None = None
+        """Tombstones up to this sequence every peer has; and the probe that went out after this was so."""
+        self._purging = False
+        self._aged_at = 0
+        self._gates: list[Gate] = []
+        self.observe: Callable[[str, dict[str, object]], None] = lambda event, fields: None
+        """Hears what is worth a line in the log."""
+
+    # -- sending links ----------------------------------------------------------------------------------------------
+
+    def due(self) -> list[Outgoing]:
+        """The peers to dial now."""
+        now = self.store.now_micros()
+        return [out for out in self.outgoing.values() if out.sender is None and out.next_at_micros <= now]
+
+    def next_dial_micros(self) -> int | None:
+        """When the next peer is due; None: all are connected."""
+        return min([out.next_at_micros for out in self.outgoing.values() if out.sender is None], default=None)
+
+    def dialled(self, out: Outgoing) -> Sender:
+        """The machine for a stream to a peer."""
+        assert out.sender is None, "it has a link"
+        out.enter("greeting", self.store.now_micros())
+        out.sender = Sender(
+            self.store, out.peer, self.options, accepted=self._accepted, progressed=self._progressed
+        )
+        return out.sender
+
+    def closed(self, sender: Sender) -> None:
+        """A link that this instance has dialled is over: `sender.failure` says why."""
+        out = self.outgoing[sender.peer.name]
+        why = sender.failure
+        assert why is not None, "it is over"
+        if out.sender is not sender:
+            return
+        now = self.store.now_micros()
+        if sender.identity is not None:
+            out.backoff.succeeded()
+        out.sender = None
+        out.trouble.happened(why, now)
+        out.next_at_micros = now + out.backoff.failed(why.reason)
+        out.enter("refused" if why.reason in OPERATORS else "waiting", now)
+        self.observe("link_closed", {"peer": out.peer.name, "reason": why.reason, "message": why.message})
+
+    def _accepted(self, sender: Sender, identity: Identity) -> Refused | None:
+        objection = not_itself(self.store.identity, identity)
+        if objection is not None:
+            return objection
+        if identity.name != sender.peer.name:
+            return Refused(
+                types_pb2.ERROR_REASON_PEER_NOT_FOUND,
+                f"{sender.peer.address}: the instance there is {identity.name}, not {sender.peer.name}",
+            )
+        return None
+
+    def _progressed(self, sender: Sender) -> None:
+        out = self.outgoing[sender.peer.name]
+        if out.sender is not sender or not sender.streaming:
+            return
+        now = self.store.now_micros()
+        if out.trouble.message:
+            out.trouble.passed()
+        out.enter("seeding" if sender.seeding else "streaming", now)
+        self._look_at(out, now)
+        self._answer_gates()
+
+    def _look_at(self, out: Outgoing, now: int) -> None:
+        """Lag, and health (rule R8)."""
+        head = self.store.head()
+        if self.settled(out) >= head:
+            out.behind_since_micros = 0
+        elif not out.behind_since_micros:
+            out.behind_since_micros = now
+        sender = out.sender
+        if sender is not None and sender.streaming:
+            if out.behind_since_micros == 0:
+                out.healthy_at_micros = now
+                if out.downgraded:
+                    out.downgraded = False
+                    self.observe("peer_upgraded", {"peer": out.peer.name})
+            else:
+                out.healthy_at_micros = max(out.healthy_at_micros, sender.progress_at_micros)
+        if (
+            out.peer.mode is Mode.SYNC
+            and not out.downgraded
+            and now - out.healthy_at_micros >= self.options.sync_timeout_micros
+        ):
+            out.downgraded = True
+            self.observe("peer_downgraded", {"peer": out.peer.name})
+            self._answer_gates()
+
+    def settled(self, out: Outgoing) -> int:
+        """The peer lacks nothing of this instance's up to here, that its link carries."""
+        remembered = self.store.peer(out.peer.name).acknowledged
+        return max(remembered, out.sender.settled) if out.sender is not None else remembered
+
+    # -- receiving links --------------------------------------------------------------------------------------------
+
+    def accept(self) -> Receiver:
+        """The machine for a stream that has come."""
+        return Receiver(self.store, self.options, self)
+
+    def greeted(self, receiver: Receiver, hello: replication_pb2.Hello) -> Decision:
+        """Of `receiver.Home`."""
+        name = hello.instance.name
+        incoming = self.incoming.get(name)
+        live = None if incoming is None else incoming.live
+        decision = decide(
+            hello,
+            Known(
+                own=self.store.identity,
+                accepted=incoming is not None,
+                live=None if live is None else live.identity,
+                row=self.store.source(name),
+                sends=self.store.peer(name) if self._mutual(name, hello.topics_pattern) else None,
+            ),
+        )
+        if incoming is None:
+            return decision
+        if isinstance(decision, Refused):
+            incoming.trouble.happened(decision, self.store.now_micros())
+            self.observe("link_refused", {"peer": name, "reason": decision.reason, "message": decision.message})
+        elif not isinstance(decision, Wait):
+            incoming.live = receiver
+            incoming.trouble.passed()
+            incoming.covers.clear()
+            if live is not None:
+                live.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{name} has opened another link"))
+        return decision
+
+    def _mutual(self, name: str, pattern: str) -> bool:
+        """Whether this instance sends to a source all that the source sends."""
+        out = self.outgoing.get(name)
+        return out is not None and not out.peer.filter and out.peer.topics in (pattern, ".*")
+
+    def advanced(self, receiver: Receiver, result: Applied) -> None:
+        """Of `receiver.Home`."""
+        incoming = self._incoming_of(receiver)
+        if incoming is not None:
+            incoming.applied += result.applied
+            incoming.superseded += result.superseded
+            incoming.dropped += result.dropped
+
+    def ended(self, receiver: Receiver) -> None:
+        """Of `receiver.Home`."""
+        incoming = self._incoming_of(receiver)
+        if incoming is not None:
+            self._note(incoming, receiver)
+            incoming.live = None
+            if receiver.failure is not None:
+                incoming.trouble.happened(receiver.failure, self.store.now_micros())
+
+    def _incoming_of(self, receiver: Receiver) -> Incoming | None:
+        if receiver.identity is None:
+            return None
+        incoming = self.incoming.get(receiver.identity.name)
+        return incoming if incoming is not None and incoming.live is receiver else None
+
+    def _note(self, incoming: Incoming, receiver: Receiver) -> None:
+        incoming.head = receiver.head
+        incoming.skew_micros = receiver.skew.micros
+        probe = receiver.satisfied_probe
+        if probe <= incoming.satisfied_probe:
+            return
+        incoming.satisfied_probe = probe
+        while incoming.covers and incoming.covers[0][0] < probe:
+            incoming.covers.popleft()
+        if incoming.covers and incoming.covers[0][0] == probe:
+            incoming.read_time = max(incoming.read_time, incoming.covers.popleft()[1])
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There are new durable commits."""
+        for out in self.outgoing.values():
+            if out.sender is not None:
+                out.sender.wake()
+
+    def tick(self) -> None:
+        """Looks at the clock; about once a second."""
+        now = self.store.now_micros()
+        for out in self.outgoing.values():
+            out.covered.clear()
+            if out.sender is not None:
+                out.sender.tick()
+            self._look_at(out, now)
+            self._mark(out, now)
+        for incoming in self.incoming.values():
+            if incoming.live is not None:
+                incoming.live.tick()
+            if incoming.live is not None:
+                self._note(incoming, incoming.live)
+        self._answer_gates()
+        self._purge(now)
+
+    # -- tombstones -------------------------------------------------------------------------------------------------
+
+    def _mark(self, out: Outgoing, now: int) -> None:
+        if out.mark is not None and self.store.peer(out.peer.name).acknowledged >= out.mark[1]:
+            out.acknowledged_time = out.mark[0]
+            out.mark = None
+        if out.mark is None:
+            out.mark = (now, self.store.head())
+
+    def _purge(self, now: int) -> None:
+        sources = [incoming for incoming in self.incoming.values() if self._is_source(incoming.name)]
+        self._round(sources, now)
+        if self._purging or self._candidate is None:
+            return
+        made_before = now - self.options.tombstone_grace_micros
+        unread = [incoming.name for incoming in sources if incoming.read_time < made_before]
+        upto, probe = self._candidate
+        if all([incoming.satisfied_probe >= probe for incoming in sources]):
+            self._candidate = None
+            if not all([self._is_mutual(incoming.name) for incoming in sources]):
+                upto = 0
+        elif now - self._aged_at >= min(self.options.tombstone_grace_micros // 10, 10 * self.options.heartbeat_micros):
+            upto = 0
+        else:
+            return
+        if unread and now - self._started_at < self.options.settle_micros:
+            made_before = 0  # they may be about to come
+            unread = []
+        self._aged_at = now
+        self._call_purge(upto, made_before, unread)
+
+    def _call_purge(self, upto: int, made_before: int, unread: list[str]) -> None:
+        self._purging = True
+
+        def done(result: Applied | Refused) -> None:
+            self._purging = False
+            if isinstance(result, Refused):
+                self.observe("purge_failed", {"reason": result.reason, "message": result.message})
+            elif result.applied:
+                for out in self.outgoing.values():
+                    if out.sender is not None:
+                        out.sender.missed_more()
+                self._call_purge(upto, made_before, unread)
+
+        self.store.purge(upto, made_before_micros=made_before, unread=unread, done=done)
+
+    def _round(self, sources: list[Incoming], now: int) -> None:
+        """A new probe; with it goes out what was so before it."""
+        acknowledged = [self.store.peer(name).acknowledged for name in self.outgoing]
+        self.probe = max(now, self.probe + 1)
+        if self._candidate is None:
+            self._candidate = (min(acknowledged, default=self.store.head()), self.probe)
+        for incoming in sources:
+            if incoming.live is not None:
+                out = self.outgoing.get(incoming.name)
+                mutual = out is not None and self._is_mutual(incoming.name)
+                time = out.acknowledged_time if out is not None and mutual else now
+                incoming.covers.append((self.probe, time))
+                incoming.live.wake()
+
+    def _is_source(self, name: str) -> bool:
+        return self.store.source(name) is not None
+
+    def _is_mutual(self, name: str) -> bool:
+        source = self.store.source(name)
+        return source is not None and self._mutual(name, source.topics_pattern)
+
+    # -- REPLICATED -------------------------------------------------------------------------------------------------
+
+    def replicated(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> Gate:
+        """Answers once the sync peers have the sequence (ND4): with None, or why not."""
+        gate = Gate(topic, sequence, done)
+        if not self._answered(gate):
+            self._gates.append(gate)
+        return gate
+
+    def forget(self, gate: Gate) -> None:
+        """Nobody waits for it any more."""
+        if gate in self._gates:
+            self._gates.remove(gate)
+
+    def sync_peers(self, topic: str) -> int:
+        """Sync peers that are configured for the topic."""
+        return len(self._sync(topic))
+
+    def _sync(self, topic: str) -> list[Outgoing]:
+        return [out for out in self.outgoing.values() if out.peer.mode is Mode.SYNC and self._covers(out, topic)]
+
+    def _covers(self, out: Outgoing, topic: str) -> bool:
+        found = out.covered.get(topic)
+        if found is None:
+            kinds = self.store.topics(out.peer.topics)
+            found = out.covered[topic] = any([kind.name == topic and kind.journal for kind in kinds])
+        return found
+
+    def _answer_gates(self) -> None:
+        if self._gates:
+            gates, self._gates = self._gates, []
+            self._gates = [gate for gate in gates if not self._answered(gate)] + self._gates
+
+    def _answered(self, gate: Gate) -> bool:
+        wanted = self._sync(gate.topic)
+        counted = [out for out in wanted if not out.downgraded and self._takes(out, gate.topic)]
+        have = [out for out in counted if self._has(out, gate)]
+        if len(counted) < max(self.options.min_sync_peers, 1):
+            gate.done(
+                Refused(
+                    types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE,
+                    f"the write stands here; {len(have)} of {self.options.min_sync_peers} wanted sync peers have it",
+                )
+            )
+            return True
+        if len(have) == len(counted):
+            gate.done(None)
+            return True
+        return False
+
+    def _takes(self, out: Outgoing, topic: str) -> bool:
+        """A topic that the peer has refused it does not have."""
+        return out.sender is None or not out.sender.refused(topic)
+
+    def _has(self, out: Outgoing, gate: Gate) -> bool:
+        if out.sender is not None and out.sender.streaming and not out.sender.carries(gate.topic):
+            return False  # created a moment ago
+        return self.settled(out) >= gate.sequence

@@ -1,0 +1,697 @@
+"""The sender's side of one link: reads the journal, and seeds, and sends them within a window (rules R2, R4, R6, R7).
+
+    greeting ──(Welcome)──▶ streaming ──▶ closed
+        │                                   ▲
+        └───────────────────────────────────┘   `fail`: the driver (the stream broke), a tick (silence), a message of the
+                                                receiver that breaks the protocol, or names another instance
+
+A topic of the link:
+
+    pending ──(answer)──▶ seeding ──(its last part acknowledged)──▶ seeded
+       │                  ▲  ▲ │                                     │ │
+       │                  │  │ └──────────(answer: refused)──┐       │ │
+       │   (answer: wanted)  └──(the journal was pruned, or answer: wanted)
+       ▼                  │                                  ▼         │
+    refused ──────────────┘◀───────────────(answer: refused)───────────┘
+
+    SN1  Changes go in the order of the journal, each run from where the last one ended. Seeds come beside them, in turns.
+    SN2  A seed is read after the reads that left its topic out: nothing lies between them.
+    SN3  The first part of the seed of a topic of which changes were lost goes in front of whatever moves the receiver's
+         cursor over them. So a receiver that fails in between knows that it needs the seed.
+    SN4  At most `flight_bytes_max` and `flight_messages_max` are sent and not acknowledged (one message more, when it alone
+         is larger), one message is ready besides, and one read is under way.
+    SN5  The store hears of an acknowledgement only while no topic is seeding or pending, and no further than the topics
+         were looked at: then the peer has everything up to there. Tombstones, the other direction, and REPLICATED build upon that.
+    SN6  A head goes out with a probe only behind all that was read before that head: who has applied what came in front of
+         it has everything that this instance had then (rule R4).
+
+The driver runs what `next_read` gives on a reader thread and hands the result to `took`; it sends what `next_message`
+gives; `wake` is called when either may have something.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sow.v1 import replication_pb2, types_pb2
+from sow_replication.options import NodeOptions, PeerOptions
+from sow_replication.ports import (
+    NOTHING_PURGED,
+    Identity,
+    Piece,
+    Reason,
+    Refused,
+    SeedPart,
+    Store,
+    TopicKind,
+)
+from sow_replication.skew import Skew
+
+PROTOCOL: Final = 1
+"""The version of the conversation."""
+
+
+class TopicState(enum.Enum):
+    """How a topic stands on the link."""
+
+    PENDING = "pending"
+    SEEDING = "seeding"
+    SEEDED = "seeded"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class _Topic:
+    kind: TopicKind
+    state: TopicState = TopicState.PENDING
+    message: str = ""
+    """Why it was refused."""
+    seed: _Seed | None = None
+    """While there is something to read, or to be acknowledged, of its seed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seed:
+    """A seed under way. Another one of the topic is another object: what was read for this one is dropped then."""
+
+    after_key: bytes
+    lost: bool
+    """Whether it stands for changes that the journal has lost: the receiver had all of the topic once."""
+    read: bool = False
+    """All of it."""
+    last_part: int = 0
+    """The number of the part that ends it, once it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRead:
+    """A read of the journal; `run` it on any thread."""
+
+    store: Store
+    peer: Identity
+    after: int
+    topics: frozenset[str]
+    filter: str
+    bytes_max: int
+    head: int
+    probe: int
+
+    def run(self) -> Fetched:
+        """Reads, and packs the message."""
+        piece = self.store.read(
+            self.peer, self.after, topics=self.topics, filter_text=self.filter, bytes_max=self.bytes_max
+        )
+        return Fetched(piece, pack_changes(piece))
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRead:
+    """A read of a part of a topic's snapshot; `run` it on any thread."""
+
+    store: Store
+    topic: str
+    seed: _Seed
+    after_key: bytes
+    filter: str
+    bytes_max: int
+
+    def run(self) -> Fetched:
+        """Reads. Raises Refused."""
+        return Fetched(
+            self.store.seed(self.topic, self.after_key, filter_text=self.filter, bytes_max=self.bytes_max), None
+        )
+
+
+Read = JournalRead | SeedRead
+
+
+class Fetched(NamedTuple):
+    """What a read gave."""
+
+    part: Piece | SeedPart
+    changes: replication_pb2.Changes | None
+
+
+def pack_changes(piece: Piece) -> replication_pb2.Changes:
+    """The message for a piece; where the head is, and the clock, is told when it is sent."""
+    packed = [replication_pb2.Packed(topic=topic, chunk=chunk) for topic, chunk in piece.chunks]
+    crc = 0
+    for _, chunk in piece.chunks:
+        crc = zlib.crc32(chunk, crc)
+    return replication_pb2.Changes(
+        after=piece.after,
+        upto=piece.upto,
+        chunks=packed,
+        origins=piece.origins,
+        crc32=crc,
+        commit_time_micros=piece.last_commit_micros,
+    )
+
+
+class _Ready(NamedTuple):
+    """A message that waits for the window."""
+
+    request: replication_pb2.ReplicateRequest | None
+    """None: nothing is to be sent; only `upto` moves."""
+    size: int
+    upto: int
+    """Of changes; 0 for a part of a seed."""
+    committed_micros: int
+    echo: _Echo | None
+    topic: str
+    seed: _Seed | None
+    ends: bool
+    """Whether it is the last part of the seed."""
+
+
+class _Echo(NamedTuple):
+    """What to say of a probe (SN6)."""
+
+    probe: int
+    head: int
+
+
+class _Flying(NamedTuple):
+    """A message that was not acknowledged yet."""
+
+    size: int
+    upto: int
+    part: int
+    committed_micros: int
+
+
+class Sender:
+    """One link to one peer."""
+
+    def __init__(
+        self,
+        store: Store,
+        peer: PeerOptions,
+        options: NodeOptions,
+        *,
+        accepted: Callable[[Sender, Identity], Refused | None],
+        progressed: Callable[[Sender], None],
+    ) -> None:
+        """`accepted` hears who the receiver is, and may object; `progressed`: there was an acknowledgement."""
+        self.peer: Final = peer
+        self._store = store
+        self._options = options
+        self._accepted = accepted
+        self._progressed = progressed
+        self.wake: Callable[[], None] = lambda: None
+        """Set by the driver."""
+        self.failure: Refused | None = None
+        """Why the link is over."""
+
+        self.identity: Identity | None = None
+        """The receiver, once it has answered."""
+        self._control: deque[replication_pb2.ReplicateRequest] = deque()
+        self._hello_head = store.head()
+        self._watched_head = self._hello_head
+        """A topic that is not among `_topics` was created behind it."""
+        self._topics = {kind.name: _Topic(kind) for kind in self._matching()}
+        self._returning = False
+
+        self._read_upto = 0
+        self._sent_upto = 0
+        self._cursor = 0
+        """The receiver's, as far as it has told."""
+        self._told = -1
+        """What the store was told of the acknowledgements."""
+        self._reading: Read | None = None
+        self._seed_turn = False
+        self._ready: deque[_Ready] = deque()
+        self._held: tuple[_Ready, set[str]] | None = None
+        """Changes, and the topics whose seeds have to begin first (SN3)."""
+        self._flight: deque[_Flying] = deque()
+        self._flight_bytes = 0
+        self._seed_flight: deque[_Flying] = deque()
+        self._parts = 0
+        """Parts of seeds that were sent."""
+        self._merged = 0
+        """Of these, how many were acknowledged."""
+        self._probe = 0
+        """The last probe of the receiver."""
+        self._echo = _Echo(0, 0)
+        self._missed_mark: int | None = None
+        """What the peer has to acknowledge before it has missed nothing any more."""
+        self.skew: Final = Skew()
+        now = store.now_micros()
+        self.since_micros = now
+        self._heard_at = now
+        self._sent_at = now
+        self.progress_at_micros = now
+        """When something was acknowledged last, or nothing was unacknowledged."""
+        self._control.append(self._hello())
+
+    # -- what others ask --------------------------------------------------------------------------------------------
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the receiver has welcomed it, and it is not over."""
+        return self.identity is not None and self.failure is None
+
+    @property
+    def seeding(self) -> bool:
+        """Whether a topic is on its way to being seeded."""
+        return any([topic.state in (TopicState.SEEDING, TopicState.PENDING) for topic in self._topics.values()])
+
+    @property
+    def settled(self) -> int:
+        """The peer lacks nothing of this link up to here. Ahead of its cursor, when what follows is not for the link."""
+        if not self.streaming or self.seeding:
+            return max(self._told, 0)
+        return self._cursor if self._flight else max(self._cursor, self._sent_upto)
+
+    @property
+    def flight_bytes(self) -> int:
+        """What was sent, and not acknowledged."""
+        return self._flight_bytes
+
+    @property
+    def oldest_commit_micros(self) -> int:
+        """When the oldest change on its way was committed; 0: there is none."""
+        for flying in self._flight:
+            if flying.committed_micros:
+                return flying.committed_micros
+        return next((ready.committed_micros for ready in self._ready if ready.committed_micros), 0)
+
+    def topics(self) -> list[tuple[str, TopicState, str]]:
+        """The topics, how each stands, and why it was refused."""
+        return [(name, topic.state, topic.message) for name, topic in self._topics.items()]
+
+    def refused(self, topic: str) -> bool:
+        """Whether the peer does not take the topic."""
+        found = self._topics.get(topic)
+        return found is not None and found.state is TopicState.REFUSED
+
+    def carries(self, topic: str) -> bool:
+        """Whether the link knows of the topic; of a new one it hears at the next tick."""
+        return topic in self._topics
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def next_read(self) -> Read | None:
+        """What to read now; its result goes to `took`."""
+        if not self.streaming or self._reading is not None or self._ready:
+            return None
+        self._reading = self._choose_read()
+        return self._reading
+
+    def _choose_read(self) -> Read | None:
+        if self._held is not None:
+            names = self._held[1]
+        else:
+            names = {name for name, topic in self._topics.items() if topic.seed is not None and not topic.seed.read}
+        head = self._store.head()
+        # Changes first, and in turns with seeds. One more read than the window holds: it is ready when there is room.
+        if self._held is None and head > self._read_upto and not (names and self._seed_turn):
+            self._seed_turn = True
+            active = [
+                name
+                for name, topic in self._topics.items()
+                if topic.state in (TopicState.SEEDING, TopicState.SEEDED)
+            ]
+            assert self.identity is not None, "it is streaming"
+            return JournalRead(
+                self._store,
+                self.identity,
+                self._read_upto,
+                frozenset(active),
+                self.peer.filter,
+                self._options.read_bytes_max,
+                head,
+                self._probe,
+            )
+        self._seed_turn = False
+        for name in sorted(names):
+            seed = self._topics[name].seed
+            assert seed is not None, "chosen for it"
+            return SeedRead(
+                self._store, name, seed, seed.after_key, self.peer.filter, self._options.seed_bytes_max
+            )
+        return None
+
+    def took(self, result: Fetched | Refused) -> None:
+        """Hears the result of the read under way."""
+        read = self._reading
+        assert read is not None, "nothing was to be read"
+        self._reading = None
+        if self.failure is not None:
+            return
+        if isinstance(read, SeedRead):
+            self._took_seed(read, result)
+        elif isinstance(result, Refused):
+            self.fail(result)
+        else:
+            assert isinstance(result.part, Piece), "what was read"
+            self._took_piece(read, result.part, result.changes)
+
+    def _took_piece(self, read: JournalRead, piece: Piece, changes: replication_pb2.Changes | None) -> None:
+        self._read_upto = piece.upto
+        request = None
+        if piece.chunks:
+            request = replication_pb2.ReplicateRequest(changes=changes)
+        ready = _Ready(
+            request,
+            sum([len(chunk) for _, chunk in piece.chunks]),
+            piece.upto,
+            piece.first_commit_micros if piece.chunks else 0,
+            _Echo(read.probe, read.head),
+            "",
+            None,
+            False,
+        )
+        lost = {
+            name
+            for name in piece.lost
+            if name in self._topics and self._topics[name].state in (TopicState.SEEDING, TopicState.SEEDED)
+        }
+        if lost:
+            for name in lost:
+                self._start_seed(self._topics[name], b"", lost=True)
+            self._held = (ready, lost)
+        else:
+            self._push(ready)
+
+    def _took_seed(self, read: SeedRead, result: Fetched | Refused) -> None:
+        topic = self._topics.get(read.topic)
+        if topic is None or topic.seed is not read.seed:
+            return  # the topic has left, or its seed begins anew
+        seed = read.seed
+        if isinstance(result, Refused):
+            if result.reason != types_pb2.ERROR_REASON_TOPIC_NOT_FOUND:
+                self.fail(result)
+                return
+            # Deleted: the next look at the topics finds the same. Until then there is nothing to seed.
+            del self._topics[read.topic]
+            self._begun(read.topic)
+            return
+        part = result.part
+        assert isinstance(part, SeedPart), "what was read"
+        last = not part.upto_key
+        seed.read = last
+        purged = NOTHING_PURGED
+        # Looked at for each part: tombstones in front of it have gone out as such.
+        if (self._returning or seed.lost) and self._store.peer(self.peer.name).missed:
+            purged = self._store.purged(read.topic)
+        request = replication_pb2.ReplicateRequest(
+            seed=replication_pb2.Seed(
+                topic=read.topic,
+                first=not read.after_key,
+                last=last,
+                after_key=read.after_key,
+                upto_key=part.upto_key,
+                chunk=part.chunk,
+                origins=part.origins,
+                crc32=zlib.crc32(part.chunk),
+                purged_version=purged.version,
+                purged_origin=purged.origin,
+            )
+        )
+        seed.after_key = part.upto_key
+        self._push(_Ready(request, len(part.chunk), 0, 0, None, read.topic, seed, last))
+        self._begun(read.topic)
+
+    def _begun(self, name: str) -> None:
+        """The seed of a topic has begun, or will not: changes may wait for that no more."""
+        if self._held is not None:
+            ready, names = self._held
+            names.discard(name)
+            if not names:
+                self._held = None
+                self._push(ready)
+
+    def _push(self, ready: _Ready) -> None:
+        self._ready.append(ready)
+        self._pass_over()
+        self.wake()
+
+    def _pass_over(self) -> None:
+        """What is not for the link needs no message and no window."""
+        while self._ready and self._ready[0].request is None:
+            ready = self._ready.popleft()
+            self._sent_upto = max(self._sent_upto, ready.upto)
+            assert ready.echo is not None, "changes have one"
+            self._echo = ready.echo
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def next_message(self) -> replication_pb2.ReplicateRequest | None:
+        """What to send now."""
+        if self.failure is not None:
+            return None
+        now = self._store.now_micros()
+        if self._control:
+            self._sent_at = now
+            return self._control.popleft()
+        if self.identity is None:
+            return None
+        if self._ready and self._has_room(self._ready[0].size):
+            self._sent_at = now
+            return self._send(self._ready.popleft(), now)
+        if now - self._sent_at >= self._options.heartbeat_micros:
+            self._sent_at = now
+            if self._reading is None and self._held is None and not self._ready:
+                self._echo = _Echo(self._probe, self._store.head())
+            return replication_pb2.ReplicateRequest(
+                heartbeat=replication_pb2.Heartbeat(
+                    head_sequence=self._echo.head,
+                    upto=self._sent_upto,
+                    now_micros=now,
+                    probe=self._echo.probe,
+                )
+            )
+        return None
+
+    def _has_room(self, size: int) -> bool:
+        messages = len(self._flight) + len(self._seed_flight)
+        if not messages:
+            return True
+        return (
+            messages < self._options.flight_messages_max and self._flight_bytes + size <= self._options.flight_bytes_max
+        )
+
+    def _send(self, ready: _Ready, now: int) -> replication_pb2.ReplicateRequest:
+        request = ready.request
+        assert request is not None, "the others were passed over"
+        self._flight_bytes += ready.size
+        if not self._flight:
+            self.progress_at_micros = now
+        if ready.seed is None:
+            assert ready.echo is not None, "changes have one"
+            self._echo = ready.echo
+            self._sent_upto = ready.upto
+            changes = request.changes
+            changes.head_sequence = ready.echo.head
+            changes.probe = ready.echo.probe
+            changes.now_micros = now
+            self._flight.append(_Flying(ready.size, ready.upto, 0, ready.committed_micros))
+        else:
+            self._parts += 1
+            if ready.ends:
+                ready.seed.last_part = self._parts
+            self._seed_flight.append(_Flying(ready.size, 0, self._parts, 0))
+        self._pass_over()
+        self.wake()  # there is room to read ahead
+        return request
+
+    def _hello(self) -> replication_pb2.ReplicateRequest:
+        identity = self._store.identity
+        source = self._store.source(self.peer.name)
+        return replication_pb2.ReplicateRequest(
+            hello=replication_pb2.Hello(
+                protocol=PROTOCOL,
+                instance=instance(identity),
+                topics_pattern=self.peer.topics,
+                filter=self.peer.filter,
+                topics=[topic_message(topic.kind) for topic in self._topics.values()],
+                head_sequence=self._hello_head,
+                now_micros=self._store.now_micros(),
+                waiting=source is not None and source.wait_for != 0,
+                authoritative=self._store.authoritative,
+            )
+        )
+
+    # -- hearing ----------------------------------------------------------------------------------------------------
+
+    def received(self, response: replication_pb2.ReplicateResponse) -> None:
+        """A message of the receiver."""
+        if self.failure is not None:
+            return
+        self._heard_at = self._store.now_micros()
+        kind = response.WhichOneof("message")
+        if (kind == "welcome") != (self.identity is None):
+            self.fail(Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, f"{kind} was not expected"))
+        elif kind == "welcome":
+            self._welcomed(response.welcome)
+        elif kind == "acknowledged":
+            self._acknowledged(response.acknowledged)
+        elif kind == "topic":
+            self._answered(response.topic)
+        self.wake()
+
+    def _welcomed(self, welcome: replication_pb2.Welcome) -> None:
+        identity = Identity(welcome.instance.name, welcome.instance.id, welcome.instance.epoch)
+        objection = self._accepted(self, identity)
+        if objection is not None:
+            return self.fail(objection)
+        begins = not welcome.HasField("cursor")
+        cursor = self._hello_head if begins else welcome.cursor
+        if cursor > self._hello_head:
+            return self.fail(
+                Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, f"cursor: {cursor} is ahead of the journal")
+            )
+        self.identity = identity
+        self.skew.saw(welcome.now_micros - self._heard_at)
+        self.since_micros = self._heard_at
+        self._returning = welcome.returning
+        self._cursor = self._read_upto = self._sent_upto = cursor
+        self._echo = _Echo(0, cursor)
+        for answer in welcome.topics:
+            self._answered(answer)
+        remembered = self._store.peer(self.peer.name)
+        if remembered.identity != identity:
+            # Whatever it has of ours it has from its past life: nothing is taken as given until it is seeded (SN5).
+            self._store.acknowledged(self.peer.name, identity, 0 if begins or self.seeding else cursor)
+        self._watch_missed()
+        self._tell()
+        return None
+
+    def _acknowledged(self, message: replication_pb2.Acknowledged) -> None:
+        self.skew.saw(message.now_micros - self._heard_at)
+        self._probe = max(self._probe, message.probe)
+        if message.sequence > self._sent_upto or message.seeds > self._parts:
+            return self.fail(
+                Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, "what was acknowledged has not been sent")
+            )
+        before = len(self._flight) + len(self._seed_flight)
+        self._cursor = max(self._cursor, message.sequence)
+        self._merged = max(self._merged, message.seeds)
+        while self._flight and self._flight[0].upto <= self._cursor:
+            self._flight_bytes -= self._flight.popleft().size
+        while self._seed_flight and self._seed_flight[0].part <= self._merged:
+            self._flight_bytes -= self._seed_flight.popleft().size
+        for topic in self._topics.values():
+            if topic.seed is not None and 0 < topic.seed.last_part <= self._merged:
+                topic.seed = None
+                topic.state = TopicState.SEEDED
+        if len(self._flight) + len(self._seed_flight) < before or not before:
+            self.progress_at_micros = self._heard_at
+        self._tell()
+        return None
+
+    def _tell(self) -> None:
+        """Tells the store what the peer has (SN5)."""
+        if not self.seeding:
+            sequence = min(self._cursor, self._watched_head)
+            if sequence > self._told:
+                assert self.identity is not None, "it has acknowledged"
+                self._told = sequence
+                self._store.acknowledged(self.peer.name, self.identity, sequence)
+            if self._missed_mark is not None and self._told >= self._missed_mark:
+                self._missed_mark = None
+                self._store.reseeded(self.peer.name)
+        self._progressed(self)
+
+    def _answered(self, answer: replication_pb2.TopicAnswer) -> None:
+        topic = self._topics.get(answer.topic)
+        if topic is None:
+            return  # it has left meanwhile
+        if answer.state == replication_pb2.TOPIC_STATE_REFUSED:
+            topic.state = TopicState.REFUSED
+            topic.message = answer.message
+            topic.seed = None
+            self._begun(answer.topic)
+        elif answer.state == replication_pb2.TOPIC_STATE_WANTED:
+            if not (answer.after_key and topic.seed is not None and topic.seed.lost):
+                self._start_seed(topic, answer.after_key, lost=False)
+        elif topic.seed is None:
+            topic.state = TopicState.SEEDED
+
+    def _start_seed(self, topic: _Topic, after_key: bytes, *, lost: bool) -> None:
+        topic.state = TopicState.SEEDING
+        topic.message = ""
+        topic.seed = _Seed(after_key, lost)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Looks at the clock and the topics; about once a second."""
+        if self.failure is not None:
+            return
+        now = self._store.now_micros()
+        if now - self._heard_at >= self._options.silence_micros:
+            return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the peer"))
+        if self.identity is not None:
+            self._watch_topics()
+            self._watch_missed()
+            self._tell()
+        self.wake()
+        return None
+
+    def _watch_topics(self) -> None:
+        self._watched_head = self._store.head()
+        kinds = self._matching()
+        if kinds == [topic.kind for topic in self._topics.values()]:
+            return
+        before = self._topics
+        self._topics = {}
+        for kind in kinds:
+            topic = before.get(kind.name)
+            if topic is None:
+                topic = _Topic(kind)
+            topic.kind = kind
+            self._topics[kind.name] = topic
+        for name in before.keys() - self._topics.keys():
+            self._begun(name)
+        self._control.append(
+            replication_pb2.ReplicateRequest(
+                topics=replication_pb2.Topics(topics=[topic_message(kind) for kind in kinds])
+            )
+        )
+
+    def _watch_missed(self) -> None:
+        if self._missed_mark is None and self._store.peer(self.peer.name).missed:
+            self._missed_mark = self._store.head()
+
+    def missed_more(self) -> None:
+        """Tombstones may have been purged that the peer has not acknowledged."""
+        self._missed_mark = None
+        if self.streaming:
+            self._watch_missed()
+
+    def _matching(self) -> list[TopicKind]:
+        return [kind for kind in self._store.topics(self.peer.topics) if kind.journal]
+
+    def fail(self, why: Refused) -> None:
+        """The link is over."""
+        if self.failure is None:
+            self.failure = why
+            self.wake()
+
+
+def instance(identity: Identity) -> replication_pb2.Instance:
+    """An identity as a message."""
+    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
+
+
+def topic_message(kind: TopicKind) -> replication_pb2.ReplicatedTopic:
+    """A topic as a message."""
+    return replication_pb2.ReplicatedTopic(
+        name=kind.name,
+        key=kind.key,
+        message_type=kind.message_type,
+        separator=kind.separator,
+        acts_on_expiration=kind.acts,
+    )
+
+
+def reason_name(reason: Reason) -> str:
+    """As it travels: without the prefix."""
+    return types_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")

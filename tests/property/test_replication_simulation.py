@@ -1,0 +1,213 @@
+"""Several instances, a bad network, crashes: when all is quiet, all is equal, and nothing dead is alive (R3 to R7).
+
+The whole of it runs in one process under one injected clock, over a model of a store; `run_seed` takes another one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from sow_replication.options import NodeOptions, PeerOptions
+from tests.support.replica_world import SECOND, Entry, Instance, ModelSource, ModelStore, Row, TestStore, World
+from sow_replication.ports import Applied, Identity, Packed, Refused
+from collections.abc import Sequence
+
+SEEDS = 200
+TOPICS = ("T", "U")
+KEYS = [f"k{number}" for number in range(8)]
+
+
+class Wrong(AssertionError):
+    """What the simulation has found."""
+
+
+def edges(kind: str, names: list[str]) -> list[tuple[str, str]]:
+    """Who sends to whom."""
+    ring = list(zip(names, [*names[1:], names[0]], strict=True))
+    line = list(zip(names, names[1:], strict=False))
+    if kind == "ring":
+        return ring
+    if kind == "ring both ways":
+        return sorted({*ring, *[(b, a) for a, b in ring]})
+    if kind == "line":
+        return line
+    if kind == "line both ways":
+        return [*line, *[(b, a) for a, b in line]]
+    if kind == "fan-out":
+        return [(names[0], name) for name in names[1:]]
+    assert kind == "mesh"
+    return [(a, b) for a in names for b in names if a != b]
+
+
+KINDS = ("ring", "ring both ways", "line", "line both ways", "fan-out", "mesh", "mesh")
+
+
+def build(seed: int, make: Callable[..., TestStore]) -> World:
+    draw = random.Random(seed)
+    world = World(seed, make)
+    names = [chr(ord("a") + number) for number in range(draw.choice([2, 2, 3, 3, 4, 5]))]
+    kind = draw.choice(KINDS)
+    links = edges(kind, names)
+    grace = draw.choice([15, 40, 10_000]) * SECOND
+    print(f"seed {seed}: {kind} of {len(names)}, grace {grace // SECOND} s")
+    for name in names:
+        options = NodeOptions(
+            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
+            accept=tuple(a for a, b in links if b == name),
+            tombstone_grace_micros=grace,
+            settle_micros=10 * SECOND,
+            flight_bytes_max=draw.choice([300, 2_000, 100_000]),
+            flight_messages_max=draw.choice([1, 4, 32]),
+            read_bytes_max=draw.choice([1, 300, 100_000]),
+            seed_bytes_max=draw.choice([1, 200, 100_000]),
+            cursor_sequences_max=draw.choice([3, 1000]),
+        )
+        world.add(name, options, offset=draw.randint(-SECOND, SECOND))
+    late = draw.random() < 0.3
+    for instance in world.instances.values():
+        for topic in TOPICS:
+            if not (late and topic == "U" and draw.random() < 0.5):
+                instance.store.create(topic)
+        world.soon(instance)
+    return world
+
+
+def disturb(world: World, draw: random.Random, seconds: int) -> None:
+    """Writes, cuts, crashes, prunings."""
+    rates = draw.choice([0.0, 0.03, 0.1])
+    until = world.now + seconds * SECOND
+    while world.now < until:
+        world.run(draw.randint(1, 400_000))
+        write(world, draw)
+        if draw.random() < rates:
+            fault(world, draw)
+
+
+def write(world: World, draw: random.Random) -> None:
+    instance = draw.choice(list(world.instances.values()))
+    if not instance.up:
+        return
+    store, topic, key = instance.store, draw.choice(TOPICS), draw.choice(KEYS)
+    for _ in range(draw.choice([1, 1, 1, 5])):
+        match draw.randrange(10):
+            case 0 | 1 | 2:
+                store.publish(topic, key, f"p{draw.randrange(1000)}")
+            case 3:
+                store.publish(topic, key, f"q{draw.randrange(1000)}", draw.choice([0, 1, 3, 10, 60]) * SECOND)
+            case 4:
+                store.delta(topic, key, f"d{draw.randrange(100)}")
+            case 5 | 6 | 7:
+                store.delete(topic, key)
+            case 8:
+                store.touch(topic, key, draw.choice([1, 5, 30]) * SECOND)
+            case _:
+                store.sweep()
+        key = draw.choice(KEYS)
+    world.soon(instance)
+
+
+def fault(world: World, draw: random.Random) -> None:
+    instances = list(world.instances.values())
+    instance, other = draw.sample(instances, 2)
+    a, b = instance.store.identity.name, other.store.identity.name
+    match draw.randrange(6):
+        case 0 | 1:
+            world.cut(a, b)
+            if draw.random() < 0.7:
+                world.cut(b, a)
+            after = draw.choice([1, 5, 20, 60]) * SECOND
+            world.at(world.now + after, lambda: world.cuts.difference_update({(a, b), (b, a)}))
+        case 2:
+            if instance.up:
+                instance.crash()
+                life = instance.life
+
+                def boot() -> None:
+                    if not instance.up and instance.life == life:
+                        instance.boot()
+
+                world.at(world.now + draw.choice([0, 2, 25]) * SECOND, boot)
+        case 3:
+            for wire in world.wires:  # a connection resets
+                if wire.source is instance:
+                    wire.cut()
+        case _:
+            if instance.up:
+                instance.store.prune(instance.store.head() - draw.choice([0, 0, 5, 50]))
+                world.soon(instance)
+
+
+def settle(world: World) -> None:
+    """Heals everything, and waits until it is quiet. Raises Wrong."""
+    world.heal()
+    for instance in world.instances.values():
+        for topic in TOPICS:
+            instance.store.create(topic)
+        world.soon(instance)
+    world.run(70 * SECOND)  # what is due has come due
+    if not world.run_until(lambda: world.lag() == 0 and not trouble(world), 180 * SECOND):
+        raise Wrong(f"not quiet: lag {world.lag()}; {trouble(world)}")
+    world.run(5 * SECOND)
+    found = trouble(world)
+    if found or world.lag():
+        raise Wrong(found or "lag again")
+
+
+def trouble(world: World) -> str:
+    """What is not as it has to be; empty: nothing."""
+    sees: dict[str, set[str]] = {name: set() for name in world.instances}
+    for name in world.instances:
+        for reached in world.reaches(name):
+            sees[reached].add(name)
+    dropped = {pair for instance in world.instances.values() for pair in instance.store.dropped()}
+    greatest: dict[tuple[str, str, str], Row] = {}
+    for written in world.history:
+        for name, seen in sees.items():
+            if written.instance in seen:
+                at = (name, written.topic, written.key)
+                if at not in greatest or written.row.rank > greatest[at].rank:
+                    greatest[at] = written.row
+    for name, instance in world.instances.items():
+        for topic in TOPICS:
+            records = instance.store.records(topic)
+            for key in KEYS:
+                row = greatest.get((name, topic, key))
+                alive = row is not None and row.payload is not None
+                if row is not None and 0 < row.stamp <= instance.store.now_micros():
+                    alive = False
+                wanted = row if alive else None
+                found = records.get(key)
+                if found == wanted:
+                    continue
+                if (topic, key) not in dropped:
+                    return f"{name}: {topic}/{key} is {found}, and not {wanted}"
+                if found is not None and row is not None and found.rank < row.rank and row.payload is None:
+                    return f"{name}: {topic}/{key} is {found}, though {row} deleted it"
+            for other, it in world.instances.items():
+                if other in sees[name] and name in sees[other] and it.store.records(topic) != records:
+                    return f"{topic} differs at {name} and {other}: {records} and {it.store.records(topic)}"
+    return ""
+
+
+def run_seed(seed: int, make: Callable[..., TestStore] = ModelStore) -> None:
+    """One random life of some instances. Raises Wrong."""
+    world = build(seed, make)
+    draw = random.Random(seed + 1)
+    disturb(world, draw, draw.choice([20, 40, 80]))
+    settle(world)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_what_all_instances_hold_in_the_end_is_equal_and_the_greatest_that_was_written(seed: int, part: int) -> None:
+    for number in range(SEEDS // 10):
+        run_seed((seed + part * 1000 + number) % 2**32)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(100))
+def test_ten_thousand_lives_end_equal(seed: int, part: int) -> None:
+    for number in range(100):
+        run_seed((seed + 100_000 + part * 1000 + number) % 2**32)

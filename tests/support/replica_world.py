@@ -1,0 +1,890 @@
+"""A store of dicts that keeps the promises of `sow_replication.ports`, and a network of instances under one clock.
+
+Simple and obviously right: a commit is a list of closures that run at once; what has not run is lost in a crash.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import json
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from sow.v1 import replication_pb2, types_pb2
+from sow_replication.node import Node
+from sow_replication.options import NodeOptions
+from sow_replication.ports import (
+    Applied,
+    Done,
+    Identity,
+    Packed,
+    PeerState,
+    Piece,
+    Purged,
+    Refused,
+    SeedPart,
+    SeedRange,
+    SourceState,
+    Store,
+    TopicAnswer,
+    TopicKind,
+    Version,
+)
+from sow_replication.receiver import Receiver
+from sow_replication.sender import Fetched, Read, Sender
+
+SECOND = 1_000_000
+SKEW_MAX = 10 * SECOND
+
+
+class Row(NamedTuple):
+    """A record, or (payload None) a tombstone."""
+
+    version: int
+    origin: str
+    stamp: int
+    """When it expires; 0: never. Of a tombstone 0."""
+    payload: str | None
+    expired: bool = False
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        return (self.version, self.origin)
+
+
+class Kept(NamedTuple):
+    """A row, where and when it was last changed here."""
+
+    row: Row
+    sequence: int
+    made: int
+
+
+class Entry(NamedTuple):
+    """A journaled change."""
+
+    sequence: int
+    time: int
+    topic: str
+    key: str
+    row: Row
+    via: Identity | None
+
+
+class Written(NamedTuple):
+    """A change that was accepted somewhere."""
+
+    instance: str
+    topic: str
+    key: str
+    row: Row
+
+
+@dataclass
+class ModelTopic:
+    kind: TopicKind
+    floor: int
+    rows: dict[str, Kept] = field(default_factory=dict)
+    purged: tuple[int, str] = (0, "")
+
+
+@dataclass
+class ModelSource:
+    identity: Identity
+    cursor: int
+    pattern: str
+    filter: str
+    guarded: bool
+    wait_for: int = 0
+    seeds: dict[str, bytes | None] = field(default_factory=dict)
+    """None: seeded; else up to which key."""
+
+
+@dataclass
+class Disk:
+    """What a crash leaves."""
+
+    topics: dict[str, ModelTopic] = field(default_factory=dict)
+    journal: list[Entry] = field(default_factory=list)
+    head: int = 0
+    last: int = 0
+    sources: dict[str, ModelSource] = field(default_factory=dict)
+    peers: dict[str, PeerState] = field(default_factory=dict)
+
+
+class Operations(Protocol):
+    """What tests do to a store, besides what replication does. All but the last are queued for the next commit."""
+
+    def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None: ...
+    def drop_topic(self, topic: str) -> None: ...
+    def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None: ...
+    def delta(self, topic: str, key: str, payload: str) -> None: ...
+    def touch(self, topic: str, key: str, ttl_micros: int) -> None: ...
+    def delete(self, topic: str, key: str) -> None: ...
+    def sweep(self) -> None: ...
+    def prune(self, upto: int) -> None: ...
+    def step(self) -> bool:
+        """Commits what is queued; the `done`s hear of it. Whether there was anything."""
+    def busy(self) -> bool: ...
+    def crash(self) -> None:
+        """Only what was committed is left."""
+    def backup(self) -> Disk: ...
+    def restore(self, disk: Disk, *, authoritative: bool = False) -> None: ...
+    def records(self, topic: str) -> dict[str, Row]:
+        """Live ones: not those that are due."""
+    def tombstones(self, topic: str) -> dict[str, Row]: ...
+    def dropped(self) -> set[tuple[str, str]]:
+        """Topics and keys of rows that were dropped, or not taken, as dead."""
+
+
+class TestStore(Store, Operations, Protocol):
+    __test__ = False
+
+
+class ModelStore:
+    """One instance's store."""
+
+    def __init__(
+        self,
+        name: str,
+        now: Callable[[], int],
+        peers: Sequence[str] = (),
+        *,
+        written: Callable[[Written], None] = lambda written: None,
+    ) -> None:
+        self._now = now
+        self._peers = peers
+        self._written = written
+        self._lives = 0
+        self._identity = Identity(name, f"{name}-id-0", f"{name}-epoch-0")
+        self.disk = Disk()
+        self._peer_memory: dict[str, PeerState] = {}
+        self._queue: list[Callable[[], Callable[[], None] | None]] = []
+        self._dropped: set[tuple[str, str]] = set()
+        self._authoritative = False
+        self.down = False
+
+    # -- identity, clock --------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def authoritative(self) -> bool:
+        return self._authoritative
+
+    def now_micros(self) -> int:
+        return self._now()
+
+    def head(self) -> int:
+        return self.disk.head
+
+    # -- commits ----------------------------------------------------------------------------------------------------
+
+    def _submit(self, job: Callable[[], Callable[[], None] | None]) -> None:
+        self._queue.append(job)
+
+    def _submit_for(self, job: Callable[[], Applied | Refused], done: Done) -> None:
+        def run() -> Callable[[], None]:
+            result = job()
+            return lambda: done(result)
+
+        self._queue.append(run)
+
+    def busy(self) -> bool:
+        return bool(self._queue)
+
+    def step(self) -> bool:
+        queue, self._queue = self._queue, []
+        answers = [job() for job in queue]
+        self.disk.peers = dict(self._peer_memory)
+        for answer in answers:
+            if answer is not None:
+                answer()
+        return bool(queue)
+
+    def crash(self) -> None:
+        self._queue = []
+        self._peer_memory = dict(self.disk.peers)
+
+    def backup(self) -> Disk:
+        return copy.deepcopy(self.disk)
+
+    def restore(self, disk: Disk, *, authoritative: bool = False) -> None:
+        self._lives += 1
+        name = self._identity.name
+        self._identity = Identity(name, f"{name}-id-{self._lives}", f"{name}-epoch-{self._lives}")
+        self._authoritative = authoritative
+        self._queue = []
+        self.disk = copy.deepcopy(disk)
+        self.disk.last = max(self.disk.last, self._now())
+        self._peer_memory = dict(self.disk.peers)
+
+    # -- changes ----------------------------------------------------------------------------------------------------
+
+    def _mint(self) -> int:
+        self.disk.last = max(self._now(), self.disk.last + 1)
+        return self.disk.last
+
+    def _put(self, topic: str, key: str, row: Row, via: Identity | None) -> None:
+        disk = self.disk
+        disk.head += 1
+        disk.journal.append(Entry(disk.head, self._now(), topic, key, row, via))
+        disk.topics[topic].rows[key] = Kept(row, disk.head, self._now())
+        disk.last = max(disk.last, row.version)
+
+    def _due(self, topic: ModelTopic, row: Row) -> bool:
+        return topic.kind.acts and row.payload is not None and 0 < row.stamp <= self._now()
+
+    def _expire(self, topic: str, key: str, row: Row) -> None:
+        self._put(topic, key, self._grace_tombstone(row), None)
+
+    def _grace_tombstone(self, row: Row) -> Row:
+        return Row(row.version, row.origin, 0, None, expired=True)
+
+    def _expire_if_due(self, topic: str, key: str) -> None:
+        kept = self.disk.topics[topic].rows.get(key)
+        if kept is not None and self._due(self.disk.topics[topic], kept.row):
+            self._expire(topic, key, kept.row)
+
+    def _write(self, topic: str, key: str, change: Callable[[Row | None], Row | None]) -> None:
+        """A local change: `change` is given the live record, and a version of 0 is filled in."""
+
+        def job() -> None:
+            if topic not in self.disk.topics:
+                return
+            self._expire_if_due(topic, key)
+            kept = self.disk.topics[topic].rows.get(key)
+            live = kept.row if kept is not None and kept.row.payload is not None else None
+            row = change(live)
+            if row is not None:
+                row = row._replace(version=self._mint(), origin=self._identity.name)
+                self._put(topic, key, row, None)
+                self._written(Written(self._identity.name, topic, key, row))
+
+        self._submit(job)
+
+    def _stamp(self, ttl_micros: int | None) -> int:
+        return 0 if ttl_micros is None else self._now() + ttl_micros
+
+    def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
+        def job() -> None:
+            self.disk.topics.setdefault(
+                topic, ModelTopic(TopicKind(topic, key, "json", b"\x01", acts), floor=self.disk.head)
+            )
+
+        self._submit(job)
+
+    def drop_topic(self, topic: str) -> None:
+        def job() -> None:
+            self.disk.topics.pop(topic, None)
+            self.disk.journal = [entry for entry in self.disk.journal if entry.topic != topic]
+            for source in self.disk.sources.values():
+                source.seeds.pop(topic, None)
+
+        self._submit(job)
+
+    def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None:
+        self._write(topic, key, lambda live: Row(0, "", self._stamp(ttl_micros), payload))
+
+    def delta(self, topic: str, key: str, payload: str) -> None:
+        def change(live: Row | None) -> Row:
+            return Row(0, "", 0, payload) if live is None else live._replace(payload=f"{live.payload}+{payload}"[-40:])
+
+        self._write(topic, key, change)
+
+    def touch(self, topic: str, key: str, ttl_micros: int) -> None:
+        self._write(
+            topic, key, lambda live: None if live is None else live._replace(stamp=self._stamp(ttl_micros))
+        )
+
+    def delete(self, topic: str, key: str) -> None:
+        self._write(topic, key, lambda live: None if live is None else Row(0, "", 0, None))
+
+    def sweep(self) -> None:
+        def job() -> None:
+            for name, topic in self.disk.topics.items():
+                for key, kept in list(topic.rows.items()):
+                    if self._due(topic, kept.row):
+                        self._expire(name, key, kept.row)
+
+        self._submit(job)
+
+    def prune(self, upto: int) -> None:
+        def job() -> None:
+            for entry in self.disk.journal:
+                if entry.sequence <= upto:
+                    topic = self.disk.topics[entry.topic]
+                    topic.floor = max(topic.floor, entry.sequence)
+            self.disk.journal = [entry for entry in self.disk.journal if entry.sequence > upto]
+
+        self._submit(job)
+
+    # -- what is there ----------------------------------------------------------------------------------------------
+
+    def records(self, topic: str) -> dict[str, Row]:
+        found = self.disk.topics.get(topic)
+        if found is None:
+            return {}
+        return {
+            key: kept.row
+            for key, kept in sorted(found.rows.items())
+            if kept.row.payload is not None and not self._due(found, kept.row)
+        }
+
+    def tombstones(self, topic: str) -> dict[str, Row]:
+        rows = self.disk.topics[topic].rows
+        return {key: kept.row for key, kept in sorted(rows.items()) if kept.row.payload is None}
+
+    def dropped(self) -> set[tuple[str, str]]:
+        return self._dropped
+
+    # -- Sending ----------------------------------------------------------------------------------------------------
+
+    def topics(self, pattern: str) -> list[TopicKind]:
+        assert pattern in (".*", "nothing") or pattern in self.disk.topics or pattern.isalnum(), "a simple pattern"
+        return [t.kind for name, t in sorted(self.disk.topics.items()) if pattern in (".*", name)]
+
+    def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
+        names: list[str] = []
+        chunks: list[Packed] = []
+        upto, size, first, last = after, 0, 0, 0
+        for entry in self.disk.journal:
+            if entry.sequence <= after:
+                continue
+            if size >= bytes_max:
+                break
+            upto = entry.sequence
+            first, last = first or entry.time, entry.time
+            if entry.topic in topics and self._crosses(entry, peer):
+                chunk = pack([(entry.key, entry.row)], names)
+                size += len(chunk)
+                chunks.append(Packed(entry.topic, chunk))
+        else:
+            upto = max(upto, self.disk.head)
+        lost = [name for name in sorted(topics) if name in self.disk.topics and self.disk.topics[name].floor > after]
+        return Piece(after, upto, chunks, names, first, last, lost)
+
+    def _crosses(self, entry: Entry, peer: Identity) -> bool:
+        return entry.via != peer and not entry.row.expired
+
+    def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
+        found = self.disk.topics.get(topic)
+        if found is None:
+            raise Refused(types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, topic)
+        names: list[str] = []
+        rows: list[tuple[str, Row]] = []
+        size = 0
+        for key, kept in sorted(found.rows.items()):
+            if key.encode() <= after_key:
+                continue
+            if size >= bytes_max:
+                return SeedPart(pack(rows, names), names, rows[-1][0].encode())
+            rows.append((key, kept.row))
+            size += 60
+        return SeedPart(pack(rows, names) if rows else b"", names, b"")
+
+    def purged(self, topic: str) -> Purged:
+        found = self.disk.topics.get(topic)
+        return Purged(0, "") if found is None else Purged(*found.purged)
+
+    def peer(self, name: str) -> PeerState:
+        return self._peer_memory.get(name, PeerState(None, 0, False))
+
+    def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
+        before = self.peer(name)
+        missed = before.missed or before.identity not in (None, identity)
+        self._peer_memory[name] = PeerState(identity, sequence, missed)
+
+    def reseeded(self, name: str) -> None:
+        self._peer_memory[name] = self.peer(name)._replace(missed=False)
+
+    # -- Receiving --------------------------------------------------------------------------------------------------
+
+    def source(self, name: str) -> SourceState | None:
+        row = self.disk.sources.get(name)
+        if row is None:
+            return None
+        return SourceState(row.identity, row.cursor, row.wait_for, row.pattern, row.filter, row.guarded)
+
+    def answers(self, name: str, topics: Sequence[TopicKind]) -> list[TopicAnswer]:
+        row = self.disk.sources[name]
+        answers = [self._answer(row, kind) for kind in topics]
+        carried = {answer.topic for answer in answers if not answer.reason}
+        for topic in [topic for topic in row.seeds if topic not in carried]:
+            del row.seeds[topic]
+        if row.guarded and not any(answer.wanted for answer in answers):
+            row.guarded = False
+        return answers
+
+    def _answer(self, row: ModelSource, kind: TopicKind) -> TopicAnswer:
+        refusal = self.check(kind)
+        if refusal.reason:
+            return refusal
+        seed = row.seeds.get(kind.name, b"")
+        return TopicAnswer(kind.name) if seed is None else TopicAnswer(kind.name, wanted=True, after_key=seed)
+
+    def check(self, topic: TopicKind) -> TopicAnswer:
+        mine = self.disk.topics.get(topic.name)
+        if mine is None:
+            return TopicAnswer(topic.name, reason=types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, message="there is none")
+        if mine.kind[1:4] != topic[1:4]:
+            return TopicAnswer(topic.name, reason=types_pb2.ERROR_REASON_TOPIC_DIFFERS, message="other key fields")
+        return TopicAnswer(topic.name)
+
+    def begin(
+        self, identity: Identity, *, topics_pattern: str, filter_text: str, cursor: int, guarded: bool, done: Done
+    ) -> None:
+        def job() -> Applied:
+            self.disk.sources[identity.name] = ModelSource(identity, cursor, topics_pattern, filter_text, guarded)
+            return Applied()
+
+        self._submit_for(job, done)
+
+    def wait_for(self, name: str, sequence: int, done: Done) -> None:
+        def job() -> Applied:
+            self.disk.sources[name].wait_for = sequence
+            return Applied()
+
+        self._submit_for(job, done)
+
+    def apply(
+        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+    ) -> None:
+        self._submit_for(lambda: self._apply(name, after, upto, chunks, origins), done)
+
+    def _apply(
+        self, name: str, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str]
+    ) -> Applied | Refused:
+        row = self.disk.sources[name]
+        changes = [(topic, key, change) for topic, chunk in chunks for key, change in unpack(chunk, origins)]
+        refusal = self._refusal(row, [change for _, _, change in changes])
+        if refusal is None and self._skips(row, after):
+            refusal = Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "behind the cursor")
+        if refusal is not None:
+            return refusal
+        result = Applied()
+        for topic, key, change in changes:
+            if topic in self.disk.topics:
+                result = self._take(row, topic, key, change, result)
+            else:
+                row.seeds.pop(topic, None)
+        self._move(row, upto)
+        return result
+
+    def _skips(self, row: ModelSource, after: int) -> bool:
+        return after > row.cursor
+
+    def _move(self, row: ModelSource, upto: int) -> None:
+        row.cursor = max(row.cursor, upto)
+
+    def _refusal(self, row: ModelSource, changes: Sequence[Row]) -> Refused | None:
+        if row.wait_for:
+            return Refused(types_pb2.ERROR_REASON_RESEED_PENDING, "it has to wait")
+        if any(change.version > self._now() + SKEW_MAX for change in changes):
+            return Refused(types_pb2.ERROR_REASON_CLOCK_SKEW, "a change is from the future")
+        return None
+
+    def _take(self, row: ModelSource, topic: str, key: str, change: Row, result: Applied) -> Applied:
+        self._expire_if_due(topic, key)
+        found = self.disk.topics[topic]
+        kept = found.rows.get(key)
+        if kept is None and self._is_guarded(row, topic) and change.rank <= found.purged:
+            if change.payload is not None:
+                self._dropped.add((topic, key))
+            return result._replace(dropped=result.dropped + 1)
+        if kept is not None and not self._wins(change, kept.row):
+            if kept.row.rank == change.rank:
+                return result._replace(known=result.known + 1)
+            return result._replace(superseded=result.superseded + 1)
+        self._put(topic, key, self._stored(change), row.identity)
+        return result._replace(applied=result.applied + 1)
+
+    def _is_guarded(self, row: ModelSource, topic: str) -> bool:
+        return row.guarded and row.seeds.get(topic, b"") is not None
+
+    def _wins(self, change: Row, kept: Row) -> bool:
+        return change.rank > kept.rank
+
+    def _stored(self, change: Row) -> Row:
+        return change
+
+    def merge(
+        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: Done
+    ) -> None:
+        self._submit_for(lambda: self._merge(name, part, chunk, origins, purged), done)
+
+    def _merge(
+        self, name: str, part: SeedRange, chunk: bytes, origins: Sequence[str], purged: Purged
+    ) -> Applied | Refused:
+        row = self.disk.sources[name]
+        rows = unpack(chunk, origins)
+        refusal = self._refusal(row, [change for _, change in rows])
+        if refusal is not None:
+            return refusal
+        topic = self.disk.topics.get(part.topic)
+        if topic is None:
+            return Applied()
+        result = Applied()
+        for key, change in rows:
+            result = self._take(row, part.topic, key, change, result)
+        if purged.version:
+            brought = {key for key, _ in rows}
+            for key, kept in list(topic.rows.items()):
+                in_range = part.after_key < key.encode() and (part.last or key.encode() <= part.upto_key)
+                if in_range and key not in brought and kept.row.rank <= purged:
+                    if kept.row.payload is not None:
+                        self._dropped.add((part.topic, key))
+                    del topic.rows[key]
+                    result = result._replace(dropped=result.dropped + 1)
+        progress = row.seeds.get(part.topic, b"")
+        if part.first or (progress is not None and part.after_key <= progress):
+            row.seeds[part.topic] = None if part.last else part.upto_key
+        return result
+
+    # -- Tombstones -------------------------------------------------------------------------------------------------
+
+    def purge(self, upto: int, *, made_before_micros: int, unread: Collection[str], done: Done) -> None:
+        self._submit_for(lambda: self._purge(upto, made_before_micros, unread), done)
+
+    def _purge(self, upto: int, made_before_micros: int, unread: Collection[str]) -> Applied:
+        gone = 0
+        for topic in self.disk.topics.values():
+            for key, kept in list(topic.rows.items()):
+                early = kept.sequence <= upto
+                if kept.row.payload is not None or not (early or kept.made < made_before_micros):
+                    continue
+                if not early:
+                    for name in self._peers:
+                        if self.peer(name).acknowledged < kept.sequence:
+                            self._peer_memory[name] = self.peer(name)._replace(missed=True)
+                    for name in unread:
+                        if name in self.disk.sources:
+                            self.disk.sources[name].wait_for = self.disk.head
+                topic.purged = max(topic.purged, kept.row.rank)
+                del topic.rows[key]
+                gone += 1
+        return Applied(gone)
+
+    # -- Comparing: not part of this world --------------------------------------------------------------------------
+
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int]]:
+        raise NotImplementedError
+
+    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
+        raise NotImplementedError
+
+    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
+        raise NotImplementedError
+
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done) -> None:
+        raise NotImplementedError
+
+
+def pack(rows: Sequence[tuple[str, Row]], names: list[str]) -> bytes:
+    """Rows as a chunk; `names` collects the origins that it points at."""
+    packed = []
+    for key, row in rows:
+        if row.origin not in names:
+            names.append(row.origin)
+        packed.append([key, row.version, names.index(row.origin), row.stamp, row.payload, row.expired])
+    return json.dumps(packed).encode()
+
+
+def unpack(chunk: bytes, names: Sequence[str]) -> list[tuple[str, Row]]:
+    """What `pack` has packed."""
+    if not chunk:
+        return []
+    return [
+        (key, Row(version, names[origin], stamp, payload, expired))
+        for key, version, origin, stamp, payload, expired in json.loads(chunk)
+    ]
+
+
+# -- a network of instances ---------------------------------------------------------------------------------------
+
+
+class Wire:
+    """One stream: what was sent on it arrives in order, later, or never."""
+
+    def __init__(self, world: World, sender: Sender, receiver: Receiver, source: Instance, target: Instance) -> None:
+        self.world = world
+        self.sender = sender
+        self.receiver = receiver
+        self.source = source
+        self.target = target
+        self.broken = False
+        self._arrivals = {True: 0, False: 0}
+        sender.wake = lambda: world.soon(source)
+        receiver.wake = lambda: world.soon(target)
+
+    def later(self, forward: bool, action: Callable[[], None]) -> None:
+        at = max(self._arrivals[forward], self.world.now + self.world.delay())
+        self._arrivals[forward] = at
+
+        def arrive() -> None:
+            if not self.broken:
+                action()
+
+        self.world.at(at, arrive)
+
+    def cut(self) -> None:
+        """What is under way is lost; each end hears of it when it does."""
+        if self.broken:
+            return
+        self.broken = True
+        gone = Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the connection is gone")
+        for machine, home in ((self.sender, self.source), (self.receiver, self.target)):
+            # Some notice at once, some only by the silence.
+            delay = self.world.random.choice([0, self.world.delay(), 30 * SECOND])
+            self.world.at(self.world.now + delay, lambda m=machine, h=home: (m.fail(gone), self.world.soon(h)))  # type: ignore[misc]  # bound now
+
+
+class Instance:
+    """A store and its node; crashes take all but the store's disk."""
+
+    def __init__(self, world: World, store: TestStore, options: NodeOptions, offset: int) -> None:
+        self.world = world
+        self.store = store
+        self.options = options
+        self.offset = offset
+        self.up = True
+        self.life = 0
+        self.wires: list[Wire] = []
+        self.node = Node(store, options, world.random)
+
+    def boot(self) -> None:
+        self.up = True
+        self.life += 1
+        self.node = Node(self.store, self.options, self.world.random)
+        self.world.at(self.world.now, self.tick)
+
+    def crash(self) -> None:
+        self.up = False
+        self.life += 1
+        self.store.crash()
+        for wire in list(self.world.wires):
+            if self in (wire.source, wire.target):
+                wire.cut()
+                machine = wire.sender if wire.source is self else wire.receiver
+                machine.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "crashed"))
+
+    def tick(self) -> None:
+        life = self.life
+
+        def again() -> None:
+            if self.up and self.life == life:
+                self.node.tick()
+                self.store.sweep()
+                self.world.soon(self)
+                self.world.at(self.world.now + SECOND, again)
+
+        again()
+
+
+class World:
+    """Instances, their network, and time."""
+
+    def __init__(self, seed: int, make: Callable[..., TestStore] = ModelStore) -> None:
+        self.random = random.Random(seed)
+        self.now = 1_700_000_000 * SECOND
+        self.instances: dict[str, Instance] = {}
+        self.wires: list[Wire] = []
+        self.cuts: set[tuple[str, str]] = set()
+        """Directed: who cannot reach whom."""
+        self.history: list[Written] = []
+        self._make = make
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._pending: set[str] = set()
+        self._committing: set[str] = set()
+        self.reading_micros = 3_000
+        self.delay_max = 40_000
+
+    def add(self, name: str, options: NodeOptions, offset: int = 0) -> Instance:
+        store = self._make(
+            name,
+            lambda: self.now + self.instances[name].offset if name in self.instances else self.now + offset,
+            [peer.name for peer in options.peers],
+            written=self.history.append,
+        )
+        instance = self.instances[name] = Instance(self, store, options, offset)
+        self.at(self.now + self.random.randrange(SECOND), instance.tick)
+        return instance
+
+    def delay(self) -> int:
+        return self.random.randint(100, self.delay_max)
+
+    def at(self, time: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), action))
+
+    def soon(self, instance: Instance) -> None:
+        """Something may be to be done at an instance."""
+        name = instance.store.identity.name
+        if name not in self._pending:
+            self._pending.add(name)
+            self.at(self.now, lambda: self._pump(instance))
+
+    def run(self, micros: int) -> None:
+        until = self.now + micros
+        while self._events and self._events[0][0] <= until:
+            time, _, action = heapq.heappop(self._events)
+            self.now = max(self.now, time)
+            action()
+        self.now = until
+
+    def run_until(self, holds: Callable[[], bool], micros: int) -> bool:
+        for _ in range(micros // SECOND):
+            if holds():
+                return True
+            self.run(SECOND)
+        return holds()
+
+    # -- driving ----------------------------------------------------------------------------------------------------
+
+    def _pump(self, instance: Instance) -> None:
+        self._pending.discard(instance.store.identity.name)
+        if not instance.up:
+            return
+        self._dial(instance)
+        for wire in list(self.wires):
+            if wire.source is instance:
+                self._pump_sender(wire)
+            if wire.target is instance:
+                self._pump_receiver(wire)
+        self._commit(instance)
+
+    def _commit(self, instance: Instance) -> None:
+        name = instance.store.identity.name
+        if not instance.store.busy() or name in self._committing:
+            return
+        self._committing.add(name)
+
+        def commit() -> None:
+            self._committing.discard(name)
+            if instance.up and instance.store.step():
+                instance.node.wake()
+                self.soon(instance)
+
+        self.at(self.now + self.random.randint(100, 10_000), commit)
+
+    def _dial(self, instance: Instance) -> None:
+        for out in instance.node.due():
+            target = self.instances[out.peer.name]
+            sender = instance.node.dialled(out)
+            if not target.up or self._is_cut(instance, target):
+                sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "no route"))
+                instance.node.closed(sender)
+                continue
+            self.wires.append(Wire(self, sender, target.node.accept(), instance, target))
+        when = instance.node.next_dial_micros()
+        if when is not None:
+            self.at(when - instance.offset + 1, lambda: self.soon(instance))
+
+    def _is_cut(self, a: Instance, b: Instance) -> bool:
+        pair = (a.store.identity.name, b.store.identity.name)
+        return pair in self.cuts
+
+    def cut(self, a: str, b: str) -> None:
+        """`a` does not reach `b` any more."""
+        self.cuts.add((a, b))
+        for wire in list(self.wires):
+            if (wire.source.store.identity.name, wire.target.store.identity.name) == (a, b):
+                wire.cut()
+
+    def heal(self) -> None:
+        self.cuts.clear()
+        for instance in self.instances.values():
+            if not instance.up:
+                instance.boot()
+
+    def _pump_sender(self, wire: Wire) -> None:
+        sender, home = wire.sender, wire.source
+        read = sender.next_read()
+        if read is not None:
+            self._read(wire, read)
+        while True:
+            request = sender.next_message()
+            if request is None:
+                break
+            wire.later(True, lambda r=replication_pb2.ReplicateRequest.FromString(request.SerializeToString()): self._arrive(wire, r))  # type: ignore[misc]  # bound now
+        if sender.failure is not None:
+            if home.node.outgoing[sender.peer.name].sender is sender:
+                home.node.closed(sender)
+            self._hang_up(wire, wire.receiver, wire.target, forward=True)
+
+    def _read(self, wire: Wire, read: Read) -> None:
+        home, life = wire.source, wire.source.life
+        started = self.now + self.random.randrange(self.reading_micros)
+
+        def run() -> None:
+            if home.life != life:
+                return
+            result: Fetched | Refused
+            try:
+                result = read.run()
+            except Refused as refused:
+                result = refused
+
+            def done() -> None:
+                if home.life == life:
+                    wire.sender.took(result)
+                    self.soon(home)
+
+            self.at(self.now + self.random.randrange(self.reading_micros), done)
+
+        self.at(started, run)
+
+    def _arrive(self, wire: Wire, request: replication_pb2.ReplicateRequest) -> None:
+        wire.receiver.received(request)
+        self.soon(wire.target)
+
+    def _pump_receiver(self, wire: Wire) -> None:
+        receiver = wire.receiver
+        while True:
+            response = receiver.next_message()
+            if response is None:
+                break
+            wire.later(False, lambda r=replication_pb2.ReplicateResponse.FromString(response.SerializeToString()): self._answer(wire, r))  # type: ignore[misc]  # bound now
+        if receiver.failure is not None:
+            self._hang_up(wire, wire.sender, wire.source, forward=False)
+
+    def _answer(self, wire: Wire, response: replication_pb2.ReplicateResponse) -> None:
+        wire.sender.received(response)
+        self.soon(wire.source)
+
+    def _hang_up(self, wire: Wire, other: Sender | Receiver, home: Instance, *, forward: bool) -> None:
+        """One end is over: the other one hears why, unless the wire is broken."""
+        failure = wire.receiver.failure if not forward else wire.sender.failure
+        assert failure is not None, "one end is over"
+        if other.failure is None:
+            wire.later(forward, lambda: (other.fail(failure), self.soon(home)) and None)
+        elif wire in self.wires:
+            self.wires.remove(wire)
+
+    # -- what is to hold --------------------------------------------------------------------------------------------
+
+    def reaches(self, a: str) -> set[str]:
+        """Where the changes of an instance get to, when all is well."""
+        seen = {a}
+        todo = [a]
+        while todo:
+            for out in self.instances[todo.pop()].options.peers:
+                if out.name not in seen:
+                    seen.add(out.name)
+                    todo.append(out.name)
+        return seen
+
+    def lag(self) -> int:
+        """Sequences that peers have not acknowledged."""
+        total = 0
+        for instance in self.instances.values():
+            for out in instance.node.outgoing.values():
+                total += max(0, instance.store.head() - instance.node.settled(out))
+                total += 0 if out.state == "streaming" else 1
+        return total
