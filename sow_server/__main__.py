@@ -47,6 +47,7 @@ def _run(given: argparse.Namespace) -> int:
                 prune_interval=given.prune_interval,
                 accept_clock=given.accept_clock,
                 insecure=given.insecure,
+                authoritative=given.authoritative,
             ),
         )
     except config.ConfigError as error:
@@ -95,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         "--accept-clock",
         action="store_true",
         help="start although the clock is far from the last time that the data has seen: the clock is right",
+    )
+    parser.add_argument(
+        "--authoritative",
+        action="store_true",
+        help="start on a backup whose data are what holds: peers take them, and drop what is not among them",
     )
     parser.add_argument(
         "--insecure",

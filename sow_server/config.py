@@ -34,11 +34,14 @@ from sow_server.engine.clock import ClockOptions
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing, TopicSettings
 from sow_server.engine.mutations import Limits
+from sow_server.engine.patterns import PatternError, matcher
 from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, tidy
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.topics import check_name, check_settings
 from sow_server.engine.writer import WriterOptions
+from sow_server.filters.errors import FilterError
+from sow_server.filters.parser import parse as parse_filter
 from sow_server.subscriptions.hub import HubOptions
 
 KIB: Final = 2**10
@@ -119,6 +122,9 @@ class _Text:
 
     def show(self, value: str) -> str:
         return _quoted(value)
+
+
+_INSTANCE: Final = _Text(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}", "1 to 100 of [A-Za-z0-9_.:-], no leading '_'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +216,58 @@ class _Named:
 
     def show(self, value: enum.Enum) -> str:
         return _quoted(value.name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """An RE2 expression that a whole name is to match."""
+
+    def read(self, value: object, folder: Path) -> str:
+        if not isinstance(value, str):
+            raise _expected('a pattern such as "orders\\\\..*"', value)
+        try:
+            matcher(value)
+        except PatternError as error:
+            raise ValueError(f"{_quoted(value)} is no RE2 expression ({error})") from None
+        return value
+
+    def show(self, value: str) -> str:
+        return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilterText:
+    """A filter; "": everything."""
+
+    def read(self, value: object, folder: Path) -> str:
+        if not isinstance(value, str):
+            raise _expected("a filter such as \"/region = 'eu'\"", value)
+        if value:
+            try:
+                parse_filter(value)
+            except FilterError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    def show(self, value: str) -> str:
+        return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names of instances, each once."""
+
+    def read(self, value: object, folder: Path) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise _expected('an array of names of instances such as ["ldn-1"]', value)
+        names = tuple(_INSTANCE.read(entry, folder) for entry in value)
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{_quoted(name)} stands there twice")
+        return names
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return "[" + ", ".join(map(_quoted, value)) + "]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +413,6 @@ def _named(default: E) -> E:
     return field(default=default, metadata={"kind": _Named(tuple(type(default)))})
 
 
-_INSTANCE: Final = _Text(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}", "1 to 100 of [A-Za-z0-9_.:-], no leading '_'")
-
-
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """[server]: where it listens, where the data is, how it answers."""
@@ -454,6 +509,43 @@ class SubscriptionsConfig:
     subscriptions_max: int = _count(_HUB.subscriptions_max, 1, 1_000_000)
 
 
+class LinkMode(enum.Enum):
+    """Whether REPLICATED waits for a peer (rules R1, R8)."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationConfig:
+    """[replication]: who may send to this instance, and what holds for all of its links (rules R1 to R12)."""
+
+    accept: tuple[str, ...] = _knob((), _Names())
+    token: str = _knob("", _Text(r"[\x21-\x7e]{0,1000}", "up to 1000 visible ASCII characters"))
+    token_file: Path | None = _knob(None, _Maybe(_File("the path of a file")))
+    min_sync_peers: int = _count(1, 1, 100)
+    sync_timeout_micros: int = _duration(5 * MICROS, 100 * _MILLI, _HOUR)
+    tombstone_grace_micros: int = _duration(_DAY, 60 * MICROS, 3650 * _DAY)
+    max_clock_skew_micros: int = _duration(10 * MICROS, 100 * _MILLI, _DAY)
+    peer_max_lag_bytes: int = _knob(GIB, _Size(MIB, 1024 * GIB), key="peer_max_lag_bytes")
+    peer_max_lag_age_micros: int = _duration(_DAY, 60 * MICROS, 3650 * _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """[[replication.peers]]: an instance that this one sends to (rule R1). With `ca` the link is TLS; with
+    `certificate` and `key` this end shows who it is."""
+
+    name: str = field(metadata={"kind": _INSTANCE})
+    address: str = field(metadata={"kind": _Address()})
+    topics: str = _knob(".*", _Pattern())
+    mode: LinkMode = _named(LinkMode.ASYNC)
+    filter: str = _knob("", _FilterText())
+    ca: Path | None = _knob(None, _Maybe(_File("the path of a PEM file")))
+    certificate: Path | None = _knob(None, _Maybe(_File("the path of a PEM file")))
+    key: Path | None = _knob(None, _Maybe(_File("the path of a PEM file")))
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """[metrics]: the Prometheus endpoint."""
@@ -471,7 +563,8 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How this server is set up. `accept_clock` holds for this start alone, so no file can set it."""
+    """How this server is set up. `accept_clock` and `authoritative` hold for this start alone, so no file can set
+    them."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     storage: StorageConfig = StorageConfig()
@@ -480,6 +573,9 @@ class Config:
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
     subscriptions: SubscriptionsConfig = SubscriptionsConfig()
+    replication: ReplicationConfig = ReplicationConfig()
+    peers: tuple[PeerConfig, ...] = ()
+    """[[replication.peers]], in the order of the file."""
     metrics: MetricsConfig = MetricsConfig()
     tls: TlsConfig | None = None
     log: LogConfig = LogConfig()
@@ -488,6 +584,12 @@ class Config:
     topics: Mapping[str, Declared] = field(default_factory=lambda: MappingProxyType({}))
     """What the file writes of each topic, and nothing else."""
     accept_clock: bool = False
+    authoritative: bool = False
+
+    @property
+    def replicates(self) -> bool:
+        """Whether there may be links with other instances."""
+        return bool(self.peers or self.replication.accept)
 
 
 def _limit(kind: Kind[int]) -> int | None:
@@ -536,6 +638,7 @@ class _TopicForm(_DefaultsForm):
     index: tuple[str, ...] = _knob(_TOPIC.index, _Texts('paths such as ["/symbol"]'))
 
 
+_PEERS: Final = "replication.peers"
 _SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("server", ServerConfig),
     ("server.tls", TlsConfig),
@@ -545,6 +648,8 @@ _SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("journal", JournalConfig),
     ("limits", LimitsConfig),
     ("subscriptions", SubscriptionsConfig),
+    ("replication", ReplicationConfig),
+    (_PEERS, PeerConfig),
     ("metrics", MetricsConfig),
     ("log", LogConfig),
     ("defaults", _DefaultsForm),
@@ -598,6 +703,7 @@ class Overrides:
     prune_interval: str | None = None
     accept_clock: bool = False
     insecure: bool = False
+    authoritative: bool = False
 
 
 def load(path: Path | None, overrides: Overrides | None = None) -> Config:
@@ -655,6 +761,8 @@ class _Reader:
         server_table = self._table("server", tables)
         tls_table = server_table.pop("tls", None)
         server = self.section(ServerConfig, "server", server_table)
+        replication_table = self._table("replication", tables)
+        peers = self._peers(replication_table.pop("peers", []))
         return Config(
             server=dataclasses.replace(server, data_dir=self._folder / server.data_dir),
             storage=self.section(StorageConfig, "storage", self._table("storage", tables)),
@@ -663,6 +771,8 @@ class _Reader:
             journal=self.section(JournalConfig, "journal", self._table("journal", tables)),
             limits=self.section(LimitsConfig, "limits", self._table("limits", tables)),
             subscriptions=self.section(SubscriptionsConfig, "subscriptions", self._table("subscriptions", tables)),
+            replication=self.section(ReplicationConfig, "replication", replication_table),
+            peers=peers,
             metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
             tls=None if tls_table is None else self._tls(tls_table),
             log=self.section(LogConfig, "log", self._table("log", tables)),
@@ -705,25 +815,63 @@ class _Reader:
     def _tls(self, value: object) -> TlsConfig:
         table = "server.tls"
         tls = self.section(TlsConfig, table, self._as_table(table, value))
-        for key, file in (("certificate", tls.certificate), ("key", tls.key), ("client_ca", tls.client_ca)):
-            if file is not None:
-                try:
-                    file.open("rb").close()
-                except OSError as error:
-                    raise self.error(table, key, f"{file} cannot be read ({error.strerror or error})") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._check_pair(context, table, tls.certificate, tls.key)
+        if tls.client_ca is not None:
+            self._check_authorities(context, table, "client_ca", tls.client_ca)
+        return tls
+
+    def _check_pair(self, context: ssl.SSLContext, table: str, certificate: Path, key: Path) -> None:
+        self._check_readable(table, "certificate", certificate)
+        self._check_readable(table, "key", key)
         try:
             # The password: gRPC cannot use an encrypted key, and OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(tls.certificate, tls.key, password="")
+            context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, ValueError) as error:
-            message = f"{tls.certificate} and {tls.key} are not a certificate and its unencrypted key ({error})"
+            message = f"{certificate} and {key} are not a certificate and its unencrypted key ({error})"
             raise self.error(table, "certificate", message) from error
-        if tls.client_ca is not None:
-            try:
-                context.load_verify_locations(tls.client_ca)
-            except ssl.SSLError as error:
-                raise self.error(table, "client_ca", f"{tls.client_ca} holds no certificate ({error})") from error
-        return tls
+
+    def _check_authorities(self, context: ssl.SSLContext, table: str, key: str, file: Path) -> None:
+        self._check_readable(table, key, file)
+        try:
+            context.load_verify_locations(file)
+        except ssl.SSLError as error:
+            raise self.error(table, key, f"{file} holds no certificate ({error})") from error
+
+    def _check_readable(self, table: str, key: str, file: Path) -> None:
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise self.error(table, key, f"{file} cannot be read ({error.strerror or error})") from error
+
+    def _peers(self, value: object) -> tuple[PeerConfig, ...]:
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise self.error("replication", "peers", "expected tables, each headed [[replication.peers]]")
+        return tuple(self._peer(number, entry) for number, entry in enumerate(value, 1))
+
+    def _peer(self, number: int, given: dict[str, object]) -> PeerConfig:
+        table = _PEERS
+        try:
+            peer = self.section(PeerConfig, table, given)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if peer.ca is not None:
+                self._check_authorities(context, table, "ca", peer.ca)
+            for key, file, other, needed in (
+                ("certificate", peer.certificate, "key", peer.key),
+                ("key", peer.key, "certificate", peer.certificate),
+                ("certificate", peer.certificate, "ca", peer.ca),
+            ):
+                if file is not None and needed is None:
+                    raise self.error(table, key, f"needs {other}, too")
+            if peer.certificate is not None and peer.key is not None:
+                self._check_pair(context, table, peer.certificate, peer.key)
+            if not split_address(peer.address)[1]:
+                raise self.error(table, "address", f"{peer.address} names no port")
+        except ConfigError as error:
+            name = given.get("name")
+            which = _quoted(name) if isinstance(name, str) else f"number {number}"
+            raise ConfigError(f"{error} (peer {which})") from error.__cause__
+        return peer
 
     def _defaults(self, tables: dict[str, object]) -> Declared:
         table = "defaults"
@@ -824,7 +972,13 @@ def _override(config: Config, overrides: Overrides) -> Config:
         (kind,) = (knob.kind for knob in _knobs("journal", JournalConfig) if knob.key == "prune_interval")
         interval = read("--prune-interval", cast("Kind[int]", kind), overrides.prune_interval)
         journal = dataclasses.replace(journal, prune_interval_micros=interval)
-    return dataclasses.replace(config, server=server, journal=journal, accept_clock=overrides.accept_clock)
+    return dataclasses.replace(
+        config,
+        server=server,
+        journal=journal,
+        accept_clock=overrides.accept_clock,
+        authoritative=overrides.authoritative,
+    )
 
 
 def _check_relations(reader: _Reader, config: Config) -> None:
@@ -856,6 +1010,61 @@ def _check_relations(reader: _Reader, config: Config) -> None:
             kind = next(knob.kind for knob in knobs() if (knob.table, knob.key) == (table, low_key))
             low_text, high_text = kind.show(low).strip('"'), kind.show(high).strip('"')
             raise reader.error(table, low_key, f"{low_text} is above {high_key}, {high_text}")
+    _check_replication(reader, config)
+
+
+def _check_replication(reader: _Reader, config: Config) -> None:
+    server, replication = config.server, config.replication
+    if server.instance in replication.accept:
+        raise reader.error("replication", "accept", f"{_quoted(server.instance)} is this instance itself")
+    names = [peer.name for peer in config.peers]
+    for peer in config.peers:
+        named = f"(peer {_quoted(peer.name)})"
+        if peer.name == server.instance:
+            raise reader.error(_PEERS, "name", f"{_quoted(peer.name)} is this instance itself, see [server] instance")
+        if names.count(peer.name) > 1:
+            raise reader.error(_PEERS, "name", f"{_quoted(peer.name)} names two peers")
+        if peer.address == server.listen and split_address(server.listen)[1]:
+            raise reader.error(_PEERS, "address", f"{peer.address} is the server's own, see [server] listen {named}")
+        if peer.ca is None and not server.insecure and not is_loopback(peer.address):
+            raise reader.error(
+                _PEERS,
+                "address",
+                f"{peer.address} is on another machine: set ca for TLS, or allow plain text with --insecure "
+                f"(insecure = true) {named}",
+            )
+    sync_peers = sum(peer.mode is LinkMode.SYNC for peer in config.peers)
+    if replication.min_sync_peers > max(1, sync_peers):
+        message = f'{replication.min_sync_peers} is above the number of peers with mode = "sync", {sync_peers}'
+        raise reader.error("replication", "min_sync_peers", message)
+    if server.durability is Durability.REPLICATED and not sync_peers:
+        message = '"replicated" needs a peer with mode = "sync" in [[replication.peers]]'
+        raise reader.error("server", "durability", message)
+    if replication.token and replication.token_file is not None:
+        raise reader.error("replication", "token_file", "contradicts token; leave one of the two out")
+    if replication.token_file is not None:
+        try:
+            token = replication_token(config)
+        except OSError as error:
+            message = f"{replication.token_file} cannot be read ({error.strerror or error})"
+            raise reader.error("replication", "token_file", message) from error
+        if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
+            message = f"{replication.token_file} does not hold one line of 1 to 1000 visible ASCII characters"
+            raise reader.error("replication", "token_file", message)
+    proves = replication.token or replication.token_file or (config.tls is not None and config.tls.client_ca)
+    if config.replicates and not proves and not is_loopback(server.listen):
+        raise reader.error(
+            "replication",
+            "token",
+            f"is needed, as other machines reach {server.listen}: peers show it; or let them show certificates with "
+            "[server.tls] client_ca",
+        )
+
+
+def replication_token(config: Config) -> str:
+    """What peers show each other; "": nothing. Raises OSError where a file cannot be read."""
+    file = config.replication.token_file
+    return config.replication.token if file is None else file.read_bytes().decode(errors="replace").strip()
 
 
 # --- printing --------------------------------------------------------------------------------------------------------
@@ -873,6 +1082,8 @@ def render(config: Config) -> str:
         _rendered("journal", config.journal),
         _rendered("limits", config.limits),
         _rendered("subscriptions", config.subscriptions),
+        _rendered("replication", config.replication),
+        *(_rendered(f"[{_PEERS}]", peer) for peer in config.peers),
         _rendered("metrics", config.metrics),
         _rendered("log", config.log),
         _rendered_settings("defaults", _DefaultsForm, config.defaults),
