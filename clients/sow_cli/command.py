@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sow_cli import durables, policies, publishing, records, server, subscribing, topics
+from sow_cli import durables, policies, publishing, records, replication, server, subscribing, topics
 from sow_cli.exits import RootGroup
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import Tls
@@ -83,6 +83,8 @@ for _command in (
     policies.policy,
     policies.retention,
     policies.quota,
+    replication.replication,
+    replication.backup,
     server.status,
     server.compact,
     server.accept_clock,

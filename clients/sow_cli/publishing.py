@@ -120,7 +120,8 @@ def report(line: int, reason: str, message: str) -> None:
 @click.option(
     "--durability",
     type=click.Choice(get_args(DurabilityName)),
-    help="When the server acknowledges: on disk, or in its system's memory.  [default: as the server is configured]",
+    help="When the server acknowledges: on disk, in its system's memory, or on disk at sync peers, too.  [default: as "
+    "the server is configured]",
 )
 @click.option("--strict", is_flag=True, help="Stop at the first bad line; nothing after it is published.")
 @output_option

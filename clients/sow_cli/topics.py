@@ -131,12 +131,14 @@ def describe(session: Session, output: Output, name: str) -> None:
 @topic.command()
 @click.argument("name")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("--unshipped", is_flag=True, help="Also while a peer has not received all changes; it never will.")
 @output_option
 @click.pass_obj
-def delete(session: Session, output: Output, name: str, force: bool) -> None:
-    """Delete the topic NAME with its records and its journal.
+def delete(session: Session, output: Output, name: str, force: bool, unshipped: bool) -> None:
+    """Delete the topic NAME with its records and its journal, on this server alone.
 
-    Asks first on a terminal; without one it needs --force.
+    Asks first on a terminal; without one it needs --force. --force says nothing about other instances: while a peer has
+    not received all changes of the topic, it takes --unshipped to delete it.
 
     \b
     Example:
@@ -144,7 +146,7 @@ def delete(session: Session, output: Output, name: str, force: bool) -> None:
     """
     confirm(f"Delete topic {name} with all its records and its journal?", force=force)
     with session.client() as client:
-        deleted = client.delete_topic(name)
+        deleted = client.delete_topic(name, force=unshipped)
     output.one([Fact("topic", name, name), Fact("deleted_records", deleted, display.count(deleted))])
 
 

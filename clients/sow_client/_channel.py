@@ -55,6 +55,7 @@ _REPEATABLE: Final = (
     (_ADMIN, "ListTopics"),
     (_ADMIN, "DescribeTopic"),
     (_ADMIN, "GetStatus"),
+    (_ADMIN, "GetReplicationStatus"),
     (_ADMIN, "ListPolicies"),
     (_ADMIN, "GetPolicy"),
     (_ADMIN, "ListDurables"),

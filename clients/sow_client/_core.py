@@ -196,11 +196,13 @@ def durability_value(name: DurabilityName | None) -> types_pb2.Durability.ValueT
             return types_pb2.DURABILITY_FSYNC
         case "buffered":
             return types_pb2.DURABILITY_BUFFERED
-    raise invalid("durability", f"{name!r} is neither 'fsync' nor 'buffered'")
+        case "replicated":
+            return types_pb2.DURABILITY_REPLICATED
+    raise invalid("durability", f"{name!r} is none of 'fsync', 'buffered', 'replicated'")
 
 
 def durability_name(value: types_pb2.Durability.ValueType) -> str:
-    """ "fsync", "buffered", or "" when the server did not say."""
+    """ "fsync", "buffered", "replicated", or "" when the server did not say."""
     if value == types_pb2.DURABILITY_UNSPECIFIED:
         return ""
     return types_pb2.Durability.Name(value).removeprefix("DURABILITY_").lower()

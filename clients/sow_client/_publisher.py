@@ -65,7 +65,7 @@ class Ack:
     last_sequence: int
     """Journal sequence of the last applied record; 0 when none was."""
     durability: str
-    """The durability reached: "fsync" or "buffered"."""
+    """The durability reached: "fsync", "buffered" or "replicated"."""
 
     @property
     def records(self) -> int:

@@ -66,7 +66,7 @@ Document: TypeAlias = Mapping[str, object] | str | bytes | bytearray | memoryvie
 SettingValue: TypeAlias = str | int | bool
 """A setting of a policy: a duration such as "1h0m0s", a word, a number, or yes or no."""
 
-DurabilityName: TypeAlias = Literal["fsync", "buffered"]
+DurabilityName: TypeAlias = Literal["fsync", "buffered", "replicated"]
 """When a write is acknowledged (rule P5)."""
 
 
@@ -774,3 +774,137 @@ class Compacted:
 
     bytes_before: int
     bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTopic:
+    """How a topic stands on a link, where it is not simply up to date."""
+
+    topic: str
+    state: str
+    """ "seeding" or "refused"."""
+    message: str
+    """Why it was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingLink:
+    """A link on which an instance sends (rules R1, R8)."""
+
+    peer: str
+    address: str
+    state: str
+    """ "connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt) or "refused"."""
+    mode: str
+    """ "async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`."""
+    topics_pattern: str
+    acknowledged_sequence: int
+    """How far the peer is, in the instance's own sequences."""
+    lag_sequences: int
+    """Sequences that it has not acknowledged."""
+    lag: timedelta
+    """Age of the oldest change that it has not acknowledged; zero where there is none."""
+    skew: timedelta
+    """The peer's clock less the instance's, as far as the way of the messages allows to tell."""
+    since: datetime | None
+    """Since when the link is in this state."""
+    last_error: str
+    """Empty: none since the link is up."""
+    last_error_reason: str
+    """As of an exception; empty where there is none."""
+    last_error_time: datetime | None
+    topics: tuple[LinkTopic, ...]
+    """Those that are being seeded, or were refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingLink:
+    """A link on which an instance receives (rules R3, R4)."""
+
+    peer: str
+    state: str
+    """ "connected", "seeding" or "away"."""
+    cursor: int
+    """How far the instance has what the sender has, in the sender's sequences."""
+    head_sequence: int
+    """The last sequence that the sender has told."""
+    applied: int
+    """Changes that were applied since the process runs."""
+    superseded: int
+    """Changes that lost against a newer version, since then."""
+    dropped: int
+    """Records that were dropped, as they are dead by what the sender says, since then."""
+    skew: timedelta
+    """The sender's clock less the instance's."""
+    last_error: str
+    """Empty: none since the link is up."""
+    last_error_reason: str
+    """As of an exception; empty where there is none."""
+    last_error_time: datetime | None
+    topics: tuple[LinkTopic, ...]
+    """Those that are being seeded, or were refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """How the links of an instance are."""
+
+    instance: str
+    last_sequence: int
+    """Its last sequence that is on disk."""
+    outgoing: tuple[OutgoingLink, ...]
+    """One a configured peer, in the order of the configuration."""
+    incoming: tuple[IncomingLink, ...]
+    """By the sender's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key that differs between two instances."""
+
+    key: str
+    version_here: int
+    """0: there is no such record."""
+    version_there: int
+    """0: there is no such record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the comparison of one topic with a peer found (rule R10)."""
+
+    topic: str
+    records: int
+    """That were compared, at this end."""
+    differing: int
+    """Keys that differ."""
+    differences: tuple[Difference, ...]
+    """Some of them."""
+    left_out: str
+    """Why the topic was not compared; empty: it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What was done about one topic so that two instances have the same (rule R10)."""
+
+    topic: str
+    differing: int
+    """Keys that differed."""
+    sent: int
+    """Records and tombstones that the peer took over."""
+    received: int
+    """Records and tombstones that this instance took over."""
+    left_out: str
+    """Why the topic was not repaired; empty: it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupMade:
+    """A backup on the server's machine (rule J14)."""
+
+    directory: str
+    sequence: int
+    """Up to which it has everything."""
+    bytes: int
+    """Files that it shares with the store count, too."""

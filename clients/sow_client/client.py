@@ -18,12 +18,13 @@ from typing import Final, Self, TypeVar, Unpack, overload
 import grpc
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import _channel, _core, _retention
+from sow_client import _channel, _core, _replication, _retention
 from sow_client._channel import Tls
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
 from sow_client._publisher import Ack, PublishCore, Publisher, PublisherOptions, StreamCall, StreamDefaults
 from sow_client._records import (
     NEVER,
+    BackupMade,
     ClockAccepted,
     Compacted,
     Deleted,
@@ -41,6 +42,8 @@ from sow_client._records import (
     QueryPlan,
     Record,
     RecordBatch,
+    Repaired,
+    ReplicationStatus,
     Restamped,
     RestampMode,
     Rewound,
@@ -50,6 +53,7 @@ from sow_client._records import (
     TopicSettings,
     TopicSettingsArguments,
     Ttl,
+    Verified,
     invalid,
 )
 from sow_client._subscription import RETRY_SECONDS, SubscribeCall, Subscription, SubscriptionCore
@@ -708,9 +712,12 @@ class Client:
         response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
         return _core.topic(response.topic)
 
-    def delete_topic(self, name: str) -> int:
-        """Deletes a topic with its records and journal; returns the number of live records that went with it."""
-        return self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name), once=True).deleted_records
+    def delete_topic(self, name: str, *, force: bool = False) -> int:
+        """Deletes a topic with its records and journal; returns the number of live records that went with it. `force`:
+        also while a peer has not received all of its changes, which it then never will (rule T5)."""
+        return self._call(
+            self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name, force=force), once=True
+        ).deleted_records
 
     def restamp(
         self,
@@ -819,6 +826,62 @@ class Client:
         """Deletes a policy, or operator policy; what it set takes its next source."""
         request = admin_pb2.DeletePolicyRequest(name=name, operator=operator)
         self._call(self._admin.DeletePolicy, request, once=True)
+
+    # ---- other instances, backups ----
+
+    def replication_status(self) -> ReplicationStatus:
+        """How the links with other instances are."""
+        request = admin_pb2.GetReplicationStatusRequest()
+        return _replication.status(self._call(self._admin.GetReplicationStatus, request))
+
+    def verify_replication(
+        self,
+        peer: str,
+        topics: Iterable[str] | None = None,
+        *,
+        keys_max: int = 100,
+        on_topic: Callable[[Verified], object] | None = None,
+    ) -> list[Verified]:
+        """Compares with a peer, all topics of the link or those named (rule R10), and lists up to `keys_max` differing
+        keys of each. `on_topic` gets each topic as it is done. What is changed meanwhile may differ for a moment."""
+        request = _replication.verify_request(peer, topics, keys_max)
+        done: list[Verified] = []
+        self._await_ready()
+        try:
+            for response in self._admin.VerifyReplication(request):
+                done.append(_replication.verified(response))
+                if on_topic is not None:
+                    on_topic(done[-1])
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        return done
+
+    def repair_replication(
+        self,
+        peer: str,
+        topics: Iterable[str] | None = None,
+        *,
+        on_topic: Callable[[Repaired], object] | None = None,
+    ) -> list[Repaired]:
+        """Has this instance and a peer send each other what differs (rule R10): of each key both then have the greatest
+        version. When the connection breaks, what was done stays done."""
+        request = _replication.repair_request(peer, topics)
+        done: list[Repaired] = []
+        self._await_ready()
+        try:
+            for response in self._admin.RepairReplication(request):
+                done.append(_replication.repaired(response))
+                if on_topic is not None:
+                    on_topic(done[-1])
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        return done
+
+    def backup(self, directory: str) -> BackupMade:
+        """Makes a backup in a directory of the server's machine, an absolute path that is not there yet (rule J14).
+        Takes its time: there is no deadline."""
+        request = admin_pb2.BackupRequest(directory=directory)
+        return _replication.backup_made(self._call(self._admin.Backup, request, once=True, unbounded=True))
 
     # ---- calls ----
 

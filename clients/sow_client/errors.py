@@ -11,6 +11,7 @@
     ├── ResyncRequired           (.bookmark)
     ├── PermissionDenied
     ├── Unavailable
+    │   └── ReplicationUnavailable   (.applied)
     ├── DeadlineExceeded
     ├── Cancelled
     ├── DataLoss
@@ -68,11 +69,11 @@ class InvalidArgument(SowError):
 
 
 class NotFound(SowError):
-    """There is no such topic, durable subscription or policy, or no longer, or no live record of that key."""
+    """There is no such topic, durable subscription, policy or peer, or no longer, or no live record of that key."""
 
 
 class AlreadyExists(SowError):
-    """The topic exists."""
+    """The topic exists, or another instance has the name."""
 
 
 class FailedPrecondition(SowError):
@@ -113,6 +114,17 @@ class PermissionDenied(SowError):
 
 class Unavailable(SowError):
     """The server cannot be reached (`UNREACHABLE`), is stopping or has stopped writing, or cut the answer."""
+
+
+class ReplicationUnavailable(Unavailable):
+    """Fewer sync peers than wanted have a write that asked for "replicated" (rule P5). What it has `applied` stands on
+    this server all the same, so it is no reason to write it again; 0: nothing was written, or it was written before."""
+
+    @property
+    def applied(self) -> int:
+        """Records that were written on this server."""
+        text = self.details.get("applied", "0")
+        return int(text) if text.isdecimal() else 0
 
 
 class DeadlineExceeded(SowError):
@@ -222,6 +234,18 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "DURABLE_DIFFERS": FailedPrecondition,
     "POLICY_NOT_FOUND": NotFound,
     "BACKLOG_QUOTA_EXCEEDED": ResourceExhausted,
+    "REPLICATION_UNAVAILABLE": ReplicationUnavailable,
+    "PEER_NOT_FOUND": NotFound,
+    "PEER_NOT_ACCEPTED": PermissionDenied,
+    "PEER_UNAUTHENTICATED": PermissionDenied,
+    "PEER_IS_SELF": FailedPrecondition,
+    "INSTANCE_NAME_CLASH": AlreadyExists,
+    "PROTOCOL_MISMATCH": FailedPrecondition,
+    "CLOCK_SKEW": FailedPrecondition,
+    "BATCH_DAMAGED": DataLoss,
+    "RESEED_PENDING": Unavailable,
+    "PEER_BEHIND": FailedPrecondition,
+    "TOPIC_DIFFERS": FailedPrecondition,
 }
 """Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
 

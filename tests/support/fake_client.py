@@ -18,6 +18,7 @@ from sow.durations import parse_micros
 from sow.v1 import types_pb2
 from sow_client import (
     AlreadyExists,
+    BackupMade,
     Change,
     ClockAccepted,
     Compacted,
@@ -38,6 +39,8 @@ from sow_client import (
     Record,
     RecordBatch,
     Refusal,
+    Repaired,
+    ReplicationStatus,
     Restamped,
     Rewound,
     SowError,
@@ -45,6 +48,7 @@ from sow_client import (
     Topic,
     TopicSettings,
     TopicStatistics,
+    Verified,
 )
 from sow_client._records import PolicyTargetName
 from sow_server.engine.deltas import unset_tree
@@ -112,6 +116,9 @@ class FakeClient:
         """By name, and whether it is the operator's."""
         self.effective: tuple[EffectiveSetting, ...] = ()
         """What is in force on described topics."""
+        self.links = ReplicationStatus("nyc-1", 0, (), ())
+        self.verified: list[Verified] = []
+        self.repaired: list[Repaired] = []
         self.interruption: SowError | None = None
         """What interrupts each subscription before its first message, for a moment."""
 
@@ -154,8 +161,8 @@ class FakeClient:
         table.settings = replace(table.settings, **settings)  # type: ignore[arg-type]  # as above
         return self._topic(name)
 
-    def delete_topic(self, name: str) -> int:
-        self._called("delete_topic", name=name)
+    def delete_topic(self, name: str, *, force: bool = False) -> int:
+        self._called("delete_topic", name=name, force=force)
         rows = len(self._table(name).rows)
         del self.tables[name]
         return rows
@@ -573,6 +580,41 @@ class FakeClient:
     def accept_clock(self) -> ClockAccepted:
         self._called("accept_clock")
         return ClockAccepted(NOW, NOW + timedelta(hours=1))
+
+    def replication_status(self) -> ReplicationStatus:
+        self._called("replication_status")
+        return self.links
+
+    def verify_replication(
+        self,
+        peer: str,
+        topics: Sequence[str] | None = None,
+        *,
+        keys_max: int = 100,
+        on_topic: Callable[[Verified], object] | None = None,
+    ) -> list[Verified]:
+        self._called("verify_replication", peer=peer, topics=topics, keys_max=keys_max)
+        for one in self.verified:
+            if on_topic is not None:
+                on_topic(one)
+        return self.verified
+
+    def repair_replication(
+        self,
+        peer: str,
+        topics: Sequence[str] | None = None,
+        *,
+        on_topic: Callable[[Repaired], object] | None = None,
+    ) -> list[Repaired]:
+        self._called("repair_replication", peer=peer, topics=topics)
+        for one in self.repaired:
+            if on_topic is not None:
+                on_topic(one)
+        return self.repaired
+
+    def backup(self, directory: str) -> BackupMade:
+        self._called("backup", directory=directory)
+        return BackupMade(directory, 17, 4_096)
 
     # ---- inside ----
 

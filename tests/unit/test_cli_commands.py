@@ -52,7 +52,7 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
     result = CliRunner().invoke(sow, [*path, "--help"])
 
     assert result.exit_code == 0
-    if len(path) > 1 or path[0] not in ("topic", "durable", "policy", "retention", "quota"):
+    if len(path) > 1 or path[0] not in ("topic", "durable", "policy", "retention", "quota", "replication"):
         assert f"sow {' '.join(path)}" in result.stdout.split("Options:")[0]
         assert "--format" in result.stdout
         documentation = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -369,6 +369,14 @@ def test_a_topic_is_deleted_only_when_forced_without_a_terminal(client: FakeClie
     assert refused.exit_code == 2
     assert "--force" in refused.stderr
     assert rows(forced) == [{"topic": "orders", "deleted_records": 2}]
+
+
+def test_not_to_ask_is_not_to_forget_about_peers(client: FakeClient) -> None:
+    """Rule T5: scripts cannot be asked and so have to use --force; a peer may be behind all the same."""
+    for options, forced in ((("-f",), False), (("-f", "--unshipped"), True)):
+        client.add("orders")
+        assert run(client, "topic", "delete", "orders", *options).exit_code == 0
+        assert client.calls[-2] == ("delete_topic", {"name": "orders", "force": forced})
 
 
 # ---- publish ----

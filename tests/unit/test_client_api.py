@@ -18,15 +18,16 @@ from sow_client import (
 
 PUBLIC = {
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
-    "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "Cancelled", "Change", "Client",
-    "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss", "DeadlineExceeded", "Deleted", "DurabilityName",
-    "Durable", "DurableFigures", "DurableSettings", "DurableSettingsArguments", "DurableSubscription",
-    "EffectiveSetting", "FailedPrecondition", "Gap", "IndexStatus", "InternalError", "InvalidArgument",
-    "MessageTypeName", "NotFound", "OnMissingName", "Page", "PermissionDenied", "Policy", "PublishFailed",
-    "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch",
-    "Refusal", "ResourceExhausted", "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status",
-    "Subscription", "Tls", "Topic", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable",
-    "View",
+    "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade", "Cancelled",
+    "Change", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss", "DeadlineExceeded", "Deleted",
+    "Difference", "DurabilityName", "Durable", "DurableFigures", "DurableSettings", "DurableSettingsArguments",
+    "DurableSubscription", "EffectiveSetting", "FailedPrecondition", "Gap", "IncomingLink", "IndexStatus",
+    "InternalError", "InvalidArgument", "LinkTopic", "MessageTypeName", "NotFound", "OnMissingName", "OutgoingLink",
+    "Page", "PermissionDenied", "Policy", "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader",
+    "QueryPlan", "QueryResult", "Record", "RecordBatch", "Refusal", "Repaired", "ReplicationStatus",
+    "ReplicationUnavailable", "ResourceExhausted", "RestampMode", "Restamped", "ResyncRequired", "Rewound",
+    "SowError", "Status", "Subscription", "Tls", "Topic", "TopicSettings", "TopicSettingsArguments",
+    "TopicStatistics", "Unavailable", "Verified", "View",
 }  # fmt: skip
 
 

@@ -238,7 +238,16 @@ def test_the_server_s_wish_when_to_try_again_is_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED", "TOPIC_NOT_FOUND", "INTERNAL", "PERMISSION_DENIED"]
+    "reason",
+    [
+        "DISK_FULL",
+        "STORE_FAILED",
+        "PUBLISHER_FENCED",
+        "TOPIC_NOT_FOUND",
+        "INTERNAL",
+        "PERMISSION_DENIED",
+        "REPLICATION_UNAVAILABLE",  # what is not acknowledged stands there all the same
+    ],
 )
 def test_what_does_not_pass_by_itself_is_raised_at_once(reason: str) -> None:
     core = make()

@@ -1,0 +1,290 @@
+"""`sow replication status|verify|repair`, `sow backup`: an instance and the others (rules R, J14)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+import click
+from rich.progress import TextColumn
+
+from sow_cli import display
+from sow_cli.exits import SERVER_SAID_NO
+from sow_cli.output import Fact, Output, output_option, progress
+from sow_cli.session import Session
+from sow_client import (
+    BackupMade,
+    Difference,
+    IncomingLink,
+    LinkTopic,
+    OutgoingLink,
+    Repaired,
+    ReplicationStatus,
+    Verified,
+)
+
+_LINK_NAMES: Final = (
+    "direction",
+    "peer",
+    "state",
+    "mode",
+    "lag_sequences",
+    "lag_micros",
+    "skew_micros",
+    "acknowledged_sequence",
+    "cursor",
+    "head_sequence",
+    "applied",
+    "superseded",
+    "dropped",
+    "address",
+    "topics_pattern",
+    "since",
+    "topics",
+    "last_error_reason",
+    "last_error",
+    "last_error_time",
+)
+_VERIFIED_NAMES: Final = ("topic", "records", "differing", "left_out", "differences")
+_REPAIRED_NAMES: Final = ("topic", "differing", "sent", "received", "left_out")
+_TOPICS: Final = click.option(
+    "--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be repeated.  [default: all]"
+)
+
+
+@click.group(short_help="How links with other instances are; compare, repair.")
+def replication() -> None:
+    """Show how the links with other instances are, compare with one, and repair what differs."""
+
+
+@replication.command()
+@output_option
+@click.pass_obj
+def status(session: Session, output: Output) -> None:
+    """Show every link of the server: `out`, on which it sends, and `in`, on which it receives.
+
+    \b
+    Example:
+      sow replication status
+    """
+    with session.client() as client:
+        found = client.replication_status()
+    links = [*map(_outgoing, found.outgoing), *map(_incoming, found.incoming)]
+    output.many(links, names=_LINK_NAMES, nothing="no links with other instances")
+    if output.is_table:
+        _tell_trouble(found)
+
+
+@replication.command()
+@click.argument("peer")
+@_TOPICS
+@click.option(
+    "--keys",
+    "keys_max",
+    type=click.IntRange(0, 1_000_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Differing keys to list of each topic.",
+)
+@output_option
+@click.pass_obj
+@click.pass_context
+def verify(
+    ctx: click.Context, session: Session, output: Output, peer: str, topics: tuple[str, ...], keys_max: int
+) -> None:
+    """Compare the server with its peer PEER. Exit code 1 when a key differs.
+
+    What changes meanwhile is looked at again before it counts. Records that are due are left out, and topics that
+    cannot be compared, with the reason.
+
+    \b
+    Examples:
+      sow replication verify ldn-1
+      sow replication verify ldn-1 --topic orders --keys 10
+    """
+    with session.client() as client, progress(TextColumn("{task.fields[topic]}"), measured=False) as bar:
+        task = bar.add_task("comparing", total=None, topic="")
+
+        def show(done: Verified) -> None:
+            bar.update(task, topic=display.safe(done.topic))
+
+        found = client.verify_replication(peer, topics or None, keys_max=keys_max, on_topic=show)
+    output.many([_verified(one) for one in found], names=_VERIFIED_NAMES, nothing="no topics to compare")
+    if output.is_table:
+        differences = [_difference(one, key) for one in found for key in one.differences]
+        if differences:
+            output.many(differences, names=(), nothing="")
+    if any(one.differing for one in found):
+        ctx.exit(SERVER_SAID_NO)
+
+
+@replication.command()
+@click.argument("peer")
+@_TOPICS
+@output_option
+@click.pass_obj
+def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...]) -> None:
+    """Have the server and its peer PEER send each other what differs. Of each key the newest version wins.
+
+    \b
+    Example:
+      sow replication repair ldn-1 --topic orders
+    """
+    with session.client() as client, progress(TextColumn("{task.fields[topic]}"), measured=False) as bar:
+        task = bar.add_task("repairing", total=None, topic="")
+
+        def show(done: Repaired) -> None:
+            bar.update(task, topic=display.safe(done.topic))
+
+        done = client.repair_replication(peer, topics or None, on_topic=show)
+    output.many([_repaired(one) for one in done], names=_REPAIRED_NAMES, nothing="no topics to repair")
+
+
+@click.command(short_help="Make a backup on the server's machine.")
+@click.argument("directory")
+@output_option
+@click.pass_obj
+def backup(session: Session, output: Output, directory: str) -> None:
+    """Make a backup in DIRECTORY on the server's machine: an absolute path that is not there yet.
+
+    The server goes on meanwhile. To restore it, copy DIRECTORY to where the data is to be, and start a server on the
+    copy: it becomes an instance of its own, whose bookmarks are new.
+
+    \b
+    Example:
+      sow backup /var/backups/sow/2030-01-31
+    """
+    with session.client() as client:
+        with progress(measured=False) as bar:
+            bar.add_task("making a backup", total=None)
+            made = client.backup(directory)
+    output.one(_backup(made))
+
+
+def _outgoing(link: OutgoingLink) -> list[Fact]:
+    return [
+        Fact("direction", "out", "out", label=" "),
+        Fact("peer", link.peer, display.safe(link.peer)),
+        Fact("state", link.state, display.safe(link.state)),
+        Fact("mode", link.mode, display.safe(link.mode)),
+        Fact("lag_sequences", link.lag_sequences, display.count(link.lag_sequences), label="behind", right=True),
+        Fact("lag_micros", _micros(link.lag), display.duration(_micros(link.lag)), label="lag", right=True),
+        _skew(link.skew),
+        Fact("acknowledged_sequence", link.acknowledged_sequence, "", in_lists=False),
+        Fact("address", link.address, "", in_lists=False),
+        Fact("topics_pattern", link.topics_pattern, "", in_lists=False),
+        _moment("since", link.since),
+        *_troubles(link),
+    ]
+
+
+def _incoming(link: IncomingLink) -> list[Fact]:
+    behind = max(0, link.head_sequence - link.cursor)
+    return [
+        Fact("direction", "in", "in", label=" "),
+        Fact("peer", link.peer, display.safe(link.peer)),
+        Fact("state", link.state, display.safe(link.state)),
+        Fact("mode", None, "-"),
+        Fact("lag_sequences", behind, display.count(behind), label="behind", right=True),
+        Fact("lag_micros", None, "-", label="lag", right=True),
+        _skew(link.skew),
+        Fact("cursor", link.cursor, "", in_lists=False),
+        Fact("head_sequence", link.head_sequence, "", in_lists=False),
+        Fact("applied", link.applied, "", in_lists=False),
+        Fact("superseded", link.superseded, "", in_lists=False),
+        Fact("dropped", link.dropped, "", in_lists=False),
+        *_troubles(link),
+    ]
+
+
+def _troubles(link: OutgoingLink | IncomingLink) -> list[Fact]:
+    topics = [_topic(one) for one in link.topics]
+    return [
+        Fact("topics", topics or None, "", in_lists=False),
+        Fact("last_error_reason", link.last_error_reason or None, link.last_error_reason or "-", label="last error"),
+        Fact("last_error", link.last_error or None, "", in_lists=False),
+        _moment("last_error_time", link.last_error_time),
+    ]
+
+
+def _topic(one: LinkTopic) -> dict[str, str]:
+    return {"topic": one.topic, "state": one.state} | ({"message": one.message} if one.message else {})
+
+
+def _tell_trouble(found: ReplicationStatus) -> None:
+    """Below the table, what has no room in it: topics that are not up to date, and errors in full."""
+    lines: list[str] = []
+    for direction, links in (("out", found.outgoing), ("in", found.incoming)):
+        for link in links:
+            where = f"{direction} {display.safe(link.peer)}"
+            for topic in link.topics:
+                why = f": {display.safe(topic.message)}" if topic.message else ""
+                lines.append(f"{where}: topic {display.safe(topic.topic)} is {display.safe(topic.state)}{why}")
+            if link.last_error:
+                lines.append(f"{where}: {link.last_error_reason}: {display.safe(link.last_error)}")
+    for line in lines:
+        click.echo(line)
+
+
+def _skew(skew: timedelta) -> Fact:
+    micros = _micros(skew)
+    shown = f"-{display.duration(-micros)}" if micros < 0 else display.duration(micros)
+    return Fact("skew_micros", micros, shown, label="skew", right=True)
+
+
+def _moment(name: str, time: datetime | None) -> Fact:
+    return Fact(name, None if time is None else time.isoformat(), "", in_lists=False)
+
+
+def _micros(length: timedelta) -> int:
+    return length // timedelta(microseconds=1)
+
+
+def _verified(one: Verified) -> list[Fact]:
+    differences: list[dict[str, str | int]] = [
+        {"key": key.key, "version_here": key.version_here, "version_there": key.version_there}
+        for key in one.differences
+    ]
+    return [
+        Fact("topic", one.topic, display.safe(one.topic)),
+        Fact("records", one.records, display.count(one.records), right=True),
+        Fact("differing", one.differing, display.count(one.differing), right=True),
+        _left_out(one.left_out),
+        Fact("differences", differences or None, "", in_lists=False),
+    ]
+
+
+def _difference(one: Verified, key: Difference) -> list[Fact]:
+    return [
+        Fact("topic", one.topic, display.safe(one.topic)),
+        Fact("key", key.key, display.safe(key.key)),
+        Fact("version_here", key.version_here, _version(key.version_here), label="here", right=True),
+        Fact("version_there", key.version_there, _version(key.version_there), label="there", right=True),
+    ]
+
+
+def _version(version: int) -> str:
+    return str(version) if version else "none"
+
+
+def _repaired(one: Repaired) -> list[Fact]:
+    return [
+        Fact("topic", one.topic, display.safe(one.topic)),
+        Fact("differing", one.differing, display.count(one.differing), right=True),
+        Fact("sent", one.sent, display.count(one.sent), right=True),
+        Fact("received", one.received, display.count(one.received), right=True),
+        _left_out(one.left_out),
+    ]
+
+
+def _left_out(why: str) -> Fact:
+    return Fact("left_out", why or None, display.safe(why) or "-")
+
+
+def _backup(made: BackupMade) -> list[Fact]:
+    return [
+        Fact("directory", made.directory, display.safe(made.directory)),
+        Fact("sequence", made.sequence, str(made.sequence)),
+        Fact("bytes", made.bytes, display.size(made.bytes), label="size"),
+    ]

@@ -1,0 +1,134 @@
+"""What the calls about other instances and backups mean: arguments into requests, responses into values. Pure.
+
+The counterpart of `_core` for rules R and J14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from sow.v1 import admin_pb2, types_pb2
+from sow_client import _core
+from sow_client._records import (
+    BackupMade,
+    Difference,
+    IncomingLink,
+    LinkTopic,
+    OutgoingLink,
+    Repaired,
+    ReplicationStatus,
+    Verified,
+    invalid,
+)
+
+KEYS_MAX = 2**32 - 1
+
+
+def status(response: admin_pb2.GetReplicationStatusResponse) -> ReplicationStatus:
+    """How the links of an instance are."""
+    return ReplicationStatus(
+        instance=response.instance,
+        last_sequence=response.last_sequence,
+        outgoing=tuple(_outgoing(link) for link in response.outgoing),
+        incoming=tuple(_incoming(link) for link in response.incoming),
+    )
+
+
+def _outgoing(link: admin_pb2.OutgoingLink) -> OutgoingLink:
+    return OutgoingLink(
+        peer=link.peer,
+        address=link.address,
+        state=link.state,
+        mode=link.mode,
+        topics_pattern=link.topics_pattern,
+        acknowledged_sequence=link.acknowledged_sequence,
+        lag_sequences=link.lag_sequences,
+        lag=timedelta(microseconds=link.lag_micros),
+        skew=timedelta(microseconds=link.skew_micros),
+        since=_core.moment(link.since) if link.HasField("since") else None,
+        last_error=link.last_error,
+        last_error_reason=_reason(link.last_error_reason),
+        last_error_time=_core.moment(link.last_error_time) if link.HasField("last_error_time") else None,
+        topics=_topics(link.topics),
+    )
+
+
+def _incoming(link: admin_pb2.IncomingLink) -> IncomingLink:
+    return IncomingLink(
+        peer=link.peer,
+        state=link.state,
+        cursor=link.cursor,
+        head_sequence=link.head_sequence,
+        applied=link.applied,
+        superseded=link.superseded,
+        dropped=link.dropped,
+        skew=timedelta(microseconds=link.skew_micros),
+        last_error=link.last_error,
+        last_error_reason=_reason(link.last_error_reason),
+        last_error_time=_core.moment(link.last_error_time) if link.HasField("last_error_time") else None,
+        topics=_topics(link.topics),
+    )
+
+
+def _topics(topics: Iterable[admin_pb2.LinkTopic]) -> tuple[LinkTopic, ...]:
+    return tuple(LinkTopic(one.topic, one.state, one.message) for one in topics)
+
+
+def _reason(value: types_pb2.ErrorReason.ValueType) -> str:
+    """A reason's name; "" where there is none, its number where only a newer server knows it."""
+    if value == types_pb2.ERROR_REASON_UNSPECIFIED:
+        return ""
+    try:
+        return types_pb2.ErrorReason.Name(value).removeprefix("ERROR_REASON_")
+    except ValueError:
+        return str(int(value))
+
+
+def verify_request(peer: str, topics: Iterable[str] | None, keys_max: int) -> admin_pb2.VerifyReplicationRequest:
+    """Compares with a peer."""
+    if not 0 <= keys_max <= KEYS_MAX:
+        raise invalid("keys_max", f"{keys_max} is not 0 to {KEYS_MAX}")
+    return admin_pb2.VerifyReplicationRequest(peer=_named(peer), topics=_chosen(topics), keys_max=keys_max)
+
+
+def verified(response: admin_pb2.VerifyReplicationResponse) -> Verified:
+    """What was found about one topic."""
+    return Verified(
+        topic=response.topic,
+        records=response.records,
+        differing=response.differing,
+        differences=tuple(Difference(one.key, one.version_here, one.version_there) for one in response.differences),
+        left_out=response.left_out,
+    )
+
+
+def repair_request(peer: str, topics: Iterable[str] | None) -> admin_pb2.RepairReplicationRequest:
+    """Repairs what differs."""
+    return admin_pb2.RepairReplicationRequest(peer=_named(peer), topics=_chosen(topics))
+
+
+def repaired(response: admin_pb2.RepairReplicationResponse) -> Repaired:
+    """What was done about one topic."""
+    return Repaired(response.topic, response.differing, response.sent, response.received, response.left_out)
+
+
+def backup_made(response: admin_pb2.BackupResponse) -> BackupMade:
+    """A backup that was made."""
+    return BackupMade(response.directory, response.sequence, response.bytes)
+
+
+def _named(peer: str) -> str:
+    if not peer:
+        raise invalid("peer", "is empty")
+    return peer
+
+
+def _chosen(topics: Iterable[str] | None) -> list[str]:
+    """An empty list, which stands for all on the wire, is taken for a mistake."""
+    if topics is None:
+        return []
+    chosen = _core.texts(topics, "topics") or []
+    if not chosen:
+        raise invalid("topics", "is empty; leave it out for all")
+    return list(chosen)

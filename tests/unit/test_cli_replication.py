@@ -1,0 +1,234 @@
+"""`sow replication` and `sow backup` against a fake client."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sow_cli.command import sow
+from sow_client import (
+    Difference,
+    IncomingLink,
+    LinkTopic,
+    NotFound,
+    OutgoingLink,
+    Repaired,
+    ReplicationStatus,
+    ReplicationUnavailable,
+    Verified,
+)
+from tests.support.fake_client import NOW, FakeClient
+
+OUT = OutgoingLink(
+    peer="ldn-1",
+    address="ldn.example:7450",
+    state="streaming",
+    mode="downgraded",
+    topics_pattern="orders.*",
+    acknowledged_sequence=1_000,
+    lag_sequences=1_234,
+    lag=timedelta(seconds=90),
+    skew=timedelta(milliseconds=-3),
+    since=NOW,
+    last_error="it has other key fields",
+    last_error_reason="TOPIC_DIFFERS",
+    last_error_time=NOW,
+    topics=(
+        LinkTopic("orders.eu", "refused", "it has \x1b[2J other key fields"),
+        LinkTopic("orders.us", "seeding", ""),
+    ),
+)
+IN = IncomingLink(
+    peer="ldn-1",
+    state="connected",
+    cursor=90,
+    head_sequence=100,
+    applied=9,
+    superseded=3,
+    dropped=1,
+    skew=timedelta(milliseconds=3),
+    last_error="",
+    last_error_reason="",
+    last_error_time=None,
+    topics=(),
+)
+VERIFIED = [
+    Verified("orders", 1_000, 0, (), ""),
+    Verified("flights", 10, 2, (Difference("a\x1b", 7, 0), Difference("b", 7, 8)), ""),
+    Verified("ticks", 0, 0, (), "expiration differs"),
+]
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+def run(client: FakeClient, *arguments: str) -> Result:
+    return CliRunner().invoke(sow, arguments, obj=lambda _session: client)
+
+
+def rows(result: Result) -> list[dict[str, object]]:
+    assert result.exit_code in (0, 1), result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def arguments_of(client: FakeClient, call: str) -> dict[str, object]:
+    (arguments,) = [arguments for name, arguments in client.calls if name == call]
+    return arguments
+
+
+def test_every_link_is_a_line_with_exact_values(client: FakeClient) -> None:
+    client.links = ReplicationStatus("nyc-1", 2_234, (OUT,), (IN,))
+    out, into = rows(run(client, "replication", "status"))
+    assert out == {
+        "direction": "out",
+        "peer": "ldn-1",
+        "state": "streaming",
+        "mode": "downgraded",
+        "lag_sequences": 1_234,
+        "lag_micros": 90_000_000,
+        "skew_micros": -3_000,
+        "acknowledged_sequence": 1_000,
+        "address": "ldn.example:7450",
+        "topics_pattern": "orders.*",
+        "since": NOW.isoformat(),
+        "topics": [
+            {"topic": "orders.eu", "state": "refused", "message": "it has \x1b[2J other key fields"},
+            {"topic": "orders.us", "state": "seeding"},
+        ],
+        "last_error_reason": "TOPIC_DIFFERS",
+        "last_error": "it has other key fields",
+        "last_error_time": NOW.isoformat(),
+    }
+    assert into == {
+        "direction": "in",
+        "peer": "ldn-1",
+        "state": "connected",
+        "lag_sequences": 10,
+        "skew_micros": 3_000,
+        "cursor": 90,
+        "head_sequence": 100,
+        "applied": 9,
+        "superseded": 3,
+        "dropped": 1,
+    }
+
+
+def test_a_table_tells_trouble_below_it_and_obeys_nobody(client: FakeClient) -> None:
+    client.links = ReplicationStatus("nyc-1", 2_234, (OUT,), (IN,))
+    shown = run(client, "replication", "status", "--format", "table").stdout
+    assert "downgraded" in shown
+    assert "1m30s" in shown
+    assert "-3ms" in shown
+    assert "out ldn-1: topic orders.eu is refused: it has \\x1b[2J other key fields" in shown
+    assert "out ldn-1: topic orders.us is seeding\n" in shown
+    assert "out ldn-1: TOPIC_DIFFERS: it has other key fields" in shown
+    assert "\x1b[2J" not in shown
+
+
+def test_a_csv_has_the_same_columns_for_both_directions(client: FakeClient) -> None:
+    client.links = ReplicationStatus("nyc-1", 2_234, (replace(OUT, topics=()),), (IN,))
+    out, into = csv.DictReader(io.StringIO(run(client, "replication", "status", "--format", "csv").stdout))
+    assert (out["mode"], out["cursor"], into["mode"], into["cursor"]) == ("downgraded", "", "", "90")
+
+
+def test_an_instance_without_links_says_so(client: FakeClient) -> None:
+    assert run(client, "replication", "status").stdout == ""
+    assert "no links" in run(client, "replication", "status", "--format", "table").stdout
+
+
+def test_verify_ends_with_1_when_something_differs(client: FakeClient) -> None:
+    client.verified = VERIFIED
+    result = run(client, "replication", "verify", "ldn-1", "--topic", "orders", "--topic", "flights", "--keys", "7")
+    assert result.exit_code == 1
+    assert arguments_of(client, "verify_replication") == {
+        "peer": "ldn-1",
+        "topics": ("orders", "flights"),
+        "keys_max": 7,
+    }
+    same, different, left_out = rows(result)
+    assert same == {"topic": "orders", "records": 1_000, "differing": 0}
+    assert different == {
+        "topic": "flights",
+        "records": 10,
+        "differing": 2,
+        "differences": [
+            {"key": "a\x1b", "version_here": 7, "version_there": 0},
+            {"key": "b", "version_here": 7, "version_there": 8},
+        ],
+    }
+    assert left_out == {"topic": "ticks", "records": 0, "differing": 0, "left_out": "expiration differs"}
+
+
+def test_verify_ends_with_0_when_nothing_differs(client: FakeClient) -> None:
+    client.verified = [VERIFIED[0], VERIFIED[2]]
+    assert run(client, "replication", "verify", "ldn-1").exit_code == 0
+    assert arguments_of(client, "verify_replication") == {"peer": "ldn-1", "topics": None, "keys_max": 100}
+
+
+def test_a_table_of_what_differs_lists_the_keys(client: FakeClient) -> None:
+    client.verified = VERIFIED
+    shown = run(client, "replication", "verify", "ldn-1", "--format", "table").stdout
+    assert "expiration differs" in shown
+    assert "a\\x1b" in shown
+    assert "none" in shown
+    assert "\x1b[" not in shown
+
+
+def test_repair_tells_what_went_which_way(client: FakeClient) -> None:
+    client.repaired = [Repaired("orders", 5, 3, 2, ""), Repaired("ticks", 0, 0, 0, "key fields differ")]
+    assert rows(run(client, "replication", "repair", "ldn-1", "--topic", "orders")) == [
+        {"topic": "orders", "differing": 5, "sent": 3, "received": 2},
+        {"topic": "ticks", "differing": 0, "sent": 0, "received": 0, "left_out": "key fields differ"},
+    ]
+    assert arguments_of(client, "repair_replication") == {"peer": "ldn-1", "topics": ("orders",)}
+
+
+def test_a_backup_tells_where_it_is_and_how_far_it_reaches(client: FakeClient) -> None:
+    assert rows(run(client, "backup", "/var/backups/sow")) == [
+        {"directory": "/var/backups/sow", "sequence": 17, "bytes": 4_096}
+    ]
+    assert "4.0 KiB" in run(client, "backup", "/var/backups/sow", "--format", "table").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replication", "verify"),
+        ("replication", "verify", "ldn-1", "--keys", "-1"),
+        ("replication", "verify", "ldn-1", "orders"),
+        ("replication", "repair"),
+        ("backup",),
+    ],
+)
+def test_wrong_usage_reaches_no_server(client: FakeClient, arguments: tuple[str, ...]) -> None:
+    assert run(client, *arguments).exit_code == 2
+    assert client.calls == []
+
+
+def test_a_peer_that_is_not_configured_is_a_no(client: FakeClient) -> None:
+    client.fails_with = NotFound("peer: no peer 'x' is configured", reason="PEER_NOT_FOUND")
+    result = run(client, "replication", "verify", "x")
+    assert result.exit_code == 1
+    assert "PEER_NOT_FOUND" in result.stderr
+
+
+def test_a_write_that_stands_here_alone_is_a_no_and_not_a_server_out_of_reach(client: FakeClient) -> None:
+    """UNAVAILABLE would be exit code 3, which scripts take for a reason to try again."""
+    client.add("orders")
+    publish = ("publish", "orders", "--data", '{"id": 1}', "--durability", "replicated")
+    assert run(client, *publish).exit_code == 0
+    assert arguments_of(client, "publish")["durability"] == "replicated"
+    client.fails_with = ReplicationUnavailable(
+        "the write stands here", reason="REPLICATION_UNAVAILABLE", details={"applied": "1"}
+    )
+    result = run(client, *publish)
+    assert result.exit_code == 1
+    assert "REPLICATION_UNAVAILABLE: the write stands here" in result.stderr
