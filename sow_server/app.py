@@ -38,6 +38,7 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.guard import handlers
+from sow_server.services.replication import NoReplicas
 from sow_server.services.sight import Sight
 from sow_server.services.sow_service import SowService
 from sow_server.subscriptions.durables import Consumers, Door
@@ -83,6 +84,7 @@ async def _serve(config: Config) -> int:
         options=store_options(config),
         observer=metrics,
         accept_clock=config.accept_clock,
+        authoritative=config.authoritative,
     )
     readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")
     stopped = threading.Event()
@@ -129,9 +131,10 @@ async def _serve(config: Config) -> int:
             ),
             maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
         )
-        sow = SowService(store, hub, consumers, admission, readers, config.server.durability, metrics)
+        replicas = NoReplicas(store, config.server.instance)
+        sow = SowService(store, hub, consumers, admission, replicas, readers, config.server.durability, metrics)
         admin = AdminService(
-            store, clock, consumers, readers, metrics, instance=config.server.instance, version=__version__
+            store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
         )
         server.add_generic_rpc_handlers(
             (

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 import uuid
 from collections import Counter
@@ -20,11 +21,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from sow_server.engine import dead_letters, journal
+from sow_server.engine import backups, dead_letters, journal
 from sow_server.engine.clock import ClockBehindError, GuardedClock
 from sow_server.engine.codec import (
     FORMAT,
@@ -292,7 +293,9 @@ class Store:
         self._clock = clock
         self._options = options
         self.topics: Final = Topics()
-        self.instance_id, self.epoch, self.origins = self._load_instance()
+        self.instance_id, self.epoch, self.origins, self.authoritative = self._load_instance()
+        """`authoritative`: the data of this epoch were restored, and are to be taken as they are (rule J14)."""
+        self._backing_up = threading.Lock()
         self.policies = self._load_policies()
         """Replaced by the writer thread, after the commit that stored the change."""
         self.replicas: Final = Replicas(self, rocks, path, options.replicas)
@@ -332,12 +335,14 @@ class Store:
         options: StoreOptions | None = None,
         observer: Observer | None = None,
         accept_clock: bool = False,
+        authoritative: bool = False,
     ) -> Store:
-        """Opens, or makes, the store in the directory `path`. Raises OpenError with one clear message."""
+        """Opens, or makes, the store in the directory `path`. A backup becomes an instance of its own there (rule J14);
+        `authoritative`: one whose data peers take as they are. Raises OpenError with one clear message."""
         options = options or StoreOptions()
         clock = clock or GuardedClock()
-        database = path / "db"
-        marker = path / "SOW"
+        database = path / backups.DATABASE
+        marker = path / backups.MARKER
         try:
             path.mkdir(parents=True, exist_ok=True)
             create = not marker.exists()
@@ -358,8 +363,16 @@ class Store:
             _check_format(rocks, path, options.instance)
             if not marker.exists():
                 _mark(marker)
+            backups.remove_unfinished(path)
             if rocks.table_bytes() <= options.verify_at_start_bytes:
                 rocks.verify()
+            if backups.is_backup(path):
+                _restore(rocks, path, authoritative=authoritative)
+            elif authoritative and not _instance(rocks).get("authoritative", False):
+                raise OpenError(
+                    f"{path}: --authoritative is for the first start on a backup, and this is none; restore it again, "
+                    "or leave the option out"
+                )
             clock.start(_high_water(rocks), accept=accept_clock)
             if accept_clock:
                 _accept_clock(rocks, clock.now_micros())
@@ -397,11 +410,10 @@ class Store:
                 self._rocks.flush()
         self._rocks.close()
 
-    def _load_instance(self) -> tuple[str, str, tuple[str, ...]]:
-        """(id, journal epoch, names of the instances that wrote records: a record's `origin` is an index into them)."""
-        row = self._rocks.get(META, INSTANCE_KEY)
-        assert row is not None, "_initialise has written it"
-        instance = json.loads(row)
+    def _load_instance(self) -> tuple[str, str, tuple[str, ...], bool]:
+        """(id, journal epoch, names of the instances that wrote records: a record's `origin` is an index into them,
+        whether the data are authoritative)."""
+        instance = _instance(self._rocks)
         origins: list[str] = instance["origins"]
         if self._options.instance not in origins:
             origins.append(self._options.instance)
@@ -409,7 +421,7 @@ class Store:
             batch.puts[META][INSTANCE_KEY] = json.dumps({**instance, "origins": origins}).encode()
             self._rocks.write(batch)
             self._rocks.sync()
-        return instance["id"], instance["epoch"], tuple(origins)
+        return instance["id"], instance["epoch"], tuple(origins), instance.get("authoritative", False)
 
     def origins_in(self, stage: Stage) -> tuple[str, ...]:
         """The names of the instances that wrote records, by their numbers, as a commit leaves them."""
@@ -1350,6 +1362,25 @@ class Store:
 
         self.control_quietly(stage_mark, lambda _: None)
 
+    def backup(self, directory: Path) -> backups.Made:
+        """Makes a backup in a directory that is not there yet: everything up to one sequence (rule J14). Raises
+        StoreError: INVALID_ARGUMENT where the directory cannot be, OVERLOADED while another one is made. Long, and not
+        from the event loop."""
+        if self.writer.failure is not None:
+            raise self.writer.failure
+        if not self._backing_up.acquire(blocking=False):
+            raise StoreError(Reason.OVERLOADED, "another backup is being made", retry_after_micros=10 * MICROS)
+        try:
+            return backups.make(self._path, directory, instance=self._options.instance, checkpoint=self._checkpoint)
+        finally:
+            self._backing_up.release()
+
+    def _checkpoint(self, path: Path) -> int:
+        self._rocks.flush()
+        with self.writer.cut_lock:  # between two commits, so that the sequence is known
+            self._rocks.checkpoint(path)
+            return self.writer.last_sequence
+
     def compact(self) -> None:
         """Compacts everything; long, and without the GIL. Not from the event loop."""
         for family in FAMILIES:
@@ -1488,12 +1519,35 @@ def _initialise(rocks: Rocks, instance: str) -> None:
     batch = Batch()
     batch.puts[META] = {
         FORMAT_KEY: u32(FORMAT),
-        INSTANCE_KEY: json.dumps(
-            {"id": uuid.uuid4().hex, "epoch": uuid.uuid4().hex[:12], "origins": [instance]}
-        ).encode(),
+        INSTANCE_KEY: json.dumps(_new_identity() | {"origins": [instance]}).encode(),
     }
     rocks.write(batch)
     rocks.sync()
+
+
+def _instance(rocks: Rocks) -> dict[str, Any]:
+    """The row that says who this instance is."""
+    row = rocks.get(META, INSTANCE_KEY)
+    assert row is not None, "_initialise has written it"
+    instance: dict[str, Any] = json.loads(row)
+    return instance
+
+
+def _restore(rocks: Rocks, path: Path, *, authoritative: bool) -> None:
+    """Makes a backup an instance of its own: bookmarks of the one it was made of are refused from now on, and peers
+    begin anew with it (rule J14). Durables keep their positions, which are in the data. Killed in between, it is done
+    again."""
+    instance = _instance(rocks) | _new_identity() | {"authoritative": authoritative}
+    batch = Batch()
+    batch.puts[META][INSTANCE_KEY] = json.dumps(instance).encode()
+    rocks.write(batch)
+    rocks.sync()
+    backups.taken(path)
+    log.warning("backup_restored", data_dir=str(path), epoch=instance["epoch"], authoritative=authoritative)
+
+
+def _new_identity() -> dict[str, str]:
+    return {"id": uuid.uuid4().hex, "epoch": uuid.uuid4().hex[:12]}
 
 
 def _check_format(rocks: Rocks, path: Path, instance: str) -> None:
@@ -1525,11 +1579,7 @@ def _mark(marker: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(marker)
-    directory = os.open(marker.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    backups.sync_directory(marker.parent)
 
 
 def _high_water(rocks: Rocks) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -20,6 +21,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.replication import Replicas
 from sow_server.services.selection import count_selected, selected
 from sow_server.services.sow_service import Changes, settle
 from sow_server.subscriptions.durables import Consumers
@@ -36,6 +38,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         store: Store,
         clock: GuardedClock,
         consumers: Consumers,
+        replicas: Replicas,
         readers: Executor,
         rpcs: RpcObserver,
         *,
@@ -46,7 +49,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._consumers = consumers
         self._clock = clock
         self._readers = readers
-        self._changes = Changes(store)
+        self._changes = Changes(store, replicas)
+        self._replicas = replicas
         self._instance = instance
         self._version = version
         self._ready_micros = clock.now_micros()
@@ -112,8 +116,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def DeleteTopic(
         self, request: admin_pb2.DeleteTopicRequest, context: Context
     ) -> admin_pb2.DeleteTopicResponse:
-        deleted: int = await self._await(lambda done: self._store.delete_topic(request.name, done))
-        log.info("topic_deleted", topic=request.name, records=deleted)
+        deleted: int = await self._await(lambda done: self._store.delete_topic(request.name, done, force=request.force))
+        log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
     @unary
@@ -296,3 +300,49 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         after = await self._read(self._store.disk_bytes)
         log.info("compacted", bytes_before=before, bytes_after=after)
         return admin_pb2.CompactResponse(bytes_before=before, bytes_after=after)
+
+    # -- replication, backup ----------------------------------------------------------------------------------------
+
+    @unary
+    async def GetReplicationStatus(
+        self, request: admin_pb2.GetReplicationStatusRequest, context: Context
+    ) -> admin_pb2.GetReplicationStatusResponse:
+        return self._replicas.status()
+
+    @streaming
+    async def VerifyReplication(
+        self, request: admin_pb2.VerifyReplicationRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
+        self._peer_named(request.peer)
+        differing = 0
+        async with aclosing(self._replicas.verify(request)) as responses:
+            async for response in responses:
+                differing += response.differing
+                yield response
+        log.info("replication_verified", peer=request.peer, differing=differing)
+
+    @streaming
+    async def RepairReplication(
+        self, request: admin_pb2.RepairReplicationRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
+        self._peer_named(request.peer)
+        sent = received = 0
+        async with aclosing(self._replicas.repair(request)) as responses:
+            async for response in responses:
+                sent += response.sent
+                received += response.received
+                yield response
+        log.info("replication_repaired", peer=request.peer, sent=sent, received=received)
+
+    def _peer_named(self, peer: str) -> None:
+        if not peer:
+            raise convert.invalid("peer", "the name of a peer is needed")
+
+    @unary
+    async def Backup(self, request: admin_pb2.BackupRequest, context: Context) -> admin_pb2.BackupResponse:
+        directory = Path(request.directory)
+        if not directory.is_absolute() or "\0" in request.directory:
+            raise convert.invalid("directory", "an absolute path on the server's machine is needed")
+        made = await self._read(lambda: self._store.backup(directory))
+        log.info("backup_made", directory=str(directory), sequence=made.sequence, bytes=made.bytes)
+        return admin_pb2.BackupResponse(directory=str(directory), sequence=made.sequence, bytes=made.bytes)

@@ -71,7 +71,23 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.DURABLE_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.BACKLOG_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.POLICY_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.REPLICATION_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.PEER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.PEER_NOT_ACCEPTED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.PEER_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.PEER_IS_SELF: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.INSTANCE_NAME_CLASH: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.PROTOCOL_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.CLOCK_SKEW: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BATCH_DAMAGED: grpc.StatusCode.DATA_LOSS,
+    Reason.RESEED_PENDING: grpc.StatusCode.UNAVAILABLE,
+    Reason.PEER_BEHIND: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TOPIC_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,
 }
+
+
+STAND_HERE: Final = frozenset({Reason.REPLICATION_UNAVAILABLE})
+"""UNAVAILABLE, and yet not for gRPC to try again behind the caller's back: what was asked for has been done here."""
 
 
 def status(error: StoreError) -> status_pb2.Status:
@@ -111,6 +127,8 @@ def _cut(message: str) -> str:
 async def abort(context: grpc.aio.ServicerContext[object, object], error: StoreError) -> NoReturn:
     """Ends a call with the error's status and details."""
     told = status(error)
-    trailing = (("grpc-status-details-bin", told.SerializeToString()),)
-    await context.abort(CODES[error.reason], told.message, trailing)
+    trailing: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", told.SerializeToString())]
+    if error.reason in STAND_HERE:
+        trailing.append(("grpc-retry-pushback-ms", "-1"))
+    await context.abort(CODES[error.reason], told.message, tuple(trailing))
     raise AssertionError("abort has raised")

@@ -25,6 +25,7 @@ from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.admission import Admission
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+from sow_server.services.replication import Replicas
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.subscriptions.durables import Attachment, Consumer, Consumers
 from sow_server.subscriptions.hub import Hub
@@ -47,26 +48,33 @@ GET_CHUNK: Final = 256
 
 
 class Changes:
-    """Hands changes to the writer and awaits their outcome. With an admission publishers wait for their quota first."""
+    """Hands changes to the writer and awaits their outcome. With an admission publishers wait for their quota first.
 
-    def __init__(self, store: Store, admission: Admission | None = None) -> None:
+    To the writer REPLICATED is FSYNC. That peers have it too is awaited here, outside of its queue (rule P5): so nobody
+    else waits with it, and what a stream sends meanwhile is written.
+    """
+
+    def __init__(self, store: Store, replicas: Replicas, admission: Admission | None = None) -> None:
         self._store = store
+        self._replicas = replicas
         self._admission = admission
 
     async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
         """As `submit`, once the topic's backlog quota allows it, for which it waits at most `seconds` (rule J9)."""
+        self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
-            return _released(self.submit(request), release)
+            return self._reaching(_released(self._queue(request), release), request)
         except BaseException:
             release()
             raise
 
     async def admitted_patiently(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
         """As `submit_patiently`, likewise."""
+        self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
-            return _released(await self.submit_patiently(request), release)
+            return self._reaching(_released(await self._queue_patiently(request), release), request)
         except BaseException:
             release()
             raise
@@ -79,18 +87,75 @@ class Changes:
         return partial(admission.left, topic, request)
 
     def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued."""
+        """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued, or cannot be as
+        durable as it asks."""
+        self.check(request.topic, request.durability)
+        return self._reaching(self._queue(request), request)
+
+    async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
+        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+        self.check(request.topic, request.durability)
+        return self._reaching(await self._queue_patiently(request), request)
+
+    def check(self, topic: str, durability: Durability) -> None:
+        """Before anything is written: whether peers can have it. Raises StoreError REPLICATION_UNAVAILABLE."""
+        if durability is not Durability.REPLICATED:
+            return
+        found = self._store.topics.by_name.get(topic)
+        if found is not None and not found.settings.journal:
+            why = "has no journal"
+        elif not self._replicas.sync_peers(topic):
+            why = "has no sync peer"
+        else:
+            return
+        raise StoreError(
+            Reason.REPLICATION_UNAVAILABLE,
+            f"durability: {topic} {why} to replicate it to, so nothing was written",
+            field="durability",
+        )
+
+    async def reach(self, topic: str, sequence: int, *, applied: int) -> None:
+        """Returns once peers have everything up to a sequence (0: nothing was changed) as REPLICATED wants it. Raises
+        StoreError REPLICATION_UNAVAILABLE, which tells how many records stand here."""
+        if not sequence:
+            return
+        try:
+            await self._replicas.replicated(topic, sequence)
+        except StoreError as error:
+            raise StoreError(
+                error.reason,
+                error.message,
+                retry_after_micros=error.retry_after_micros,
+                applied=applied,
+                details=error.details,
+            ) from error
+
+    def _reaching(self, outcome: asyncio.Future[Outcome], request: model.Request) -> asyncio.Future[Outcome]:
+        if request.durability is not Durability.REPLICATED:
+            return outcome
+        return asyncio.get_running_loop().create_task(self._reached(outcome, request.topic))
+
+    async def _reached(self, future: asyncio.Future[Outcome], topic: str) -> Outcome:
+        outcome = await future
+        sequence = outcome.last_sequence
+        if outcome.duplicates:
+            # Where an earlier attempt has written them is not remembered, but it is not behind what is written by now.
+            sequence = self._store.writer.last_sequence
+        await self.reach(topic, sequence, applied=outcome.applied)
+        outcome.durability = Durability.REPLICATED
+        return outcome
+
+    def _queue(self, request: model.Request) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._store.submit(request, lambda outcome: settle(future, outcome))
         return future
 
-    async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+    async def _queue_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
         while True:
             try:
-                return self.submit(request)
+                return self._queue(request)
             except StoreError as error:
                 if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
                     raise
@@ -126,6 +191,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         hub: Hub,
         consumers: Consumers,
         admission: Admission,
+        replicas: Replicas,
         readers: Executor,
         durability: Durability,
         rpcs: RpcObserver,
@@ -133,7 +199,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         self._store = store
         self._hub = hub
         self._consumers = consumers
-        self._changes = Changes(store, admission)
+        self._changes = Changes(store, replicas, admission)
         self._readers = readers
         self._durability = durability
         self._sort_memory = SortMemory()
@@ -168,9 +234,9 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             reading.cancel()
             while not under_way.empty():
                 left = under_way.get_nowait()
-                if left is not None:
+                if left is not None and not left.cancel() and not left.cancelled():
                     # Their answers can no longer be sent; an error among them has been told by the one before.
-                    left.cancel()
+                    left.exception()
 
     async def _read_stream(
         self,
@@ -439,19 +505,26 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             matched = await count_selected(self._store, self._readers, topic, text)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
+        self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
         async with aclosing(selected(self._store, self._readers, topic, text)) as batches:
             async for keys, matches in batches:
                 submitted = await self._changes.submit_patiently(
-                    Delete(topic.name, keys, durability=durability, topic_id=topic.id, matches=matches)
+                    Delete(topic.name, keys, durability=_here(durability), topic_id=topic.id, matches=matches)
                 )
                 outcome = await submitted
                 progress.matched += len(keys)
                 progress.deleted += outcome.applied
                 progress.last_sequence = outcome.last_sequence or progress.last_sequence
                 yield progress
+        await self._replicated(topic, durability, progress)
         progress.done = True
         yield progress
+
+    async def _replicated(self, topic: Topic, durability: Durability, done: sow_pb2.SowDeleteResponse) -> None:
+        """Once for all batches: who has the last one has them all."""
+        if durability is Durability.REPLICATED:
+            await self._changes.reach(topic.name, done.last_sequence, applied=done.deleted)
 
     async def _delete_all(
         self, topic: Topic, durability: Durability, *, dry_run: bool
@@ -462,6 +535,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             matched = await loop.run_in_executor(self._readers, self._store.count, topic)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
+        self._changes.check(topic.name, durability)
         scan = Scan(self._store, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True))
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
@@ -475,7 +549,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                     Delete(
                         topic.name,
                         keys=[key.decode() for key in batch.keys],
-                        durability=durability,
+                        durability=_here(durability),
                         topic_id=topic.id,
                     )
                 )
@@ -484,10 +558,16 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 progress.deleted += outcome.applied
                 progress.last_sequence = outcome.last_sequence or progress.last_sequence
                 yield progress
+            await self._replicated(topic, durability, progress)
             progress.done = True
             yield progress
         finally:
             close_after(scan, reading)
+
+
+def _here(durability: Durability) -> Durability:
+    """What of a durability is this instance's part."""
+    return Durability.FSYNC if durability is Durability.REPLICATED else durability
 
 
 def _close_opened(opening: asyncio.Future[Scan]) -> None:

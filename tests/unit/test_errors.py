@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import NoReturn
@@ -93,3 +94,43 @@ def test_a_setting_that_this_server_does_not_know_is_named(field: str) -> None:
         convert.settings(settings)
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, f"settings.{field}")
     assert "99" in caught.value.message
+
+
+def test_a_write_that_stands_here_is_not_tried_again_behind_the_callers_back() -> None:
+    """P5: UNAVAILABLE is what gRPC's own retries wait for, and the write has been done. Another reason is retried."""
+    policy = {
+        "maxAttempts": 3,
+        "initialBackoff": "0.01s",
+        "maxBackoff": "0.01s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    config = json.dumps({"methodConfig": [{"name": [{"service": "test"}], "retryPolicy": policy}]})
+    calls: list[Reason] = []
+
+    async def refuse(request: bytes, context: Context) -> NoReturn:
+        reason = Reason[request.decode()]
+        calls.append(reason)
+        await abort(context, StoreError(reason, "no", applied=3))
+
+    async def call() -> list[int]:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=bytes, response_serializer=bytes)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Refuse": method}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        found = []
+        try:
+            options = [("grpc.service_config", config)]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+                ask = channel.unary_unary("/test/Refuse", request_serializer=bytes, response_deserializer=bytes)
+                for reason in (Reason.STOPPING, Reason.REPLICATION_UNAVAILABLE):
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await ask(reason.name.encode())
+                    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                    found.append(calls.count(reason))
+        finally:
+            await server.stop(0)
+        return found
+
+    assert asyncio.run(call()) == [3, 1]
