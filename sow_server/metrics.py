@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
 from sow_server.config import split_address
 from sow_server.engine.clock import GuardedClock
@@ -125,6 +126,7 @@ class Metrics(Collector):
         # Written by the event loop.
         self._rpcs: dict[tuple[str, str], int] = {}
         self._rpc_seconds: dict[str, Distribution] = {}
+        self._links: admin_pb2.GetReplicationStatusResponse | None = None
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -179,6 +181,13 @@ class Metrics(Collector):
             taken = self._rpc_seconds[method] = Distribution(_RPC_SECONDS)
         taken.add(seconds)
 
+    # -- what the links tell ----------------------------------------------------------------------------------------
+
+    def links_are(self, status: admin_pb2.GetReplicationStatusResponse) -> None:
+        """How the links with other instances are now. Told every second or so, on the event loop, as links belong to
+        it and a scrape does not come there."""
+        self._links = status
+
     # -- what Prometheus asks ---------------------------------------------------------------------------------------
 
     def describe(self) -> Iterable[Metric]:
@@ -192,6 +201,8 @@ class Metrics(Collector):
         yield build
         yield from self._writer_metrics()
         yield from self._rpc_metrics()
+        if (links := self._links) is not None:
+            yield from _link_metrics(links)
         with self._scrape:
             store, clock = self._store, self._clock
             # A list: what is read from the store is read under the lock.
@@ -356,6 +367,54 @@ def _consumer_metrics(consumers: Consumers, admission: Admission) -> Iterator[Me
     yield CounterMetricFamily(
         "sow_publishes_rejected", "Requests that were refused for a backlog quota.", admission.rejected_total
     )
+
+
+OUT: Final = "out"
+IN: Final = "in"
+OUT_STATES: Final = ("connecting", "greeting", "seeding", "streaming", "waiting", "refused")
+IN_STATES: Final = ("connected", "seeding", "away")
+"""States of links; all are always shown, so that an alert has a series to look at."""
+TOPIC_STATES: Final = ("seeding", "refused")
+
+
+def _link_metrics(status: admin_pb2.GetReplicationStatusResponse) -> Iterator[Metric]:
+    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(name, text, labels=labels)
+
+    state = gauge("sow_replication_link", "1 for the state that a link is in.", "direction", "peer", "state")
+    error = gauge("sow_replication_link_error", "1: the link has ended with this.", "direction", "peer", "reason")
+    behind = gauge("sow_replication_lag_sequences", "Changes that the receiver has not yet.", "direction", "peer")
+    lag = gauge("sow_replication_lag_seconds", "Age of the oldest that a peer has not acknowledged.", "peer")
+    skew = gauge("sow_replication_skew_seconds", "The other's clock less this one's.", "direction", "peer")
+    downgraded = gauge("sow_replication_downgraded", "1: a sync peer that is not waited for.", "peer")
+    topics = gauge("sow_replication_topics", "Topics that are not up to date.", "direction", "peer", "state")
+    applied = CounterMetricFamily("sow_replication_applied", "Changes of a peer that were applied.", labels=["peer"])
+    lost = CounterMetricFamily("sow_replication_superseded", "Those that lost against a newer one.", labels=["peer"])
+    dropped = CounterMetricFamily("sow_replication_dropped", "Records dropped as dead at a peer.", labels=["peer"])
+
+    def both(
+        direction: str, link: admin_pb2.OutgoingLink | admin_pb2.IncomingLink, states: Sequence[str], left: int
+    ) -> None:
+        for name in states:
+            state.add_metric([direction, link.peer, name], int(link.state == name))
+        for name in TOPIC_STATES:
+            topics.add_metric([direction, link.peer, name], sum(topic.state == name for topic in link.topics))
+        behind.add_metric([direction, link.peer], left)
+        skew.add_metric([direction, link.peer], link.skew_micros / MICROS)
+        if link.last_error_reason:
+            reason = types_pb2.ErrorReason.Name(link.last_error_reason).removeprefix("ERROR_REASON_")
+            error.add_metric([direction, link.peer, reason], 1)
+
+    for out in status.outgoing:
+        both(OUT, out, OUT_STATES, out.lag_sequences)
+        lag.add_metric([out.peer], out.lag_micros / MICROS)
+        downgraded.add_metric([out.peer], int(out.mode == "downgraded"))
+    for into in status.incoming:
+        both(IN, into, IN_STATES, max(0, into.head_sequence - into.cursor))
+        applied.add_metric([into.peer], into.applied)
+        lost.add_metric([into.peer], into.superseded)
+        dropped.add_metric([into.peer], into.dropped)
+    yield from (state, error, behind, lag, skew, downgraded, topics, applied, lost, dropped)
 
 
 def _topic_metrics(store: Store) -> Iterator[Metric]:

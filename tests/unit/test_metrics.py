@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
@@ -353,9 +354,55 @@ def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched
     assert watched.value("sow_backlog_quota_seconds", topic="a") == 60
 
 
+LINKS = admin_pb2.GetReplicationStatusResponse(
+    outgoing=[
+        admin_pb2.OutgoingLink(
+            peer="ldn-1",
+            state="waiting",
+            mode="downgraded",
+            lag_sequences=7,
+            lag_micros=2_500_000,
+            skew_micros=-1_500_000,
+            last_error_reason=types_pb2.ERROR_REASON_CLOCK_SKEW,
+            topics=[admin_pb2.LinkTopic(topic="a", state="refused"), admin_pb2.LinkTopic(topic="b", state="refused")],
+        )
+    ],
+    incoming=[
+        admin_pb2.IncomingLink(
+            peer="ldn-1", state="connected", cursor=8, head_sequence=10, applied=5, superseded=3, dropped=1
+        )
+    ],
+)
+
+
+def test_links_show_how_far_they_are_and_what_is_wrong(watched: Watched) -> None:
+    """R8, R10."""
+    assert watched.value("sow_replication_lag_sequences", direction="out", peer="ldn-1") is None
+    watched.metrics.links_are(LINKS)
+    for name, labels, expected in (
+        ("link", {"direction": "out", "state": "waiting"}, 1),
+        ("link", {"direction": "out", "state": "streaming"}, 0),
+        ("link", {"direction": "in", "state": "connected"}, 1),
+        ("link", {"direction": "in", "state": "away"}, 0),
+        ("link_error", {"direction": "out", "reason": "CLOCK_SKEW"}, 1),
+        ("lag_sequences", {"direction": "out"}, 7),
+        ("lag_sequences", {"direction": "in"}, 2),
+        ("lag_seconds", {}, 2.5),
+        ("skew_seconds", {"direction": "out"}, -1.5),
+        ("downgraded", {}, 1),
+        ("topics", {"direction": "out", "state": "refused"}, 2),
+        ("topics", {"direction": "out", "state": "seeding"}, 0),
+        ("applied_total", {}, 5),
+        ("superseded_total", {}, 3),
+        ("dropped_total", {}, 1),
+    ):
+        assert watched.value(f"sow_replication_{name}", peer="ldn-1", **labels) == expected, (name, labels)
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
     watched.create("a", EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND))
     watched.metrics.rpc_finished("Get", "OK", 0.1)
+    watched.metrics.links_are(LINKS)
     found = {}
     for metric in watched.metrics.registry.collect():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
