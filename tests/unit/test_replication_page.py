@@ -1,0 +1,46 @@
+"""docs/replication.md: its configurations load, and go together."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sow_server.config import load
+
+PAGE = Path(__file__).parents[2] / "docs" / "replication.md"
+EXAMPLES = re.findall(r"```toml\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", [text for text in EXAMPLES if "tls" not in text])
+def test_an_example_loads_and_replicates(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "sow.toml"
+    path.write_text(text, encoding="utf-8")
+    assert load(path).replicates
+
+
+def test_who_sends_to_whom_is_accepted_there_with_the_same_token() -> None:
+    found = {
+        tables["server"]["instance"]: tables for tables in map(tomllib.loads, EXAMPLES) if "tls" not in str(tables)
+    }
+    assert {"nyc-1", "ldn-1", "a", "source", "eu", "hub", "site-1"} == set(found)
+    for name, tables in found.items():
+        for peer in tables["replication"].get("peers", []):
+            other = found.get(peer["name"])
+            if other is None:
+                continue
+            replication = other["replication"]
+            accepted = {entry["name"] for entry in replication.get("peers", [])} | set(replication.get("accept", []))
+            assert name in accepted
+            assert replication["token"] == tables["replication"]["token"]
+            assert peer["address"] == other["server"]["listen"]
+
+
+def test_the_document_names_every_link_to_itself_that_exists() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
