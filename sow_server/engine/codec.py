@@ -265,7 +265,8 @@ class Column:
         if not any(numbers):
             self._add(0, len(numbers), 0)
         else:
-            self._materialise().extend(numbers)
+            # Origins come as two bytes each.
+            self._materialise().extend(numbers if numbers.typecode == "q" else array("q", numbers))
 
     def _add(self, first: int, count: int, step: int) -> None:
         if self._numbers is None:

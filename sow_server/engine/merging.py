@@ -70,6 +70,17 @@ class Tally:
         return Counts(self.applied, self.superseded, self.known, self.dropped)
 
 
+class Dead(NamedTuple):
+    """A record that is dropped, or not taken, as it is dead by what has been purged (rule R4)."""
+
+    key: bytes
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    origin: str
+    payload: bytes
+
+
 class Rows(NamedTuple):
     """Changes of one topic, in columns of equal length, origins by their numbers here."""
 
@@ -110,6 +121,8 @@ class Merge:
         """Of origins, by their numbers here."""
         self._tally = tally
         self._guard = guard
+        self.not_taken: list[Dead] = []
+        """What was not taken, as it is dead by the guard."""
 
     def apply(self, changes: Changes, own: Sequence[int]) -> None:
         """Merges a chunk; `own`: the numbers here of the origins that it points at. Raises StoreError BATCH_DAMAGED."""
@@ -223,7 +236,20 @@ class Merge:
         elif ours is not None and ours > theirs:
             tally.superseded += 1
         elif ours is None and self._guard.version and theirs <= self._guard:
-            tally.dropped += 1
+            if kind in _PUTS:
+                self.not_taken.append(
+                    Dead(
+                        key,
+                        theirs[0],
+                        rows.publish_times[index],
+                        rows.expire_times[index],
+                        theirs[1],
+                        rows.payloads[index],
+                    )
+                )
+                tally.dropped += 1
+            else:
+                tally.known += 1
         elif ours is None and kind == WITHDRAW:
             tally.known += 1
         else:

@@ -44,7 +44,7 @@ from sow_server.engine.codec import (
 )
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.journal import Bounds, Heads, JournalCut, Retention
-from sow_server.engine.merging import NOTHING_PURGED, Counts, Merge, Purged, Tally, decoded
+from sow_server.engine.merging import NOTHING_PURGED, Counts, Dead, Merge, Purged, Tally, decoded
 from sow_server.engine.model import MICROS, RecordMatcher
 from sow_server.engine.patterns import matcher
 from sow_server.engine.rocks import META, RECORDS, TOMBSTONES, Rocks
@@ -588,7 +588,9 @@ class Replicas:
                     return lambda: None
             if changes is not None:
                 guard = self.purged(topic) if source.guarded and before[0] == _UNDER_WAY else NOTHING_PURGED
-                Merge(stage, topic, names, tally, guard=guard).apply(changes, own)
+                merge = Merge(stage, topic, names, tally, guard=guard)
+                merge.apply(changes, own)
+                self._write_dropped(topic, name, merge.not_taken)
             reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
             stage.batch.puts[META][_seed_key(name, topic)] = reached
             return tally.counts
@@ -612,7 +614,9 @@ class Replicas:
             self._check_skew(stage, [changes])
             own, tally = self._store.stage_origins(stage, origins), Tally()
             guard = self.purged(topic)
-            Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard).apply(changes, own)
+            merge = Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard)
+            merge.apply(changes, own)
+            self._write_dropped(topic, "repair", merge.not_taken)
             return tally.counts
 
         self._store.control(stage_rows, done)
@@ -676,7 +680,7 @@ class Replicas:
             cursor.close()
         (origin,) = self._store.stage_origins(stage, [purged.origin])
         names = self._store.origins_in(stage)
-        dead: list[tuple[bytes, bytes]] = []
+        dead: list[Dead] = []
         for store_key, value in zip(keys, values, strict=True):
             head = read_header(value)
             # One that is past its stamp is here because this instance does not act on it: it keeps it (rule R2).
@@ -685,32 +689,39 @@ class Replicas:
                 and head.expire_time_micros > stage.now
                 and (head.version, names[head.origin]) <= purged
             ):
-                dead.append((store_key, value))
-        self._write_dropped(topic, source, dead, names)
-        for store_key, value in dead:
-            stage.heads[store_key] = value[:HEADER_BYTES]
-            stage.delete(topic, store_key[4:], store_key, value[:HEADER_BYTES], version=purged.version, origin=origin)
+                dead.append(
+                    Dead(
+                        store_key[4:],
+                        head.version,
+                        head.publish_time_micros,
+                        head.expire_time_micros,
+                        names[head.origin],
+                        value[HEADER_BYTES:],
+                    )
+                )
+                stage.heads[store_key] = value[:HEADER_BYTES]
+                stage.delete(
+                    topic, store_key[4:], store_key, value[:HEADER_BYTES], version=purged.version, origin=origin
+                )
+        self._write_dropped(topic, source, dead)
         tally.dropped += len(dead)
         return None if following is None else following[4:]
 
-    def _write_dropped(
-        self, topic: Topic, source: str, dead: Sequence[tuple[bytes, bytes]], names: Sequence[str]
-    ) -> None:
+    def _write_dropped(self, topic: Topic, source: str, dead: Sequence[Dead]) -> None:
         """Writes records down before they are dropped, for an operator to look at."""
         if not dead:
             return
         folder = self._path / "dropped"
         folder.mkdir(exist_ok=True)
         with (folder / f"{topic.name}.from-{source}.ndjson").open("ab") as file:
-            for store_key, value in dead:
-                head = read_header(value)
+            for record in dead:
                 fields = {
-                    "key": store_key[4:].decode(),
-                    "version": head.version,
-                    "publish_time_micros": head.publish_time_micros,
-                    "expire_time_micros": head.expire_time_micros,
-                    "origin": names[head.origin],
-                    "payload_base64": base64.b64encode(value[HEADER_BYTES:]).decode(),
+                    "key": record.key.decode(),
+                    "version": record.version,
+                    "publish_time_micros": record.publish_time_micros,
+                    "expire_time_micros": record.expire_time_micros,
+                    "origin": record.origin,
+                    "payload_base64": base64.b64encode(record.payload).decode(),
                 }
                 file.write(json.dumps(fields).encode() + b"\n")
             file.flush()

@@ -118,7 +118,8 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
             origins=sender.store.origins,
             done=answers.append,
         )
-        total = [one + other for one, other in zip(total, receiver.answer(answers), strict=True)]
+        result: Counts = receiver.answer(answers)
+        total = [one + other for one, other in zip(total, result, strict=True)]
     sender.store.replicas.acknowledged(
         receiver.options.instance, identity(receiver), receiver.store.replicas.sources[name].cursor
     )

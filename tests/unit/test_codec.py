@@ -185,6 +185,9 @@ def test_a_column_stays_two_numbers_while_its_pieces_go_on_alike() -> None:
     zeros.numbers(array("q", [0, 0]))
     zeros.append(0)
     assert zeros.encode() == b"\0" + i64(0)
+    origins = Column()
+    origins.numbers(array("H", [0, 2]))  # as they stand in headers
+    assert origins.tolist() == [0, 2]
 
 
 def test_keys_of_the_journal_and_of_commits() -> None:

@@ -1,4 +1,4 @@
-"""Changes of other instances in a store: merged by version, with tombstones, positions in the same commit (R1 to R9)."""
+"""Changes of other instances in a store: merged by version, positions in the same commit, tombstones (R1 to R9)."""
 
 from __future__ import annotations
 

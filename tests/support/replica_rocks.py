@@ -1,0 +1,217 @@
+"""The real store, for the simulation of replication: the engine on RocksDB, under the simulation's clock and in its
+thread, through the ports that replication has in a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.codec import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
+from sow_server.engine.errors import StoreError
+from sow_server.engine.model import (
+    NEVER,
+    Delete,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Outcome,
+    Publish,
+    TopicSettings,
+    Touch,
+)
+from sow_server.engine.policies import declared_of
+from sow_server.engine.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.rocks import TOMBSTONES
+from sow_server.engine.store import Store, StoreOptions
+from sow_server.peers import PeerStore
+from tests.support.replica_world import Row, Written
+from tests.support.stores import FakeTime, Rig
+
+
+class _WorldTime(FakeTime):
+    """The simulation's clock, as both sources of a guarded one."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        super().__init__()
+        self._now = now
+
+    def clock(self) -> GuardedClock:
+        return GuardedClock(wall=self._now, elapsed=self._now)
+
+
+class RocksStore(PeerStore):
+    """One instance's store, with what tests do to it: `tests.support.replica_world.TestStore`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        now: Callable[[], int],
+        peers: Sequence[str] = (),
+        *,
+        written: Callable[[Written], None] = lambda written: None,
+    ) -> None:
+        options = StoreOptions(
+            instance=name, replicas=ReplicaOptions(peers=tuple(PeerSettings(peer, ".*") for peer in peers))
+        )
+        self._rig = Rig(folder / name, options=options, time=_WorldTime(now))
+        self._name = name
+        self._written = written
+        self._seen = 0
+        self._folder = folder
+        self._backups = 0
+        self._open()
+
+    def _open(self) -> None:
+        super().__init__(self._rig.store, self._rig.clock, name=self._name)
+
+    # -- what tests do ----------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Publish | Touch | Delete) -> None:
+        def heard(answer: Outcome | StoreError) -> None:
+            """Refusals are none of the simulation's business: a topic may be missing."""
+
+        self._rig.store.submit(request, heard)
+
+    def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
+        settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
+        # What is pruned is said by `prune`.
+        declared = {**declared_of(settings), "retain_time_micros": None, "retain_bytes": None}
+        self._rig.store.create_topic(topic, declared, lambda _: None)
+
+    def drop_topic(self, topic: str) -> None:
+        self._rig.store.delete_topic(topic, lambda _: None, force=True)
+
+    def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None:
+        lifetime = Lifetime(LifetimeKind.NEVER) if ttl_micros is None else Lifetime(LifetimeKind.TTL, ttl_micros)
+        self._submit(Publish(topic, [json.dumps({"p": payload}).encode()], [key], lifetime=lifetime))
+
+    def delta(self, topic: str, key: str, payload: str) -> None:
+        self._submit(Publish(topic, [json.dumps({payload: 1}).encode()], [key], delta=True))
+
+    def touch(self, topic: str, key: str, ttl_micros: int) -> None:
+        self._submit(Touch(topic, [key], Lifetime(LifetimeKind.TTL, ttl_micros)))
+
+    def delete(self, topic: str, key: str) -> None:
+        self._submit(Delete(topic, [key]))
+
+    def sweep(self) -> None:
+        self._rig.store.sweep()
+
+    def prune(self, upto: int) -> None:
+        """Lets go of the journal, whoever needs it: as a hard limit does."""
+
+        def raise_floors(staged: object) -> None:
+            for topic in self._rig.store.topics.by_id.values():
+                staged._raise(topic, upto, "test")  # type: ignore[attr-defined]  # what limits come down to
+
+        self._rig.store.change_durables(raise_floors, lambda _: None)
+
+    def busy(self) -> bool:
+        requests, _ = self._rig.store.writer.queue_depth
+        return requests > 0 or self._rig.store.writer.last_sequence > self._seen
+
+    def step(self) -> bool:
+        was = self.busy()
+        self.save()
+        self._rig.store.writer.step()
+        self._rig.store.sync()
+        self._tell()
+        return was
+
+    def _tell(self) -> None:
+        """What was accepted here since the last time, from the journal."""
+        last = self._rig.store.writer.last_sequence
+        cut = self._rig.store.journal_cut()
+        try:
+            for commit in cut.commits(self._seen, last):
+                for run in commit.runs:
+                    topic = self._rig.store.topics.by_id.get(run.topic_id)
+                    value = None if topic is None else cut.packed(topic, run.first_sequence)
+                    if topic is None or value is None:
+                        continue
+                    changes = decode_changes(run.first_sequence, value)
+                    if changes.source:
+                        continue
+                    for kind, key, version, stamp, payload in zip(
+                        changes.change,
+                        changes.keys,
+                        changes.version,
+                        changes.expire_time_micros,
+                        changes.payloads,
+                        strict=True,
+                    ):
+                        if kind in (PUT, TOUCH, DELETE):
+                            row = (
+                                Row(version, self._name, 0, None)
+                                if kind == DELETE
+                                else Row(version, self._name, 0 if stamp == NEVER else stamp, payload.decode())
+                            )
+                            self._written(Written(self._name, topic.name, key.decode(), row))
+        finally:
+            cut.close()
+        self._seen = last
+
+    def crash(self) -> None:
+        self._rig.crash()
+        self._open()
+        self._seen = self._rig.store.writer.last_sequence
+
+    def backup(self) -> Path:
+        self._backups += 1
+        directory = self._folder / f"backup-{self._name}-{self._backups}"
+        self._rig.store.backup(directory)
+        return directory
+
+    def restore(self, directory: Path, *, authoritative: bool = False) -> None:
+        self._rig.close()
+        shutil.rmtree(self._rig.path)
+        shutil.copytree(directory, self._rig.path)
+        self._rig.clock = self._rig.time.clock()
+        self._rig._store = Store.open(
+            self._rig.path, clock=self._rig.clock, options=self._rig.options, authoritative=authoritative
+        )
+        self._rig.store._resume_work()
+        self._open()
+        self._seen = self._rig.store.writer.last_sequence
+
+    def close(self) -> None:
+        """Frees the directory."""
+        self._rig.close()
+
+    # -- what is there ----------------------------------------------------------------------------------------------
+
+    def records(self, topic: str) -> dict[str, Row]:
+        if topic not in self._rig.store.topics.by_name:
+            return {}
+        origins = self._rig.store.origins
+        return {
+            key.decode(): Row(
+                found.version,
+                origins[found.origin],
+                0 if found.expire_time_micros == NEVER else found.expire_time_micros,
+                found.payload.decode(),
+            )
+            for key, found in self._rig.live(topic).items()
+        }
+
+    def tombstones(self, topic: str) -> dict[str, Row]:
+        found, origins = self._rig.topic(topic), self._rig.store.origins
+        rows = self._rig.rows(TOMBSTONES, found.prefix, found.stop)
+        stones = {key[4:].decode(): decode_tombstone(value) for key, value in rows}
+        live = self.records(topic)
+        return {
+            key: Row(stone.version, origins[stone.origin], 0, None, stone.kind == EXPIRE)
+            for key, stone in stones.items()
+            if key not in live
+        }
+
+    def dropped(self) -> set[tuple[str, str]]:
+        return {
+            (file.name.partition(".")[0], json.loads(line)["key"])
+            for file in self._rig.path.glob("dropped/*")
+            for line in file.read_text().splitlines()
+        }
