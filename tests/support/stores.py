@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.clock import GuardedClock
-from sow_server.engine.codec import DELETE, EXPIRE, PUT, TOUCH, decode_changes, record, unpack_i64
+from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, record, unpack_i64
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import (
     ABSENT,
@@ -87,7 +87,7 @@ class JournalEntry(NamedTuple):
     sequence: int
     commit_time_micros: int
     kind: str
-    """`put`, `touch`, `delete` or `expire`."""
+    """`put`, `touch`, `delete`, `expire` or `bury`."""
     key: bytes
     payload: bytes
     version: int
@@ -97,7 +97,7 @@ class JournalEntry(NamedTuple):
     removed_version: int
 
 
-KINDS: Final = {PUT: "put", TOUCH: "touch", DELETE: "delete", EXPIRE: "expire"}
+KINDS: Final = {PUT: "put", TOUCH: "touch", DELETE: "delete", EXPIRE: "expire", BURY: "bury"}
 
 
 class Rig:
