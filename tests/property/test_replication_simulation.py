@@ -15,6 +15,7 @@ from tests.support.replica_world import SECOND, Entry, Instance, ModelSource, Mo
 from sow_replication.ports import Applied, Identity, Packed, Refused
 from collections.abc import Sequence
 
+LATE = True
 SEEDS = 200
 TOPICS = ("T", "U")
 KEYS = [f"k{number}" for number in range(8)]
@@ -66,7 +67,7 @@ def build(seed: int, make: Callable[..., TestStore]) -> World:
             cursor_sequences_max=draw.choice([3, 1000]),
         )
         world.add(name, options, offset=draw.randint(-SECOND, SECOND))
-    late = draw.random() < 0.3
+    late = LATE and draw.random() < 0.3
     for instance in world.instances.values():
         for topic in TOPICS:
             if not (late and topic == "U" and draw.random() < 0.5):

@@ -371,7 +371,8 @@ class ModelStore:
         return Piece(after, upto, chunks, names, first, last, lost)
 
     def _crosses(self, entry: Entry, peer: Identity) -> bool:
-        return entry.via != peer and not entry.row.expired
+        # An expiry that came with a seed is news for others: the row that it ended may never have been here.
+        return entry.via != peer and not (entry.row.expired and entry.via is None)
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         found = self.disk.topics.get(topic)
@@ -496,7 +497,7 @@ class ModelStore:
         kept = found.rows.get(key)
         if kept is None and self._is_guarded(row, topic) and change.rank <= found.purged:
             if change.payload is not None:
-                self._dropped.add((topic, key))
+                self._bury(topic, key, change)
             return result._replace(dropped=result.dropped + 1)
         if kept is not None and not self._wins(change, kept.row):
             if kept.row.rank == change.rank:
@@ -504,6 +505,12 @@ class ModelStore:
             return result._replace(superseded=result.superseded + 1)
         self._put(topic, key, self._stored(change), row.identity)
         return result._replace(applied=result.applied + 1)
+
+    def _bury(self, topic: str, key: str, row: Row) -> None:
+        """A dead row becomes a tombstone right above it: wherever else it lives, it ends there, too, and nothing that is
+        newer does."""
+        self._dropped.add((topic, key))
+        self._put(topic, key, Row(row.version + 1, self._identity.name, 0, None), None)
 
     def _is_guarded(self, row: ModelSource, topic: str) -> bool:
         return row.guarded and row.seeds.get(topic, b"") is not None
@@ -538,9 +545,9 @@ class ModelStore:
             for key, kept in list(topic.rows.items()):
                 in_range = part.after_key < key.encode() and (part.last or key.encode() <= part.upto_key)
                 if in_range and key not in brought and kept.row.rank <= purged:
-                    if kept.row.payload is not None:
-                        self._dropped.add((part.topic, key))
-                    del topic.rows[key]
+                    if kept.row.payload is None:
+                        continue
+                    self._bury(part.topic, key, kept.row)
                     result = result._replace(dropped=result.dropped + 1)
         progress = row.seeds.get(part.topic, b"")
         if part.first or (progress is not None and part.after_key <= progress):
