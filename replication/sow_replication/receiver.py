@@ -342,7 +342,10 @@ class Receiver:
             return
         if self._store.now_micros() - self._heard_at >= self._options.silence_micros:
             return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the sender"))
-        if self.streaming:
+        if self.streaming and self.identity is not None:
+            source = self._store.source(self.identity.name)
+            if source is not None and source.wait_for:
+                return self.fail(pending())  # since it was welcomed: it has to begin anew, also when it has nothing to send
             self._tell_topics()
         self.wake()
         return None

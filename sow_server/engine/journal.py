@@ -101,6 +101,8 @@ def append(
             continue
         topic = chunk.topic
         count = len(chunk.keys)
+        before = runs[-1] if runs else None
+        assert before is None or before.first_sequence + before.length <= chunk.first_sequence, "runs do not overlap"
         figures = statistics[topic.id]
         value = encode_changes(chunk.finish(commit_time_micros, figures.appended_entries, figures.appended_bytes))
         rows[journal_key(topic.id, chunk.first_sequence)] = value

@@ -248,6 +248,10 @@ class Merge:
                     )
                 )
                 tally.dropped += 1
+                # Wherever else it lives, also where it came from, it ends with this, and nothing that is newer does.
+                source, stage.source = stage.source, 0
+                stage.bury(topic, key, store_key, version=theirs[0] + 1, origin=stage.origin)
+                stage.source = source
             else:
                 tally.known += 1
         elif ours is None and kind == WITHDRAW:

@@ -579,13 +579,13 @@ class Replicas:
             own = self._store.stage_origins(stage, origins)
             if changes is not None:
                 self._check_skew(stage, [changes])
-            stage.source = source.number
             names = self._store.origins_in(stage)
             if purged.version:
                 following = self._drop(stage, topic, name, part, position, changes, purged, tally)
                 if following is not None:
                     position = following
                     return lambda: None
+            stage.source = source.number
             if changes is not None:
                 guard = self.purged(topic) if source.guarded and before[0] == _UNDER_WAY else NOTHING_PURGED
                 merge = Merge(stage, topic, names, tally, guard=guard)
@@ -678,8 +678,9 @@ class Replicas:
             following = cursor.fill(topic.prefix + position, stop, DROP_MAX, keys, values)
         finally:
             cursor.close()
-        (origin,) = self._store.stage_origins(stage, [purged.origin])
         names = self._store.origins_in(stage)
+        # A delete right above each: wherever else it lives, it ends there, too, and nothing that is newer does.
+        stage.source = 0
         dead: list[Dead] = []
         for store_key, value in zip(keys, values, strict=True):
             head = read_header(value)
@@ -701,7 +702,7 @@ class Replicas:
                 )
                 stage.heads[store_key] = value[:HEADER_BYTES]
                 stage.delete(
-                    topic, store_key[4:], store_key, value[:HEADER_BYTES], version=purged.version, origin=origin
+                    topic, store_key[4:], store_key, value[:HEADER_BYTES], version=head.version + 1, origin=stage.origin
                 )
         self._write_dropped(topic, source, dead)
         tally.dropped += len(dead)
@@ -792,8 +793,8 @@ class Replicas:
                 stage.also.append(self._miss(name))
         for name in unread:
             source = self.sources.get(name)
-            if source is not None and source.wait_for < forced:
-                self._put_source(stage, name, source._replace(wait_for=forced))
+            if source is not None:
+                self._put_source(stage, name, source._replace(wait_for=stage.next_sequence - 1))
 
     def _miss(self, name: str) -> Callable[[], None]:
         def miss() -> None:

@@ -372,7 +372,7 @@ class Stage:
 
     def bury(self, topic: Topic, key: bytes, store_key: bytes, *, version: int, origin: int) -> None:
         """Leaves the tombstone of a record that is not here: a peer has deleted it, others may have it (rule R4)."""
-        sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
+        sequence = self.next_sequence
         self._minted(version)
         chunk = self.chunk(topic)
         if chunk is not None:
@@ -388,6 +388,7 @@ class Stage:
             chunk.payloads.append(b"")
             if chunk.previous_values is not None:
                 chunk.previous_values.append(None)
+        self.next_sequence = sequence + 1
         self._leave_all(topic, [store_key], [Tombstone(version, sequence, self.now, origin, DELETE)])
 
     def tombstone(self, store_key: bytes) -> Tombstone | None:
