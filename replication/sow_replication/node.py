@@ -78,6 +78,8 @@ class Outgoing:
         self.acknowledged_time = 0
         """Everything that was committed here before this time, it has."""
         self.covered: dict[str, bool] = {}
+        self.refusals: list[str] | None = None
+        """Topics that the peer did not take when it was last seen; None: it was not seen since the start."""
 
     def enter(self, state: str, now_micros: int) -> None:
         """Changes its state."""
@@ -101,6 +103,8 @@ class Incoming:
         """All that it had when it heard this probe was applied."""
         self.read_time = 0
         """What it might bring is not older than any tombstone made here before this time."""
+        self.refusals: list[str] | None = None
+        """Topics of it that this instance did not take when it was last seen; None: it was not seen since the start."""
         self.covers: deque[tuple[int, int]] = deque(maxlen=COVERS_MAX)
         """Probes, and for each the time up to which the source had acknowledged everything when it went out."""
 
@@ -190,6 +194,7 @@ class Node:
         now = self.store.now_micros()
         if out.trouble.message:
             out.trouble.passed()
+        out.refusals = sender.refusals()
         out.enter("seeding" if sender.seeding else "streaming", now)
         self._look_at(out, now)
         self._answer_gates()
@@ -288,6 +293,8 @@ class Node:
 
     def _note(self, incoming: Incoming, receiver: Receiver) -> None:
         incoming.head = receiver.head
+        if receiver.streaming:
+            incoming.refusals = receiver.refusals()
         incoming.skew_micros = receiver.skew.micros
         probe = receiver.satisfied_probe
         if probe <= incoming.satisfied_probe:
@@ -342,7 +349,7 @@ class Node:
         upto, probe = self._candidate
         if all([incoming.satisfied_probe >= probe for incoming in sources]):
             self._candidate = None
-            if not all([self._is_mutual(incoming.name) for incoming in sources]):
+            if not all([self._is_mutual(incoming.name) for incoming in sources]) or self._unseen(sources):
                 upto = 0
         elif now - self._aged_at >= min(self.options.tombstone_grace_micros // 10, 10 * self.options.heartbeat_micros):
             upto = 0
@@ -352,9 +359,17 @@ class Node:
             made_before = 0  # they may be about to come
             unread = []
         self._aged_at = now
-        self._call_purge(upto, made_before, unread)
+        refusals = [*(out.refusals for out in self.outgoing.values()), *(incoming.refusals for incoming in sources)]
+        held = frozenset(name for names in refusals for name in names or ())
+        self._call_purge(upto, held, made_before, unread)
 
-    def _call_purge(self, upto: int, made_before: int, unread: list[str]) -> None:
+    def _unseen(self, sources: list[Incoming]) -> bool:
+        """Whether there is one of which it is not known what it, or this instance, does not take."""
+        return any([out.refusals is None for out in self.outgoing.values()]) or any(
+            [incoming.refusals is None for incoming in sources]
+        )
+
+    def _call_purge(self, upto: int, held: frozenset[str], made_before: int, unread: list[str]) -> None:
         self._purging = True
 
         def done(result: Applied | Refused) -> None:
@@ -365,9 +380,9 @@ class Node:
                 for out in self.outgoing.values():
                     if out.sender is not None:
                         out.sender.missed_more()
-                self._call_purge(upto, made_before, unread)
+                self._call_purge(upto, held, made_before, unread)
 
-        self.store.purge(upto, made_before_micros=made_before, unread=unread, done=done)
+        self.store.purge(upto, held=held, made_before_micros=made_before, unread=unread, done=done)
 
     def _round(self, sources: list[Incoming], now: int) -> None:
         """A new probe; with it goes out what was so before it."""

@@ -195,7 +195,8 @@ class Sending(Protocol):
 
     def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
         """The changes of these topics behind `after`, but for those that came from `peer` itself, from its very id and
-        epoch (rule R7: one that was restored may have lost what it sent), and for expiries (rule R2). About `bytes_max`, more for a single large commit. Reads; from any thread."""
+        epoch (rule R7: one that was restored may have lost what it sent), and for expiries that took place here (rule R2; one that
+        came with a seed goes on: the row that it ended may never have been in this journal). About `bytes_max`, more for a single large commit. Reads; from any thread."""
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         """The rows behind a key, as they are durable now. Raises Refused when the topic is gone. Reads; from any
@@ -252,17 +253,21 @@ class Receiving(Protocol):
     ) -> None:
         """Merges rows by version, and remembers how far the topic's seed is: with `first` from here on; else only when
         the part begins at or in front of the place where the seed is. `purged`, not (0, ""): what this instance
-        alone has in the range of the part, at or below it, is dropped, and written to a file first. Refused as in
-        `apply`."""
+        alone has in the range of the part, at or below it, is dropped, and written to a file first. A tombstone takes
+        its place, one version above it and by this instance, and goes to the peers: else whoever else has it would keep
+        it. What a guarded source brings, and is not taken, leaves such a tombstone, too. And from now on it counts as
+        purged here. Refused as in `apply`."""
 
 
 class Tombstones(Protocol):
     """What is done about tombstones (rule R4)."""
 
-    def purge(self, upto: int, *, made_before_micros: int, unread: Collection[str], done: Done) -> None:
-        """Removes tombstones with sequences up to `upto`, and those made before a time. For the latter it is remembered
-        that the peers which have not acknowledged them have missed them, and that the sources `unread` have to wait
-        for them. Bounded; `done` hears how many have gone (`applied`), and is to call again until it was 0."""
+    def purge(
+        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
+    ) -> None:
+        """Removes tombstones with sequences up to `upto`, but of the topics `held`, and all those made before a time.
+        For the latter it is remembered that the peers which have not acknowledged them (of topics `held`: all peers)
+        have missed them, and that the sources `unread` have to wait for them. Bounded; `done` hears how many have gone (`applied`), and is to call again until it was 0."""
 
 
 class Comparing(Protocol):

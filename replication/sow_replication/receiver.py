@@ -103,6 +103,10 @@ class Receiver:
         """The topics, how each stands, and why it was refused."""
         return [(name, _state(answer), answer.message) for name, answer in self._told.items()]
 
+    def refusals(self) -> list[str]:
+        """The topics that this instance does not take."""
+        return [name for name, answer in self._told.items() if _state(answer) is TopicState.REFUSED]
+
     # -- hearing ----------------------------------------------------------------------------------------------------
 
     def received(self, request: replication_pb2.ReplicateRequest) -> None:

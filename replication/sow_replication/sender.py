@@ -44,7 +44,6 @@ from sow_replication.ports import (
     NOTHING_PURGED,
     Identity,
     Piece,
-    Reason,
     Refused,
     SeedPart,
     Store,
@@ -289,6 +288,10 @@ class Sender:
         """Whether the peer does not take the topic."""
         found = self._topics.get(topic)
         return found is not None and found.state is TopicState.REFUSED
+
+    def refusals(self) -> list[str]:
+        """The topics that the peer does not take."""
+        return [name for name, topic in self._topics.items() if topic.state is TopicState.REFUSED]
 
     def carries(self, topic: str) -> bool:
         """Whether the link knows of the topic; of a new one it hears at the next tick."""
@@ -594,7 +597,7 @@ class Sender:
                 assert self.identity is not None, "it has acknowledged"
                 self._told = sequence
                 self._store.acknowledged(self.peer.name, self.identity, sequence)
-            if self._missed_mark is not None and self._told >= self._missed_mark:
+            if self._missed_mark is not None and self._told >= self._missed_mark and not self.refusals():
                 self._missed_mark = None
                 self._store.reseeded(self.peer.name)
         self._progressed(self)
@@ -690,8 +693,3 @@ def topic_message(kind: TopicKind) -> replication_pb2.ReplicatedTopic:
         separator=kind.separator,
         acts_on_expiration=kind.acts,
     )
-
-
-def reason_name(reason: Reason) -> str:
-    """As it travels: without the prefix."""
-    return types_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")

@@ -43,6 +43,7 @@ def edges(kind: str, names: list[str]) -> list[tuple[str, str]]:
     return [(a, b) for a in names for b in names if a != b]
 
 
+TWO_WAY = ("ring both ways", "line both ways", "mesh")
 KINDS = ("ring", "ring both ways", "line", "line both ways", "fan-out", "mesh", "mesh")
 
 
@@ -52,7 +53,9 @@ def build(seed: int, make: Callable[..., TestStore]) -> World:
     names = [chr(ord("a") + number) for number in range(draw.choice([2, 2, 3, 3, 4, 5]))]
     kind = draw.choice(KINDS)
     links = edges(kind, names)
-    grace = draw.choice([15, 40, 10_000]) * SECOND
+    # Where links go one way only, an instance that was away for longer than the grace is told what is dead, but those
+    # beyond it are not (docs: R4): `repair` is for that.
+    grace = draw.choice([15, 40, 10_000] if kind in TWO_WAY else [10_000]) * SECOND
     print(f"seed {seed}: {kind} of {len(names)}, grace {grace // SECOND} s")
     for name in names:
         options = NodeOptions(
@@ -188,8 +191,9 @@ def trouble(world: World) -> str:
                 if found is not None and row is not None and found.rank < row.rank and row.payload is None:
                     return f"{name}: {topic}/{key} is {found}, though {row} deleted it"
             for other, it in world.instances.items():
-                if other in sees[name] and name in sees[other] and it.store.records(topic) != records:
-                    return f"{topic} differs at {name} and {other}: {records} and {it.store.records(topic)}"
+                theirs = it.store.records(topic)
+                if other in sees[name] and name in sees[other] and theirs != records:
+                    return f"{topic} differs at {name} and {other}: {sorted(records.items() ^ theirs.items())}"
     return ""
 
 

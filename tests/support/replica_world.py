@@ -495,7 +495,8 @@ class ModelStore:
         self._expire_if_due(topic, key)
         found = self.disk.topics[topic]
         kept = found.rows.get(key)
-        if kept is None and self._is_guarded(row, topic) and change.rank <= found.purged:
+        dead = kept is None or (kept.row.payload is None and kept.row.rank < change.rank)
+        if dead and self._is_guarded(row, topic) and change.rank <= found.purged:
             if change.payload is not None:
                 self._bury(topic, key, change)
             return result._replace(dropped=result.dropped + 1)
@@ -549,6 +550,8 @@ class ModelStore:
                         continue
                     self._bury(part.topic, key, kept.row)
                     result = result._replace(dropped=result.dropped + 1)
+            # What is dead there is dead here: this instance has to tell others in its turn.
+            topic.purged = max(topic.purged, tuple(purged))
         progress = row.seeds.get(part.topic, b"")
         if part.first or (progress is not None and part.after_key <= progress):
             row.seeds[part.topic] = None if part.last else part.upto_key
@@ -556,23 +559,25 @@ class ModelStore:
 
     # -- Tombstones -------------------------------------------------------------------------------------------------
 
-    def purge(self, upto: int, *, made_before_micros: int, unread: Collection[str], done: Done) -> None:
-        self._submit_for(lambda: self._purge(upto, made_before_micros, unread), done)
+    def purge(
+        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
+    ) -> None:
+        self._submit_for(lambda: self._purge(upto, held, made_before_micros, unread), done)
 
-    def _purge(self, upto: int, made_before_micros: int, unread: Collection[str]) -> Applied:
+    def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> Applied:
         gone = 0
-        for topic in self.disk.topics.values():
+        for name, topic in self.disk.topics.items():
             for key, kept in list(topic.rows.items()):
-                early = kept.sequence <= upto
+                early = kept.sequence <= upto and name not in held
                 if kept.row.payload is not None or not (early or kept.made < made_before_micros):
                     continue
                 if not early:
-                    for name in self._peers:
-                        if self.peer(name).acknowledged < kept.sequence:
-                            self._peer_memory[name] = self.peer(name)._replace(missed=True)
-                    for name in unread:
-                        if name in self.disk.sources:
-                            self.disk.sources[name].wait_for = self.disk.head
+                    for peer in self._peers:
+                        if self.peer(peer).acknowledged < kept.sequence or name in held:
+                            self._peer_memory[peer] = self.peer(peer)._replace(missed=True)
+                    for source in unread:
+                        if source in self.disk.sources:
+                            self.disk.sources[source].wait_for = self.disk.head
                 topic.purged = max(topic.purged, kept.row.rank)
                 del topic.rows[key]
                 gone += 1

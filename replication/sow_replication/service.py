@@ -1,0 +1,395 @@
+"""The links of a node over gRPC: dials peers, answers those that dial, ticks.
+
+One task a peer dials, and drives its `Sender` while there is a stream; a stream that comes is driven in its own call.
+Everything runs on one event loop, but for the reads, which go to `readers`. What is decided is decided in the machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import grpc
+import structlog
+
+from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
+from sow_replication.node import Gate, Node, Outgoing
+from sow_replication.options import SECOND
+from sow_replication.ports import Refused, Store, TopicKind
+from sow_replication.receiver import Receiver
+from sow_replication.sender import Fetched, Read, Sender
+from sow_replication.status import status
+from sow_replication.wire import abort, reason_name, refused_by
+
+log = structlog.get_logger(__name__)
+
+MESSAGE_BYTES_MAX: Final = 64 * 2**20
+"""Of a message between instances: a single large commit goes in one, and is larger than the request that made it."""
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_retries", 0),  # this module tries again
+    ("grpc.initial_reconnect_backoff_ms", 100),
+)
+IDLE_SECONDS: Final = 1.0
+"""How long a dialling task waits at most before it looks again."""
+
+Stub = replication_pb2_grpc.ReplicationServiceAsyncStub
+Context = grpc.aio.ServicerContext[object, object]
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+def insecure_channel(address: str) -> grpc.aio.Channel:
+    """A channel without TLS."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What compares instances, and repairs (rule R10). The first three read, on any thread."""
+
+    checksum: Callable[[Store, replication_pb2.ChecksumRequest], replication_pb2.ChecksumResponse]
+    list_versions: Callable[
+        [Store, replication_pb2.ListVersionsRequest], Iterator[replication_pb2.ListVersionsResponse]
+    ]
+    fetch_rows: Callable[[Store, replication_pb2.FetchRowsRequest], replication_pb2.FetchRowsResponse]
+    merge_rows: Callable[[Store, replication_pb2.MergeRowsRequest], Awaitable[replication_pb2.MergeRowsResponse]]
+    verify: Callable[
+        [Store, Stub, Sequence[TopicKind], admin_pb2.VerifyReplicationRequest],
+        AsyncIterator[admin_pb2.VerifyReplicationResponse],
+    ]
+    repair: Callable[
+        [Store, Stub, Sequence[TopicKind], admin_pb2.RepairReplicationRequest],
+        AsyncIterator[admin_pb2.RepairReplicationResponse],
+    ]
+
+
+class Replication:
+    """Replication of one instance, running."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        readers: Executor,
+        token: str = "",
+        channel: Callable[[str], grpc.aio.Channel] = insecure_channel,
+        comparison: Comparison | None = None,
+    ) -> None:
+        """`token`: what a peer must present, and is presented with; empty: none."""
+        self.node: Final = node
+        self._readers = readers
+        self._channel = channel
+        self._comparison = comparison
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = asyncio.Event()
+        self.servicer: Final = Servicer(node, readers, token, comparison, self._stopped)
+        node.observe = _observe
+
+    async def start(self) -> None:
+        """Dials the peers from now on."""
+        self._tasks.append(asyncio.create_task(self._tick()))
+        self._tasks += [asyncio.create_task(self._keep(out)) for out in self.node.outgoing.values()]
+
+    async def stop(self) -> None:
+        """Ends all links."""
+        self._stopped.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.servicer.stop()
+
+    def wake(self) -> None:
+        """There are new durable commits."""
+        self.node.wake()
+
+    def sync_peers(self, topic: str) -> int:
+        """Sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
+        return self.node.sync_peers(topic)
+
+    async def replicated(self, topic: str, sequence: int) -> None:
+        """Returns once the sync peers have the sequence. Raises Refused (REPLICATION_UNAVAILABLE)."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(why: Refused | None) -> None:
+            if future.done():
+                return
+            if why is None:
+                future.set_result(None)
+            else:
+                future.set_exception(why)
+
+        gate: Gate = self.node.replicated(topic, sequence, done)
+        try:
+            await future
+        finally:
+            self.node.forget(gate)
+
+    def status(self) -> admin_pb2.GetReplicationStatusResponse:
+        """The links, as they are now."""
+        return status(self.node)
+
+    async def verify(
+        self, request: admin_pb2.VerifyReplicationRequest
+    ) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
+        """Compares with a peer. Raises Refused."""
+        comparison, out = self._comparing(request.peer)
+        async with self._connected(out) as stub:
+            async for response in comparison.verify(self.node.store, stub, self._kinds(out, request.topics), request):
+                yield response
+
+    async def repair(
+        self, request: admin_pb2.RepairReplicationRequest
+    ) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
+        """Repairs what differs from a peer. Raises Refused."""
+        comparison, out = self._comparing(request.peer)
+        async with self._connected(out) as stub:
+            async for response in comparison.repair(self.node.store, stub, self._kinds(out, request.topics), request):
+                yield response
+
+    def _comparing(self, peer: str) -> tuple[Comparison, Outgoing]:
+        out = self.node.outgoing.get(peer)
+        if out is None:
+            raise Refused(types_pb2.ERROR_REASON_PEER_NOT_FOUND, f"peer: there is no peer {peer}")
+        assert self._comparison is not None, "the composition root gives one"
+        return self._comparison, out
+
+    def _kinds(self, out: Outgoing, names: Sequence[str]) -> list[TopicKind]:
+        kinds = self.node.store.topics(out.peer.topics)
+        known = {kind.name for kind in kinds}
+        for name in names:
+            if name not in known:
+                raise Refused(types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, f"topics: {name} is not on the link")
+        return [kind for kind in kinds if not names or kind.name in names]
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, out: Outgoing) -> AsyncIterator[Stub]:
+        async with self._channel(out.peer.address) as channel:
+            try:
+                yield self._stub(channel)
+            except grpc.aio.AioRpcError as error:
+                raise refused_by(error) from error
+
+    def _stub(self, channel: grpc.aio.Channel) -> Stub:
+        stub: Stub = replication_pb2_grpc.ReplicationServiceStub(channel)
+        return stub
+
+    # -- tasks ------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.node.options.heartbeat_micros / SECOND)
+            try:
+                self.node.tick()
+            except Exception:  # noqa: BLE001  # ticks go on, whatever one of them meets
+                log.exception("replication_tick_failed")
+
+    async def _keep(self, out: Outgoing) -> None:
+        """Dials a peer, again and again."""
+        while True:
+            wait = (out.next_at_micros - self.node.store.now_micros()) / SECOND
+            if wait > 0:
+                # The store's clock may stand still or be slewed, so it is asked again now and then.
+                await asyncio.sleep(min(wait, IDLE_SECONDS))
+                continue
+            sender = self.node.dialled(out)
+            try:
+                async with self._channel(out.peer.address) as channel:
+                    await self._drive(sender, self._stub(channel))
+            except Exception as error:  # noqa: BLE001  # a bug here must not end replication for good
+                log.exception("replication_link_failed", peer=out.peer.name)
+                sender.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))
+            finally:
+                sender.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
+                self.node.closed(sender)
+
+    async def _drive(self, sender: Sender, stub: Stub) -> None:
+        call = stub.Replicate(metadata=self._metadata)
+        wakened = asyncio.Event()
+        sender.wake = wakened.set
+        hearing = asyncio.create_task(_hear(call, sender))
+        try:
+            while sender.failure is None:
+                wakened.clear()
+                message = sender.next_message()
+                read = sender.next_read()
+                if read is not None:
+                    self._read(sender, read)
+                if message is not None:
+                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                        # When the stream is over, `hearing` learns why.
+                        await call.write(message)
+                        continue
+                    await hearing
+                elif read is None:
+                    await wakened.wait()
+        finally:
+            hearing.cancel()
+            call.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+
+    def _read(self, sender: Sender, read: Read) -> None:
+        future = asyncio.get_running_loop().run_in_executor(self._readers, _run, read)
+
+        def took(done: asyncio.Future[Fetched | Refused]) -> None:
+            if not done.cancelled():
+                sender.took(done.result())
+
+        future.add_done_callback(took)
+
+
+def _run(read: Read) -> Fetched | Refused:
+    try:
+        return read.run()
+    except Refused as refused:
+        return refused
+    except Exception as error:  # noqa: BLE001  # the link ends with it, and is tried again
+        log.exception("replication_read_failed")
+        return Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
+
+
+async def _hear(
+    call: grpc.aio.StreamStreamCall[replication_pb2.ReplicateRequest, replication_pb2.ReplicateResponse],
+    sender: Sender,
+) -> None:
+    try:
+        async for response in call:
+            sender.received(response)
+        sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the peer has ended the link"))
+    except grpc.aio.AioRpcError as error:
+        sender.fail(refused_by(error))
+
+
+class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
+    """What peers call."""
+
+    def __init__(
+        self, node: Node, readers: Executor, token: str, comparison: Comparison | None, stopped: asyncio.Event
+    ) -> None:
+        self._node = node
+        self._readers = readers
+        self._token = f"Bearer {token}".encode() if token else b""
+        self._comparison = comparison
+        self._stopped = stopped
+        self._receivers: set[Receiver] = set()
+
+    def stop(self) -> None:
+        """Ends the links that have come."""
+        for receiver in list(self._receivers):
+            receiver.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
+
+    async def _check(self, context: Context) -> None:
+        if self._stopped.is_set():
+            await abort(context, Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
+        if not self._token:
+            return
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._token):
+            name = self._node.store.identity.name
+            await abort(
+                context,
+                Refused(types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED, f"{name} expects another token, or one at all"),
+            )
+
+    async def Replicate(  # noqa: N802  # RPCs have the names of the contract
+        self, request_iterator: AsyncIterator[replication_pb2.ReplicateRequest], context: Context
+    ) -> None:
+        await self._check(context)
+        receiver = self._node.accept()
+        self._receivers.add(receiver)
+        wakened, room = asyncio.Event(), asyncio.Event()
+
+        def wake() -> None:
+            wakened.set()
+            room.set()
+
+        receiver.wake = wake
+        hearing = asyncio.create_task(_take(request_iterator, receiver, room))
+        try:
+            while True:
+                wakened.clear()
+                message = receiver.next_message()
+                if message is not None:
+                    await context.write(message)
+                elif receiver.failure is not None:
+                    break
+                else:
+                    await wakened.wait()
+        finally:
+            receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the link has ended"))
+            self._receivers.discard(receiver)
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+        log.info("link_ended", reason=reason_name(receiver.failure.reason), message=receiver.failure.message)
+        await abort(context, receiver.failure)
+
+    async def Checksum(  # noqa: N802  # as above
+        self, request: replication_pb2.ChecksumRequest, context: Context
+    ) -> replication_pb2.ChecksumResponse:
+        await self._check(context)
+        return await self._read(context, self._comparing().checksum, request)
+
+    async def ListVersions(  # noqa: N802  # as above
+        self, request: replication_pb2.ListVersionsRequest, context: Context
+    ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
+        await self._check(context)
+        listing = self._comparing().list_versions(self._node.store, request)
+        while True:
+            response = await self._read(context, lambda store, _: next(listing, None), request)
+            if response is None:
+                return
+            yield response
+
+    async def FetchRows(  # noqa: N802  # as above
+        self, request: replication_pb2.FetchRowsRequest, context: Context
+    ) -> replication_pb2.FetchRowsResponse:
+        await self._check(context)
+        return await self._read(context, self._comparing().fetch_rows, request)
+
+    async def MergeRows(  # noqa: N802  # as above
+        self, request: replication_pb2.MergeRowsRequest, context: Context
+    ) -> replication_pb2.MergeRowsResponse:
+        await self._check(context)
+        try:
+            return await self._comparing().merge_rows(self._node.store, request)
+        except Refused as refused:
+            await abort(context, refused)
+
+    def _comparing(self) -> Comparison:
+        assert self._comparison is not None, "the composition root gives one"
+        return self._comparison
+
+    async def _read(self, context: Context, run: Callable[[Store, Q], R], request: Q) -> R:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._readers, run, self._node.store, request)
+        except Refused as refused:
+            await abort(context, refused)
+
+
+async def _take(
+    requests: AsyncIterator[replication_pb2.ReplicateRequest], receiver: Receiver, room: asyncio.Event
+) -> None:
+    try:
+        async for request in requests:
+            receiver.received(request)
+            while receiver.full and receiver.failure is None:
+                room.clear()
+                await room.wait()
+        receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the sender has ended the link"))
+    except Exception as error:  # noqa: BLE001  # the link ends with it, and the sender comes back
+        log.exception("replication_receive_failed")
+        receiver.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))
+
+
+def _observe(event: str, fields: dict[str, object]) -> None:
+    log.warning(event, **fields)
