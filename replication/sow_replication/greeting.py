@@ -110,4 +110,6 @@ def not_itself(own: Identity, peer: Identity) -> Refused | None:
 def pending() -> Refused:
     """It has to take what this instance has, first."""
     reason: Reason = types_pb2.ERROR_REASON_RESEED_PENDING
-    return Refused(reason, "it has been away for too long, or was restored: it has to take what this instance has, first")
+    return Refused(
+        reason, "it has been away for too long, or was restored: it has to take what this instance has, first"
+    )

@@ -155,9 +155,7 @@ class Node:
         """The machine for a stream to a peer."""
         assert out.sender is None, "it has a link"
         out.enter("greeting", self.store.now_micros())
-        out.sender = Sender(
-            self.store, out.peer, self.options, accepted=self._accepted, progressed=self._progressed
-        )
+        out.sender = Sender(self.store, out.peer, self.options, accepted=self._accepted, progressed=self._progressed)
         return out.sender
 
     def closed(self, sender: Sender) -> None:

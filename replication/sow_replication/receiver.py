@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from sow.v1 import replication_pb2, types_pb2
@@ -192,7 +192,7 @@ class Receiver:
         assert self.identity is not None, "the sender has said Hello"
         return self._store.answers(self.identity.name, list(self._kinds.values()))
 
-    def _take_topics(self, topics: list[replication_pb2.ReplicatedTopic]) -> None:
+    def _take_topics(self, topics: Iterable[replication_pb2.ReplicatedTopic]) -> None:
         kinds = {topic.name: kind_of(topic) for topic in topics}
         self._told = {name: answer for name, answer in self._told.items() if kinds.get(name) == self._kinds[name]}
         self._kinds = kinds
@@ -343,7 +343,7 @@ class Receiver:
     def tick(self) -> None:
         """Looks at the clock and the topics; about once a second."""
         if self.failure is not None:
-            return
+            return None
         if self._store.now_micros() - self._heard_at >= self._options.silence_micros:
             return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the sender"))
         if self.streaming and self.identity is not None:

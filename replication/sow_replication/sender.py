@@ -316,9 +316,7 @@ class Sender:
         if self._held is None and head > self._read_upto and not (names and self._seed_turn):
             self._seed_turn = True
             active = [
-                name
-                for name, topic in self._topics.items()
-                if topic.state in (TopicState.SEEDING, TopicState.SEEDED)
+                name for name, topic in self._topics.items() if topic.state in (TopicState.SEEDING, TopicState.SEEDED)
             ]
             assert self.identity is not None, "it is streaming"
             return JournalRead(
@@ -335,9 +333,7 @@ class Sender:
         for name in sorted(names):
             seed = self._topics[name].seed
             assert seed is not None, "chosen for it"
-            return SeedRead(
-                self._store, name, seed, seed.after_key, self.peer.filter, self._options.seed_bytes_max
-            )
+            return SeedRead(self._store, name, seed, seed.after_key, self.peer.filter, self._options.seed_bytes_max)
         return None
 
     def took(self, result: Fetched | Refused) -> None:
@@ -627,7 +623,7 @@ class Sender:
     def tick(self) -> None:
         """Looks at the clock and the topics; about once a second."""
         if self.failure is not None:
-            return
+            return None
         now = self._store.now_micros()
         if now - self._heard_at >= self._options.silence_micros:
             return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the peer"))

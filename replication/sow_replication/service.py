@@ -12,7 +12,7 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -41,8 +41,8 @@ CHANNEL_OPTIONS: Final = (
 IDLE_SECONDS: Final = 1.0
 """How long a dialling task waits at most before it looks again."""
 
-Stub = replication_pb2_grpc.ReplicationServiceAsyncStub
-Context = grpc.aio.ServicerContext[object, object]
+Stub: TypeAlias = "replication_pb2_grpc.ReplicationServiceAsyncStub"
+Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 Q = TypeVar("Q")
 R = TypeVar("R")
 
@@ -190,7 +190,7 @@ class Replication:
             await asyncio.sleep(self.node.options.heartbeat_micros / SECOND)
             try:
                 self.node.tick()
-            except Exception:  # noqa: BLE001  # ticks go on, whatever one of them meets
+            except Exception:  # ticks go on, whatever one of them meets
                 log.exception("replication_tick_failed")
 
     async def _keep(self, out: Outgoing) -> None:
@@ -205,7 +205,7 @@ class Replication:
             try:
                 async with self._channel(out.peer.address) as channel:
                     await self._drive(sender, self._stub(channel))
-            except Exception as error:  # noqa: BLE001  # a bug here must not end replication for good
+            except Exception as error:  # a bug here must not end replication for good
                 log.exception("replication_link_failed", peer=out.peer.name)
                 sender.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))
             finally:
@@ -252,7 +252,7 @@ def _run(read: Read) -> Fetched | Refused:
         return read.run()
     except Refused as refused:
         return refused
-    except Exception as error:  # noqa: BLE001  # the link ends with it, and is tried again
+    except Exception as error:  # the link ends with it, and is tried again
         log.exception("replication_read_failed")
         return Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
 
@@ -300,9 +300,9 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                 Refused(types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED, f"{name} expects another token, or one at all"),
             )
 
-    async def Replicate(  # noqa: N802  # RPCs have the names of the contract
+    async def Replicate(
         self, request_iterator: AsyncIterator[replication_pb2.ReplicateRequest], context: Context
-    ) -> None:
+    ) -> AsyncIterator[replication_pb2.ReplicateResponse]:
         await self._check(context)
         receiver = self._node.accept()
         self._receivers.add(receiver)
@@ -319,7 +319,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                 wakened.clear()
                 message = receiver.next_message()
                 if message is not None:
-                    await context.write(message)
+                    yield message
                 elif receiver.failure is not None:
                     break
                 else:
@@ -332,13 +332,13 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         log.info("link_ended", reason=reason_name(receiver.failure.reason), message=receiver.failure.message)
         await abort(context, receiver.failure)
 
-    async def Checksum(  # noqa: N802  # as above
+    async def Checksum(
         self, request: replication_pb2.ChecksumRequest, context: Context
     ) -> replication_pb2.ChecksumResponse:
         await self._check(context)
         return await self._read(context, self._comparing().checksum, request)
 
-    async def ListVersions(  # noqa: N802  # as above
+    async def ListVersions(
         self, request: replication_pb2.ListVersionsRequest, context: Context
     ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
         await self._check(context)
@@ -349,13 +349,13 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                 return
             yield response
 
-    async def FetchRows(  # noqa: N802  # as above
+    async def FetchRows(
         self, request: replication_pb2.FetchRowsRequest, context: Context
     ) -> replication_pb2.FetchRowsResponse:
         await self._check(context)
         return await self._read(context, self._comparing().fetch_rows, request)
 
-    async def MergeRows(  # noqa: N802  # as above
+    async def MergeRows(
         self, request: replication_pb2.MergeRowsRequest, context: Context
     ) -> replication_pb2.MergeRowsResponse:
         await self._check(context)
@@ -386,7 +386,7 @@ async def _take(
                 room.clear()
                 await room.wait()
         receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the sender has ended the link"))
-    except Exception as error:  # noqa: BLE001  # the link ends with it, and the sender comes back
+    except Exception as error:  # the link ends with it, and the sender comes back
         log.exception("replication_receive_failed")
         receiver.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))
 

@@ -83,9 +83,7 @@ def _incoming(node: Node, incoming: Incoming) -> admin_pb2.IncomingLink:
 
 def _topics(topics: Iterable[tuple[str, TopicState, str]]) -> list[admin_pb2.LinkTopic]:
     return [
-        admin_pb2.LinkTopic(
-            topic=name, state="refused" if state is TopicState.REFUSED else "seeding", message=message
-        )
+        admin_pb2.LinkTopic(topic=name, state="refused" if state is TopicState.REFUSED else "seeding", message=message)
         for name, state, message in topics
         if state is not TopicState.SEEDED
     ]

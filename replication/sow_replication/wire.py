@@ -50,7 +50,11 @@ def refused_by(error: grpc.aio.AioRpcError) -> Refused:
         if key == DETAILS and isinstance(value, bytes):
             info = error_details_pb2.ErrorInfo()
             for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(info) and info.domain == DOMAIN and PREFIX + info.reason in types_pb2.ErrorReason.keys():
+                if (
+                    detail.Unpack(info)
+                    and info.domain == DOMAIN
+                    and PREFIX + info.reason in types_pb2.ErrorReason.keys()
+                ):
                     return Refused(types_pb2.ErrorReason.Value(PREFIX + info.reason), error.details() or "")
     return Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{error.code().name}: {error.details()}")
 

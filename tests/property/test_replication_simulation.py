@@ -11,9 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from sow_replication.options import NodeOptions, PeerOptions
-from tests.support.replica_world import SECOND, Entry, Instance, ModelSource, ModelStore, Row, TestStore, World
-from sow_replication.ports import Applied, Identity, Packed, Refused
-from collections.abc import Sequence
+from tests.support.replica_world import SECOND, Make, ModelStore, Row, World
 
 LATE = True
 SEEDS = 200
@@ -47,7 +45,7 @@ TWO_WAY = ("ring both ways", "line both ways", "mesh")
 KINDS = ("ring", "ring both ways", "line", "line both ways", "fan-out", "mesh", "mesh")
 
 
-def build(seed: int, make: Callable[..., TestStore]) -> World:
+def build(seed: int, make: Make) -> World:
     draw = random.Random(seed)
     world = World(seed, make)
     names = [chr(ord("a") + number) for number in range(draw.choice([2, 2, 3, 3, 4, 5]))]
@@ -197,7 +195,7 @@ def trouble(world: World) -> str:
     return ""
 
 
-def run_seed(seed: int, make: Callable[..., TestStore] = ModelStore) -> None:
+def run_seed(seed: int, make: Make = ModelStore) -> None:
     """One random life of some instances. Raises Wrong."""
     world = build(seed, make)
     draw = random.Random(seed + 1)

@@ -12,7 +12,8 @@ import json
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_replication.node import Node
@@ -129,20 +130,23 @@ class Operations(Protocol):
     def prune(self, upto: int) -> None: ...
     def step(self) -> bool:
         """Commits what is queued; the `done`s hear of it. Whether there was anything."""
+
     def busy(self) -> bool: ...
     def crash(self) -> None:
         """Only what was committed is left."""
+
     def backup(self) -> Disk: ...
     def restore(self, disk: Disk, *, authoritative: bool = False) -> None: ...
     def records(self, topic: str) -> dict[str, Row]:
         """Live ones: not those that are due."""
+
     def tombstones(self, topic: str) -> dict[str, Row]: ...
     def dropped(self) -> set[tuple[str, str]]:
         """Topics and keys of rows that were dropped, or not taken, as dead."""
 
 
-class TestStore(Store, Operations, Protocol):
-    __test__ = False
+class SimulatedStore(Store, Operations, Protocol):
+    """What the simulation runs on."""
 
 
 class ModelStore:
@@ -299,9 +303,7 @@ class ModelStore:
         self._write(topic, key, change)
 
     def touch(self, topic: str, key: str, ttl_micros: int) -> None:
-        self._write(
-            topic, key, lambda live: None if live is None else live._replace(stamp=self._stamp(ttl_micros))
-        )
+        self._write(topic, key, lambda live: None if live is None else live._replace(stamp=self._stamp(ttl_micros)))
 
     def delete(self, topic: str, key: str) -> None:
         self._write(topic, key, lambda live: None if live is None else Row(0, "", 0, None))
@@ -551,7 +553,7 @@ class ModelStore:
                     self._bury(part.topic, key, kept.row)
                     result = result._replace(dropped=result.dropped + 1)
             # What is dead there is dead here: this instance has to tell others in its turn.
-            topic.purged = max(topic.purged, tuple(purged))
+            topic.purged = max(topic.purged, (purged.version, purged.origin))
         progress = row.seeds.get(part.topic, b"")
         if part.first or (progress is not None and part.after_key <= progress):
             row.seeds[part.topic] = None if part.last else part.upto_key
@@ -618,6 +620,21 @@ def unpack(chunk: bytes, names: Sequence[str]) -> list[tuple[str, Row]]:
     ]
 
 
+M = TypeVar("M", replication_pb2.ReplicateRequest, replication_pb2.ReplicateResponse)
+
+
+def _copy(message: M) -> M:
+    return type(message).FromString(message.SerializeToString())
+
+
+class Make(Protocol):
+    """Makes a store."""
+
+    def __call__(
+        self, name: str, now: Callable[[], int], peers: Sequence[str], *, written: Callable[[Written], None]
+    ) -> SimulatedStore: ...
+
+
 # -- a network of instances ---------------------------------------------------------------------------------------
 
 
@@ -654,13 +671,14 @@ class Wire:
         for machine, home in ((self.sender, self.source), (self.receiver, self.target)):
             # Some notice at once, some only by the silence.
             delay = self.world.random.choice([0, self.world.delay(), 30 * SECOND])
-            self.world.at(self.world.now + delay, lambda m=machine, h=home: (m.fail(gone), self.world.soon(h)))  # type: ignore[misc]  # bound now
+            self.world.at(self.world.now + delay, partial(self.world.end, machine, home, gone))
+
 
 
 class Instance:
     """A store and its node; crashes take all but the store's disk."""
 
-    def __init__(self, world: World, store: TestStore, options: NodeOptions, offset: int) -> None:
+    def __init__(self, world: World, store: SimulatedStore, options: NodeOptions, offset: int) -> None:
         self.world = world
         self.store = store
         self.options = options
@@ -702,7 +720,7 @@ class Instance:
 class World:
     """Instances, their network, and time."""
 
-    def __init__(self, seed: int, make: Callable[..., TestStore] = ModelStore) -> None:
+    def __init__(self, seed: int, make: Make = ModelStore) -> None:
         self.random = random.Random(seed)
         self.now = 1_700_000_000 * SECOND
         self.instances: dict[str, Instance] = {}
@@ -824,7 +842,12 @@ class World:
             request = sender.next_message()
             if request is None:
                 break
-            wire.later(True, lambda r=replication_pb2.ReplicateRequest.FromString(request.SerializeToString()): self._arrive(wire, r))  # type: ignore[misc]  # bound now
+            wire.later(
+                True,
+                lambda r=replication_pb2.ReplicateRequest.FromString(request.SerializeToString()): self._arrive(
+                    wire, r
+                ),
+            )  # type: ignore[misc]  # bound now
         if sender.failure is not None:
             if home.node.outgoing[sender.peer.name].sender is sender:
                 home.node.closed(sender)
@@ -862,7 +885,12 @@ class World:
             response = receiver.next_message()
             if response is None:
                 break
-            wire.later(False, lambda r=replication_pb2.ReplicateResponse.FromString(response.SerializeToString()): self._answer(wire, r))  # type: ignore[misc]  # bound now
+            wire.later(
+                False,
+                lambda r=replication_pb2.ReplicateResponse.FromString(response.SerializeToString()): self._answer(
+                    wire, r
+                ),
+            )  # type: ignore[misc]  # bound now
         if receiver.failure is not None:
             self._hang_up(wire, wire.sender, wire.source, forward=False)
 
@@ -870,12 +898,17 @@ class World:
         wire.sender.received(response)
         self.soon(wire.source)
 
+    def end(self, machine: Sender | Receiver, home: Instance, why: Refused) -> None:
+        """One end hears that the stream is over."""
+        machine.fail(why)
+        self.soon(home)
+
     def _hang_up(self, wire: Wire, other: Sender | Receiver, home: Instance, *, forward: bool) -> None:
         """One end is over: the other one hears why, unless the wire is broken."""
         failure = wire.receiver.failure if not forward else wire.sender.failure
         assert failure is not None, "one end is over"
         if other.failure is None:
-            wire.later(forward, lambda: (other.fail(failure), self.soon(home)) and None)
+            wire.later(forward, partial(self.end, other, home, failure))
         elif wire in self.wires:
             self.wires.remove(wire)
 

@@ -1,0 +1,214 @@
+"""Links over real gRPC, on the loopback, between stores of dicts: they come up, break, come back, and are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
+from sow_replication.node import Node
+from sow_replication.options import Mode, NodeOptions, PeerOptions
+from sow_replication.ports import Refused
+from sow_replication.service import Replication, insecure_channel
+from sow_replication.wire import refused_by
+from tests.support.replica_world import ModelStore
+
+
+class Running:
+    """An instance with a port."""
+
+    def __init__(self, store: ModelStore, replication: Replication, server: grpc.aio.Server, port: int) -> None:
+        self.store = store
+        self.replication = replication
+        self.server = server
+        self.port = port
+
+    def commit(self) -> None:
+        """Commits what is queued, as a writer would all the time."""
+        while self.store.step():
+            self.replication.wake()
+
+    def outgoing(self) -> admin_pb2.OutgoingLink:
+        return self.replication.status().outgoing[0]
+
+
+def now() -> int:
+    return time.monotonic_ns() // 1000 + 1_700_000_000_000_000
+
+
+@contextlib.asynccontextmanager
+async def running(
+    name: str,
+    peers: tuple[PeerOptions, ...] = (),
+    accept: tuple[str, ...] = (),
+    *,
+    token: str = "",
+    port: int = 0,
+    store: ModelStore | None = None,
+) -> AsyncIterator[Running]:
+    if store is None:
+        store = ModelStore(name, now, [peer.name for peer in peers])
+        store.create("T")
+        store.step()
+    options = NodeOptions(
+        peers=peers,
+        accept=accept,
+        heartbeat_micros=50_000,
+        backoff_min_micros=10_000,
+        backoff_max_micros=50_000,
+        sync_timeout_micros=300_000,
+    )
+    with ThreadPoolExecutor(2) as readers:
+        replication = Replication(Node(store, options, random.Random(1)), readers=readers, token=token)
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        replication_pb2_grpc.add_ReplicationServiceServicer_to_server(replication.servicer, server)
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        await replication.start()
+        instance = Running(store, replication, server, bound)
+        writing = asyncio.create_task(_write(instance))
+        try:
+            yield instance
+        finally:
+            await replication.stop()
+            await server.stop(0)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+
+async def _write(instance: Running) -> None:
+    while True:
+        instance.commit()
+        await asyncio.sleep(0.002)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  # whatever it is, it has no event
+            await asyncio.sleep(0.005)
+
+
+def peer(name: str, port: int, mode: Mode = Mode.ASYNC) -> PeerOptions:
+    return PeerOptions(name, f"127.0.0.1:{port}", mode=mode)
+
+
+def test_changes_flow_and_a_link_that_was_cut_goes_on_where_it_was() -> None:
+    async def body() -> None:
+        async with running("b", accept=("a",)) as b:
+            async with running("a", (peer("b", b.port),)) as a:
+                a.store.publish("T", "k1", "one")
+                await until(lambda: "k1" in b.store.records("T"))
+                await until(lambda: a.outgoing().state == "streaming" and a.outgoing().lag_sequences == 0)
+                assert a.outgoing().last_error == ""
+                assert b.replication.status().incoming[0].state == "connected"
+                a.store.delete("T", "k1")
+                a.store.publish("T", "k2", "two")
+                await until(lambda: list(b.store.records("T")) == ["k2"])
+                store = a.store
+            await until(lambda: b.replication.status().incoming[0].state == "away")
+            cursor = b.store.disk.sources["a"].cursor
+            store.publish("T", "k3", "three")
+            async with running("a", (peer("b", b.port),), store=store):
+                await until(lambda: "k3" in b.store.records("T"))
+                assert b.store.disk.sources["a"].cursor > cursor
+                assert b.store.disk.sources["a"].seeds == {"T": None}
+                assert b.store.records("T") == store.records("T")
+
+    asyncio.run(body())
+
+
+def test_both_ways_and_replicated_when_the_sync_peer_has_it() -> None:
+    async def body() -> None:
+        async with running("b", accept=("a",)) as b:
+            async with running("a", (peer("b", b.port, Mode.SYNC),)) as a:
+                assert a.replication.sync_peers("T") == 1
+                await until(lambda: a.outgoing().state == "streaming")
+                a.store.publish("T", "k", "v")
+                a.commit()
+                await a.replication.replicated("T", a.store.head())
+                assert "k" in b.store.records("T")
+                await b.replication.stop()
+                await b.server.stop(0)
+                a.store.publish("T", "k", "w")
+                a.commit()
+                with pytest.raises(Refused) as raised:
+                    await a.replication.replicated("T", a.store.head())
+                assert raised.value.reason == types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE
+                assert "0 of 1" in raised.value.message
+                assert a.outgoing().mode == "downgraded"
+
+    asyncio.run(body())
+
+
+async def refusal_of(a: Running) -> int:
+    await until(lambda: a.outgoing().last_error_reason != types_pb2.ERROR_REASON_UNSPECIFIED)
+    assert a.outgoing().state == "refused"
+    return a.outgoing().last_error_reason
+
+
+def test_a_wrong_token_is_refused() -> None:
+    async def body() -> None:
+        async with running("b", accept=("a",), token="right") as b:
+            async with running("a", (peer("b", b.port),), token="wrong") as a:
+                assert await refusal_of(a) == types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED
+            async with running("a", (peer("b", b.port),), token="right") as a:
+                await until(lambda: a.outgoing().state == "streaming")
+
+    asyncio.run(body())
+
+
+def test_a_sender_that_nobody_has_named_is_refused() -> None:
+    async def body() -> None:
+        async with running("b") as b, running("a", (peer("b", b.port),)) as a:
+            assert await refusal_of(a) == types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED
+
+    asyncio.run(body())
+
+
+def test_an_instance_that_dials_itself_is_refused() -> None:
+    async def body() -> None:
+        async with running("a", accept=("b",)) as b, running("a", (peer("b", b.port),), store=b.store) as a:
+            assert await refusal_of(a) == types_pb2.ERROR_REASON_PEER_IS_SELF
+
+    asyncio.run(body())
+
+
+def test_two_instances_of_one_name_are_refused() -> None:
+    async def body() -> None:
+        async with running("a", accept=("b",)) as b:
+            other = ModelStore("a", now, ["b"])
+            other.restore(other.disk)  # another id
+            async with running("a", (peer("b", b.port),), store=other) as a:
+                assert await refusal_of(a) == types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH
+
+    asyncio.run(body())
+
+
+def test_the_wrong_instance_at_an_address_is_refused() -> None:
+    async def body() -> None:
+        async with running("c", accept=("a",)) as c, running("a", (peer("b", c.port),)) as a:
+            assert await refusal_of(a) == types_pb2.ERROR_REASON_PEER_NOT_FOUND
+
+    asyncio.run(body())
+
+
+def test_another_version_of_the_protocol_is_refused_with_its_reason() -> None:
+    async def body() -> None:
+        async with running("b", accept=("a",)) as b, insecure_channel(f"127.0.0.1:{b.port}") as channel:
+            call = replication_pb2_grpc.ReplicationServiceStub(channel).Replicate()
+            hello = replication_pb2.Hello(protocol=2, instance=replication_pb2.Instance(name="a", id="i", epoch="e"))
+            await call.write(replication_pb2.ReplicateRequest(hello=hello))
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call.read()
+            assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert refused_by(raised.value).reason == types_pb2.ERROR_REASON_PROTOCOL_MISMATCH
+            assert "version 2" in (raised.value.details() or "")
+
+    asyncio.run(body())
