@@ -36,6 +36,7 @@ from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiratio
 from sow_server.engine.mutations import Limits
 from sow_server.engine.patterns import PatternError, matcher
 from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, tidy
+from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.topics import check_name, check_settings
@@ -386,6 +387,7 @@ _ROCKS: Final = RocksOptions()
 _LIMITS: Final = Limits()
 _CLOCK: Final = ClockOptions()
 _HUB: Final = HubOptions()
+_REPLICAS: Final = ReplicaOptions()
 _TOPIC: Final = TopicSettings()
 
 
@@ -526,9 +528,9 @@ class ReplicationConfig:
     min_sync_peers: int = _count(1, 1, 100)
     sync_timeout_micros: int = _duration(5 * MICROS, 100 * _MILLI, _HOUR)
     tombstone_grace_micros: int = _duration(_DAY, 60 * MICROS, 3650 * _DAY)
-    max_clock_skew_micros: int = _duration(10 * MICROS, 100 * _MILLI, _DAY)
-    peer_max_lag_bytes: int = _knob(GIB, _Size(MIB, 1024 * GIB), key="peer_max_lag_bytes")
-    peer_max_lag_age_micros: int = _duration(_DAY, 60 * MICROS, 3650 * _DAY)
+    max_clock_skew_micros: int = _duration(_REPLICAS.max_clock_skew_micros, 100 * _MILLI, _DAY)
+    peer_max_lag_bytes: int = _knob(_REPLICAS.lag_bytes_max, _Size(MIB, 1024 * GIB), key="peer_max_lag_bytes")
+    peer_max_lag_age_micros: int = _duration(_REPLICAS.lag_age_micros_max, 60 * MICROS, 3650 * _DAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1024,6 +1026,8 @@ def _check_replication(reader: _Reader, config: Config) -> None:
             raise reader.error(_PEERS, "name", f"{_quoted(peer.name)} is this instance itself, see [server] instance")
         if names.count(peer.name) > 1:
             raise reader.error(_PEERS, "name", f"{_quoted(peer.name)} names two peers")
+        if [other.address for other in config.peers].count(peer.address) > 1:
+            raise reader.error(_PEERS, "address", f"{peer.address} is the address of two peers")
         if peer.address == server.listen and split_address(server.listen)[1]:
             raise reader.error(_PEERS, "address", f"{peer.address} is the server's own, see [server] listen {named}")
         if peer.ca is None and not server.insecure and not is_loopback(peer.address):
@@ -1132,6 +1136,12 @@ def store_options(config: Config) -> StoreOptions:
         verify_at_start_bytes=storage.verify_at_start_bytes,
         publisher_ttl_micros=storage.publisher_ttl_micros,
         defaults=config.defaults,
+        replicas=ReplicaOptions(
+            peers=tuple(PeerSettings(peer.name, peer.topics) for peer in config.peers),
+            max_clock_skew_micros=config.replication.max_clock_skew_micros,
+            lag_bytes_max=config.replication.peer_max_lag_bytes,
+            lag_age_micros_max=config.replication.peer_max_lag_age_micros,
+        ),
         writer=WriterOptions(
             commit_records_max=storage.commit_records_max,
             commit_merged_bytes_max=storage.commit_merged_bytes_max,

@@ -20,6 +20,7 @@ from sow_server.config import (
     ConfigError,
     LinkMode,
     Overrides,
+    PeerConfig,
     ReplicationConfig,
     ServerConfig,
     load,
@@ -555,6 +556,7 @@ def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) ->
         (PEER.replace("ldn-1", "nyc-1"), '[replication.peers] name: "nyc-1" is this instance itself'),
         (PEER.replace("ldn-1", "_x"), "[replication.peers] name: expected 1 to 100 of"),
         (PEER + '[[replication.peers]]\nname = "ldn-1"\naddress = "127.0.0.1:1"', '"ldn-1" names two peers'),
+        (PEER + '[[replication.peers]]\nname = "b"\naddress = "127.0.0.1:7451"', "7451 is the address of two peers"),
         (PEER + '[[replication.peers]]\nname = "b"', '[replication.peers] address: is missing (peer "b")'),
         (PEER + "[[replication.peers]]", "[replication.peers] name: is missing (peer number 2)"),
         ("[replication.peers]\nname = 1", "[replication] peers: expected tables, each headed [[replication.peers]]"),
@@ -665,7 +667,7 @@ def test_printed_topics_are_the_topics(tmp_path_factory: pytest.TempPathFactory,
 # --- nothing is left out ---------------------------------------------------------------------------------------------
 
 _INTERNAL = {"version_reserve_micros", "sequence_reserve"}  # nothing an operator could judge
-_NESTED = {"writer", "rocks", "limits"}
+_NESTED = {"writer", "rocks", "limits", "replicas"}
 
 
 def test_every_option_of_the_engine_has_a_knob() -> None:
@@ -676,13 +678,20 @@ def test_every_option_of_the_engine_has_a_knob() -> None:
         fields = {entry.name: getattr(section, entry.name) + 1 for entry in dataclasses.fields(section)}
         moved = dataclasses.replace(moved, **{name: dataclasses.replace(section, **fields)})
     server = ServerConfig(instance="elsewhere", dynamic_topics=True)
-    moved = dataclasses.replace(moved, server=server, defaults={"max_entries": 1})
+    moved = dataclasses.replace(
+        moved,
+        server=server,
+        defaults={"max_entries": 1},
+        peers=(PeerConfig("ldn-1", "127.0.0.1:1"),),
+        replication=ReplicationConfig(max_clock_skew_micros=1, peer_max_lag_bytes=1, peer_max_lag_age_micros=1),
+    )
     options, default = config.store_options(moved), StoreOptions()
     for found, usual in (
         (options, default),
         (options.writer, default.writer),
         (options.writer.limits, default.writer.limits),
         (options.rocks, default.rocks),
+        (options.replicas, default.replicas),
         (config.clock_options(moved), ClockOptions()),
     ):
         for entry in dataclasses.fields(found):
