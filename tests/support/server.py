@@ -120,6 +120,7 @@ class ServerProcess:
         paths = [
             str(ROOT),
             str(ROOT / "proto"),
+            str(ROOT / "replication"),
             os.environ.get("PYTHONPATH", ""),
         ]  # this checkout, whatever is installed
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,0 +1,163 @@
+"""Between the services and replication: errors, credentials, and what the log is told."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from sow.v1 import admin_pb2, replication_pb2_grpc, types_pb2
+from sow_replication.ports import Refused
+from sow_server.config import Config, PeerConfig
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.linking import Linked, dialling, store_error, told
+
+
+class FakeLinks:
+    """Links that refuse everything with one error; a comparison after one answer."""
+
+    servicer: replication_pb2_grpc.ReplicationServiceServicer
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+        self.repaired: list[admin_pb2.RepairReplicationResponse] = []
+        self.ended = 0
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    async def replicated(self, topic: str, sequence: int) -> None:
+        raise self.refused
+
+    def sync_peers(self, topic: str) -> int:
+        return len(topic)
+
+    def status(self) -> admin_pb2.GetReplicationStatusResponse:
+        return admin_pb2.GetReplicationStatusResponse(instance="nyc-1")
+
+    async def verify(
+        self, request: admin_pb2.VerifyReplicationRequest
+    ) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
+        try:
+            yield admin_pb2.VerifyReplicationResponse(topic="a")
+            raise self.refused
+        finally:
+            self.ended += 1
+
+    async def repair(
+        self, request: admin_pb2.RepairReplicationRequest
+    ) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
+        for response in self.repaired:
+            yield response
+        raise self.refused
+
+
+def refused(reason: str, message: str = "no") -> Refused:
+    return Refused(types_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}"), message)
+
+
+def test_what_replication_refuses_is_an_error_of_the_store() -> None:
+    async def run() -> None:
+        links = FakeLinks(refused("REPLICATION_UNAVAILABLE", "the write stands here"))
+        linked = Linked(links)
+        assert linked.sync_peers("abc") == 3
+        assert linked.status().instance == "nyc-1"
+        with pytest.raises(StoreError, match="the write stands here") as caught:
+            await linked.replicated("a", 1)
+        assert caught.value.reason is Reason.REPLICATION_UNAVAILABLE
+        answers = linked.verify(admin_pb2.VerifyReplicationRequest())
+        assert (await anext(answers)).topic == "a"
+        with pytest.raises(StoreError, match="the write stands here"):
+            await anext(answers)
+        assert links.ended == 1
+
+    asyncio.run(run())
+
+
+def test_a_comparison_that_nobody_waits_for_ends() -> None:
+    async def run() -> None:
+        links = FakeLinks(refused("STOPPING"))
+        answers = Linked(links).verify(admin_pb2.VerifyReplicationRequest())
+        await anext(answers)
+        await answers.aclose()
+        assert links.ended == 1
+
+    asyncio.run(run())
+
+
+def test_an_unknown_peer_is_a_field_at_fault() -> None:
+    async def run() -> None:
+        linked = Linked(FakeLinks(refused("PEER_NOT_FOUND")))
+        with pytest.raises(StoreError) as caught:
+            await anext(linked.repair(admin_pb2.RepairReplicationRequest()))
+        assert (caught.value.reason, caught.value.field) == (Reason.PEER_NOT_FOUND, "peer")
+
+    asyncio.run(run())
+
+
+def test_every_reason_of_replication_is_one_of_the_store() -> None:
+    for name, number in types_pb2.ErrorReason.items():
+        error = store_error(Refused(number, "no"))
+        assert error.reason.name == (name.removeprefix("ERROR_REASON_") if number else "INTERNAL")
+    assert store_error(refused("RESEED_PENDING")).retry_after_micros > 0
+
+
+def test_the_log_names_reasons_and_warns_of_what_is_wrong() -> None:
+    structlog.reset_defaults()
+    with capture_logs() as lines:
+        told("peer_downgraded", {"peer": "ldn-1"})
+        told("peer_upgraded", {"peer": "ldn-1"})
+        told("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_CLOCK_SKEW, "message": "no"})
+        told("link_closed", {"peer": "ldn-1", "reason": 0, "message": "another link"})
+    assert [(line["event"], line["log_level"], line.get("reason")) for line in lines] == [
+        ("peer_downgraded", "warning", None),
+        ("peer_upgraded", "info", None),
+        ("link_closed", "warning", "CLOCK_SKEW"),
+        ("link_closed", "warning", ""),
+    ]
+
+
+def test_each_peer_is_dialled_with_its_own_credentials(tmp_path: Path) -> None:
+    """R11: the receiver asks for a certificate of its authority, and gets the one of the entry."""
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
+    command = f"{new} -addext subjectAltName=DNS:localhost -keyout key.pem -out certificate.pem"
+    subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        return b"".join(context.auth_context().get("x509_common_name", []))
+
+    async def run() -> list[bytes]:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(answer, request_deserializer=bytes, response_serializer=bytes)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Ask": method}),))
+        plain = f"localhost:{server.add_insecure_port('localhost:0')}"
+        pem = certificate.read_bytes()
+        shown = grpc.ssl_server_credentials([(key.read_bytes(), pem)], pem, require_client_auth=True)
+        secured = f"localhost:{server.add_secure_port('localhost:0', shown)}"
+        await server.start()
+        peers = (
+            PeerConfig("plain", plain),
+            PeerConfig("secured", secured, ca=certificate, certificate=certificate, key=key),
+        )
+        dial = dialling(Config(peers=peers))
+        found = []
+        try:
+            for address in (plain, secured):
+                async with dial(address) as channel:
+                    ask = channel.unary_unary("/test/Ask", request_serializer=bytes, response_deserializer=bytes)
+                    found.append(await ask(b"", timeout=10))
+        finally:
+            await server.stop(0)
+        return found
+
+    assert asyncio.run(run()) == [b"", b"localhost"]
