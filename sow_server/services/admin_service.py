@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from pathlib import Path
@@ -312,7 +312,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     @streaming
     async def VerifyReplication(
         self, request: admin_pb2.VerifyReplicationRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
+    ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         self._peer_named(request.peer)
         differing = 0
         async with aclosing(self._replicas.verify(request)) as responses:
@@ -324,7 +324,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     @streaming
     async def RepairReplication(
         self, request: admin_pb2.RepairReplicationRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
+    ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         self._peer_named(request.peer)
         sent = received = 0
         async with aclosing(self._replicas.repair(request)) as responses:
