@@ -197,11 +197,21 @@ class PeerStore:
 
     # -- tombstones -------------------------------------------------------------------------------------------------
 
-    def purge(self, upto: int, *, made_before_micros: int, unread: Collection[str], done: ports.Done) -> None:
+    def purge(
+        self,
+        upto: int,
+        *,
+        held: Collection[str],
+        made_before_micros: int,
+        unread: Collection[str],
+        done: ports.Done,
+    ) -> None:
         """Removes old tombstones."""
         _submitted(
             done,
-            lambda heard: self._replicas.purge(upto, made_before_micros=made_before_micros, unread=unread, done=heard),
+            lambda heard: self._replicas.purge(
+                upto, held=held, made_before_micros=made_before_micros, unread=unread, done=heard
+            ),
         )
 
     # -- comparing --------------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ class Merge:
             tally.known += 1
         elif ours is not None and ours > theirs:
             tally.superseded += 1
-        elif ours is None and self._guard.version and theirs <= self._guard:
+        elif head is None and self._guard.version and theirs <= self._guard:
             if kind in _PUTS:
                 self.not_taken.append(
                     Dead(

@@ -23,7 +23,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -67,6 +67,9 @@ ROWS_MAX: Final = 2000
 """Rows of one part of a seed."""
 DROP_MAX: Final = 1000
 PURGE_MAX: Final = 1000
+PURGE_VISITS_MAX: Final = 20_000
+"""Tombstones that one step of purging looks at, where few of them may go."""
+MADE_END: Final = MADE_ORDER + b"\xff" * 8
 SYNC_PATIENCE_SECONDS: Final = 10.0
 
 
@@ -200,6 +203,8 @@ class Replicas:
         self._unsaved: set[str] = set()
         """Peers whose rows are behind what is known."""
         self._retention = Retention()
+        self._purge_from = MADE_ORDER
+        """Where the next step of purging goes on."""
         self.purged_total = 0
 
     def _load(self) -> None:
@@ -585,6 +590,8 @@ class Replicas:
                 if following is not None:
                     position = following
                     return lambda: None
+                # What is dead there is dead here: others hear of it from this instance.
+                self._purged_by(stage, topic, purged)
             stage.source = source.number
             if changes is not None:
                 guard = self.purged(topic) if source.guarded and before[0] == _UNDER_WAY else NOTHING_PURGED
@@ -630,6 +637,12 @@ class Replicas:
                 f"{name} was away for too long: it has to have what is up to {source.wait_for} here, first",
             )
         return source
+
+    def _purged_by(self, stage: Stage, topic: Topic, purged: Purged) -> None:
+        if purged > self.purged(topic):
+            (origin,) = self._store.stage_origins(stage, [purged.origin])
+            figures = stage.figures(topic)
+            stage.statistics[topic.id] = figures._replace(purged_version=purged.version, purged_origin=origin)
 
     def _takeable(self, source: str, name: str) -> Topic | None:
         """The topic of this instance for a source's; None where it has none, or another one."""
@@ -731,63 +744,43 @@ class Replicas:
 
     # -- tombstones -------------------------------------------------------------------------------------------------
 
-    def purge(self, upto: int, *, made_before_micros: int, unread: Collection[str], done: Done) -> None:
-        """Removes a bounded number of the oldest tombstones, up to a sequence or made before a time; for the latter see
-        RE4. `done` hears how many."""
+    def purge(
+        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
+    ) -> None:
+        """Removes a bounded number of the oldest tombstones: up to a sequence, but for the topics `held`, or made before
+        a time; for these see RE4. `done` hears how many."""
 
         def stage_purge(stage: Stage) -> Callable[[], Counts]:
-            rows: list[bytes] = []
             cursor = self._rocks.cursor(TOMBSTONES, fill_cache=False)
+            purge = Purge(stage, self._store.topics.by_id, self._store.origins, upto, held, made_before_micros)
+            start: bytes | None = self._purge_from
+            visited = 0
             try:
-                cursor.fill_keys_before(MADE_ORDER, b"\xff" * 5, PURGE_MAX, rows)
+                while start is not None and purge.gone < PURGE_MAX and visited < PURGE_VISITS_MAX:
+                    rows: list[bytes] = []
+                    start = cursor.fill_keys_before(start, MADE_END, PURGE_MAX, rows)
+                    visited += len(rows)
+                    dead = self._rocks.multi_get(TOMBSTONES, [row[12:] for row in rows])
+                    if not purge.stage_rows(rows, dead):
+                        start = None
             finally:
                 cursor.close()
-            gone, forced = self._stage_purge(stage, rows, upto, made_before_micros)
-            if forced:
-                self._stage_missed(stage, forced, unread)
+            if purge.missed:
+                self._stage_missed(stage, purge, unread)
 
             def purged() -> Counts:
-                self.purged_total += gone
-                return Counts(applied=gone)
+                self._purge_from = start or MADE_ORDER
+                self.purged_total += purge.gone
+                return Counts(applied=purge.gone)
 
             return purged
 
         self._store.control(stage_purge, done)
 
-    def _stage_purge(self, stage: Stage, rows: Sequence[bytes], upto: int, made_before: int) -> tuple[int, int]:
-        """(tombstones that go, the highest sequence of those that go by age alone)."""
-        topics, names = self._store.topics.by_id, self._store.origins
-        found = self._rocks.multi_get(TOMBSTONES, [row[12:] for row in rows])
-        gone = forced = 0
-        for row, value in zip(rows, found, strict=True):
-            sequence, store_key = unpack_i64(row[4:12]), row[12:]
-            tombstone = None if value is None else decode_tombstone(value)
-            if tombstone is not None and tombstone.sequence != sequence:
-                tombstone = None  # a later one has taken its place
-            if sequence > upto:
-                if tombstone is not None and tombstone.made_micros >= made_before:
-                    break
-                if tombstone is not None:
-                    forced = sequence
-            gone += 1
-            stage.batch.deletes[TOMBSTONES].append(row)
-            topic = topics.get(int.from_bytes(store_key[:4], "big"))
-            if topic is None:
-                continue  # it went with its topic
-            figures = stage.figures(topic)
-            figures = figures._replace(tombstones=figures.tombstones - 1)
-            if tombstone is not None:
-                stage.batch.deletes[TOMBSTONES].append(store_key)
-                before = figures.purged_version, names[figures.purged_origin]
-                if (tombstone.version, names[tombstone.origin]) > before:
-                    figures = figures._replace(purged_version=tombstone.version, purged_origin=tombstone.origin)
-            stage.statistics[topic.id] = figures
-        return gone, forced
-
-    def _stage_missed(self, stage: Stage, forced: int, unread: Collection[str]) -> None:
+    def _stage_missed(self, stage: Stage, purge: Purge, unread: Collection[str]) -> None:
         for name in self._matches:
             peer = self.peer(name)
-            if peer.acknowledged < forced and not peer.missed:
+            if not peer.missed and (purge.by_all or peer.acknowledged < purge.missed):
                 missed = peer._replace(missed=True)
                 stage.batch.puts[META][PEER_KEY + name.encode()] = _encode_peer(missed)
                 stage.also.append(self._miss(name))
@@ -801,6 +794,65 @@ class Replicas:
             self.peers[name] = self.peer(name)._replace(missed=True)
 
         return miss
+
+
+class Purge:
+    """One step of purging: looks at tombstones in the order of making."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        topics: Mapping[int, Topic],
+        names: Sequence[str],
+        upto: int,
+        held: Collection[str],
+        made_before_micros: int,
+    ) -> None:
+        self._stage = stage
+        self._topics = topics
+        self._names = names
+        self._upto = upto
+        self._held = held
+        self._made_before = made_before_micros
+        self.gone = 0
+        self.missed = 0
+        """The highest sequence of those that go by age alone; 0: none did."""
+        self.by_all = False
+        """Whether one of a topic that is held is among them: nobody is known to have it."""
+
+    def stage_rows(self, rows: Sequence[bytes], found: Sequence[bytes | None]) -> bool:
+        """Looks at some, with what is stored under their keys. False: none of those that follow may go."""
+        for row, value in zip(rows, found, strict=True):
+            sequence, store_key = unpack_i64(row[4:12]), row[12:]
+            topic = self._topics.get(int.from_bytes(store_key[:4], "big"))
+            tombstone = None if value is None else decode_tombstone(value)
+            if tombstone is None or tombstone.sequence != sequence:
+                self._remove(topic, row, store_key, None)  # it went with its topic, or a later one took its place
+                continue
+            held = topic is not None and topic.name in self._held
+            if sequence > self._upto or held:
+                if tombstone.made_micros >= self._made_before:
+                    if sequence > self._upto:
+                        return False
+                    continue
+                self.missed, self.by_all = sequence, self.by_all or held
+            self._remove(topic, row, store_key, tombstone)
+        return True
+
+    def _remove(self, topic: Topic | None, row: bytes, store_key: bytes, tombstone: Tombstone | None) -> None:
+        stage = self._stage
+        self.gone += 1
+        stage.batch.deletes[TOMBSTONES].append(row)
+        if topic is None:
+            return
+        figures = stage.figures(topic)
+        figures = figures._replace(tombstones=max(0, figures.tombstones - 1))
+        if tombstone is not None:
+            stage.batch.deletes[TOMBSTONES].append(store_key)
+            before = figures.purged_version, self._names[figures.purged_origin]
+            if (tombstone.version, self._names[tombstone.origin]) > before:
+                figures = figures._replace(purged_version=tombstone.version, purged_origin=tombstone.origin)
+        stage.statistics[topic.id] = figures
 
 
 _UNDER_WAY: Final = 0

@@ -126,12 +126,14 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
     return Counts(*total)
 
 
-def purge(rig: Rig, *, upto: int = 0, made_before: int = 0, unread: Sequence[str] = ()) -> int:
+def purge(
+    rig: Rig, *, upto: int = 0, held: Sequence[str] = (), made_before: int = 0, unread: Sequence[str] = ()
+) -> int:
     """Purges tombstones until there is no more to do; how many."""
     gone = 0
     while True:
         answers: list[Counts | StoreError] = []
-        rig.store.replicas.purge(upto, made_before_micros=made_before, unread=unread, done=answers.append)
+        rig.store.replicas.purge(upto, held=held, made_before_micros=made_before, unread=unread, done=answers.append)
         applied = rig.answer(answers).applied
         if not applied:
             return gone
