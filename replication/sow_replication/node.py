@@ -9,9 +9,9 @@ A peer that this instance sends to, as the status names it:
 
     ND1  At most one link a peer, and one a source: a new one of the same sender takes the place of the old one.
     ND2  A tombstone goes early when every peer has it, and then every source's journal has been read up to a head that
-         the source had when it had the tombstone itself: so each source has to be a peer for the same topics. What comes
-         from any of them later is not older than the tombstone. A source that is no peer may still get an older version
-         from a third instance, and hand it on: where there is one, tombstones go by age only (rule R4).
+         the source had when it had the tombstone itself: so each source has to be a peer for the same topics. What
+         comes from any of them later is not older than the tombstone. A source that is no peer may still get an older
+         version from a third instance, and hand it on: where there is one, tombstones go by age only (rule R4).
     ND3  A tombstone that goes by age leaves a mark at every peer that has not acknowledged it (`missed`), and at every
          source that ND2 does not hold for (`wait_for`), for when they come back.
     ND4  REPLICATED is answered when every sync peer that covers the topic, and is not downgraded, has the sequence; and
@@ -345,9 +345,9 @@ class Node:
         made_before = now - self.options.tombstone_grace_micros
         unread = [incoming.name for incoming in sources if incoming.read_time < made_before]
         upto, probe = self._candidate
-        if all([incoming.satisfied_probe >= probe for incoming in sources]):
+        if all(incoming.satisfied_probe >= probe for incoming in sources):
             self._candidate = None
-            if not all([self._is_mutual(incoming.name) for incoming in sources]) or self._unseen(sources):
+            if not all(self._is_mutual(incoming.name) for incoming in sources) or self._unseen(sources):
                 upto = 0
         elif now - self._aged_at >= min(self.options.tombstone_grace_micros // 10, 10 * self.options.heartbeat_micros):
             upto = 0
@@ -363,8 +363,8 @@ class Node:
 
     def _unseen(self, sources: list[Incoming]) -> bool:
         """Whether there is one of which it is not known what it, or this instance, does not take."""
-        return any([out.refusals is None for out in self.outgoing.values()]) or any(
-            [incoming.refusals is None for incoming in sources]
+        return any(out.refusals is None for out in self.outgoing.values()) or any(
+            incoming.refusals is None for incoming in sources
         )
 
     def _call_purge(self, upto: int, held: frozenset[str], made_before: int, unread: list[str]) -> None:
@@ -428,7 +428,7 @@ class Node:
         found = out.covered.get(topic)
         if found is None:
             kinds = self.store.topics(out.peer.topics)
-            found = out.covered[topic] = any([kind.name == topic and kind.journal for kind in kinds])
+            found = out.covered[topic] = any(kind.name == topic and kind.journal for kind in kinds)
         return found
 
     def _answer_gates(self) -> None:

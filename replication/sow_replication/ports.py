@@ -4,13 +4,14 @@ Times are microseconds of the store's guarded clock. A `Chunk` is opaque here: t
 stores read. Sequences are positions in one instance's journal, and mean nothing in another's.
 
     PT1  What `read` and `seed` give has been made durable: no power cut takes it back (rule S7).
-    PT2  `apply`, `merge` and `begin` are one commit each, the position with what was applied (rule R6). `done` is called
-         once it is durable, or with the reason why nothing of it was, on the thread that all calls come from.
-    PT3  Cursors do not skip: an `apply` from behind the cursor's place is refused, one from in front of it is harmless, and
-         no `apply` moves the cursor back. So several may be under way: when one is refused, so are those behind it.
+    PT2  `apply`, `merge` and `begin` are one commit each, the position with what was applied (rule R6). `done` is
+         called once it is durable, or with the reason why nothing of it was, on the thread that all calls come from.
+    PT3  Cursors do not skip: an `apply` from behind the cursor's place is refused, one from in front of it is
+         harmless, and no `apply` moves the cursor back. So several may be under way: when one is refused, so are those
+         behind it.
     PT4  While a source has to wait (`SourceState.wait_for`), `apply` and `merge` are refused with RESEED_PENDING.
-    PT5  Whatever is applied twice, or in another order than it was written, leaves the greatest (version, origin) of each
-         key (rule R3).
+    PT5  Whatever is applied twice, or in another order than it was written, leaves the greatest (version, origin) of
+         each key (rule R3).
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class SourceState(NamedTuple):
     filter: str
     """What the link carried when it began. Another pattern or filter: what it carried does not tell what is here."""
     guarded: bool
-    """Until all topics that were to be seeded are: rows, of those that are not yet, that this instance does not have, and that are not above what it has purged, are dead (rule R4)."""
+    """Until all topics that were to be seeded are: rows, of those that are not yet, that this instance does not have,
+    and that are not above what it has purged, are dead (rule R4)."""
 
 
 class TopicAnswer(NamedTuple):
@@ -195,8 +197,9 @@ class Sending(Protocol):
 
     def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
         """The changes of these topics behind `after`, but for those that came from `peer` itself, from its very id and
-        epoch (rule R7: one that was restored may have lost what it sent), and for expiries that took place here (rule R2; one that
-        came with a seed goes on: the row that it ended may never have been in this journal). About `bytes_max`, more for a single large commit. Reads; from any thread."""
+        epoch (rule R7: one that was restored may have lost what it sent), and for expiries that took place here (rule
+        R2; one that came with a seed goes on: the row that it ended may never have been in this journal). About
+        `bytes_max`, more for a single large commit. Reads; from any thread."""
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         """The rows behind a key, as they are durable now. Raises Refused when the topic is gone. Reads; from any
@@ -209,9 +212,9 @@ class Sending(Protocol):
         """What is remembered of a peer."""
 
     def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
-        """The peer has everything up to there, seeds included. Remembered at once, on disk before long; the journal behind
-        may go. A sequence below the remembered one is taken, too. When another identity than this one had acknowledged
-        before, `missed` is set: what was purged because that one had it may be alive in this one."""
+        """The peer has everything up to there, seeds included. Remembered at once, on disk before long; the journal
+        behind may go. A sequence below the remembered one is taken, too. When another identity than this one had
+        acknowledged before, `missed` is set: what was purged because that one had it may be alive in this one."""
 
     def reseeded(self, name: str) -> None:
         """The peer has had everything anew: it has missed nothing any more."""
@@ -235,8 +238,8 @@ class Receiving(Protocol):
     def begin(
         self, identity: Identity, *, topics_pattern: str, filter_text: str, cursor: int, guarded: bool, done: Done
     ) -> None:
-        """From now on the sender is this one, its changes come from behind `cursor` on, and each of its topics has to be
-        seeded. What it had to wait for counts no more."""
+        """From now on the sender is this one, its changes come from behind `cursor` on, and each of its topics has to
+        be seeded. What it had to wait for counts no more."""
 
     def wait_for(self, name: str, sequence: int, done: Done) -> None:
         """Before anything of the sender is taken, it must have acknowledged this sequence of ours."""
@@ -267,7 +270,8 @@ class Tombstones(Protocol):
     ) -> None:
         """Removes tombstones with sequences up to `upto`, but of the topics `held`, and all those made before a time.
         For the latter it is remembered that the peers which have not acknowledged them (of topics `held`: all peers)
-        have missed them, and that the sources `unread` have to wait for them. Bounded; `done` hears how many have gone (`applied`), and is to call again until it was 0."""
+        have missed them, and that the sources `unread` have to wait for them. Bounded; `done` hears how many have gone
+        (`applied`), and is to call again until it was 0."""
 
 
 class Comparing(Protocol):

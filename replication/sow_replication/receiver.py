@@ -6,7 +6,8 @@
                                                                    store (it refused), a message that breaks the
                                                                    protocol, or another link in place of this one
 
-A sender whose cursor is usable is welcomed at once; one that has to wait is told so (RESEED_PENDING) once that is stored.
+A sender whose cursor is usable is welcomed at once; one that has to wait is told so (RESEED_PENDING) once that is
+stored.
 
     RV1  The cursor moves with what is applied, in one commit of the store. What is acknowledged is durable.
     RV2  Messages reach the store in the order in which they came. Several may be under way: when the store refuses one,

@@ -2,7 +2,8 @@
 
     greeting ──(Welcome)──▶ streaming ──▶ closed
         │                                   ▲
-        └───────────────────────────────────┘   `fail`: the driver (the stream broke), a tick (silence), a message of the
+        └───────────────────────────────────┘   `fail`: the driver (the stream broke), a tick (silence), a message of
+        the
                                                 receiver that breaks the protocol, or names another instance
 
 A topic of the link:
@@ -14,16 +15,18 @@ A topic of the link:
        ▼                  │                                  ▼         │
     refused ──────────────┘◀───────────────(answer: refused)───────────┘
 
-    SN1  Changes go in the order of the journal, each run from where the last one ended. Seeds come beside them, in turns.
+    SN1  Changes go in the order of the journal, each run from where the last one ended. Seeds come beside them, in
+         turns.
     SN2  A seed is read after the reads that left its topic out: nothing lies between them.
     SN3  The first part of the seed of a topic of which changes were lost goes in front of whatever moves the receiver's
          cursor over them. So a receiver that fails in between knows that it needs the seed.
-    SN4  At most `flight_bytes_max` and `flight_messages_max` are sent and not acknowledged (one message more, when it alone
-         is larger), one message is ready besides, and one read is under way.
+    SN4  At most `flight_bytes_max` and `flight_messages_max` are sent and not acknowledged (one message more, when it
+         alone is larger), one message is ready besides, and one read is under way.
     SN5  The store hears of an acknowledgement only while no topic is seeding or pending, and no further than the topics
-         were looked at: then the peer has everything up to there. Tombstones, the other direction, and REPLICATED build upon that.
-    SN6  A head goes out with a probe only behind all that was read before that head: who has applied what came in front of
-         it has everything that this instance had then (rule R4).
+         were looked at: then the peer has everything up to there. Tombstones, the other direction, and REPLICATED
+         build upon that.
+    SN6  A head goes out with a probe only behind all that was read before that head: who has applied what came in
+         front of it has everything that this instance had then (rule R4).
 
 The driver runs what `next_read` gives on a reader thread and hands the result to `took`; it sends what `next_message`
 gives; `wake` is called when either may have something.
@@ -258,11 +261,12 @@ class Sender:
     @property
     def seeding(self) -> bool:
         """Whether a topic is on its way to being seeded."""
-        return any([topic.state in (TopicState.SEEDING, TopicState.PENDING) for topic in self._topics.values()])
+        return any(topic.state in (TopicState.SEEDING, TopicState.PENDING) for topic in self._topics.values())
 
     @property
     def settled(self) -> int:
-        """The peer lacks nothing of this link up to here. Ahead of its cursor, when what follows is not for the link."""
+        """The peer lacks nothing of this link up to here. Ahead of its cursor, when what follows is not for the
+        link."""
         if not self.streaming or self.seeding:
             return max(self._told, 0)
         return self._cursor if self._flight else max(self._cursor, self._sent_upto)

@@ -53,7 +53,7 @@ def refused_by(error: grpc.aio.AioRpcError) -> Refused:
                 if (
                     detail.Unpack(info)
                     and info.domain == DOMAIN
-                    and PREFIX + info.reason in types_pb2.ErrorReason.keys()
+                    and PREFIX + info.reason in types_pb2.ErrorReason.DESCRIPTOR.values_by_name
                 ):
                     return Refused(types_pb2.ErrorReason.Value(PREFIX + info.reason), error.details() or "")
     return Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{error.code().name}: {error.details()}")

@@ -5,13 +5,16 @@ The whole of it runs in one process under one injected clock, over a model of a 
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 
 import pytest
 
+from sow.v1 import types_pb2
 from sow_replication.options import NodeOptions, PeerOptions
-from tests.support.replica_world import SECOND, Make, ModelStore, Row, World
+from sow_replication.ports import Applied, Done, Identity, Packed, Piece, Refused
+from tests.support.replica_world import SECOND, Make, ModelSource, ModelStore, Row, World
 
 LATE = True
 SEEDS = 200
@@ -26,7 +29,7 @@ class Wrong(AssertionError):
 def edges(kind: str, names: list[str]) -> list[tuple[str, str]]:
     """Who sends to whom."""
     ring = list(zip(names, [*names[1:], names[0]], strict=True))
-    line = list(zip(names, names[1:], strict=False))
+    line = list(itertools.pairwise(names))
     if kind == "ring":
         return ring
     if kind == "ring both ways":
@@ -98,13 +101,13 @@ def write(world: World, draw: random.Random) -> None:
             case 0 | 1 | 2:
                 store.publish(topic, key, f"p{draw.randrange(1000)}")
             case 3:
-                store.publish(topic, key, f"q{draw.randrange(1000)}", draw.choice([0, 1, 3, 10, 60]) * SECOND)
+                store.publish(topic, key, f"q{draw.randrange(1000)}", draw.choice([0, 1, 3, 10, 60, 9_000]) * SECOND)
             case 4:
                 store.delta(topic, key, f"d{draw.randrange(100)}")
             case 5 | 6 | 7:
                 store.delete(topic, key)
             case 8:
-                store.touch(topic, key, draw.choice([1, 5, 30]) * SECOND)
+                store.touch(topic, key, draw.choice([1, 5, 30, 9_000]) * SECOND)
             case _:
                 store.sweep()
         key = draw.choice(KEYS)
@@ -122,6 +125,8 @@ def fault(world: World, draw: random.Random) -> None:
                 world.cut(b, a)
             after = draw.choice([1, 5, 20, 60]) * SECOND
             world.at(world.now + after, lambda: world.cuts.difference_update({(a, b), (b, a)}))
+        case 2 if draw.random() < 0.6:
+            instance.fragile = True
         case 2:
             if instance.up:
                 instance.crash()
@@ -214,3 +219,93 @@ def test_what_all_instances_hold_in_the_end_is_equal_and_the_greatest_that_was_w
 def test_ten_thousand_lives_end_equal(seed: int, part: int) -> None:
     for number in range(100):
         run_seed((seed + 100_000 + part * 1000 + number) % 2**32)
+
+
+# -- mistakes that the simulation has to find -----------------------------------------------------------------------
+
+
+class CursorOutsideTheBatch(ModelStore):
+    """The cursor is stored when the changes are queued."""
+
+    def apply(
+        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+    ) -> None:
+        super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
+        self._move(self.disk.sources[name], upto)
+
+    def _skips(self, row: ModelSource, after: int) -> bool:
+        return False
+
+
+class ExpiryMintsAVersion(ModelStore):
+    """The tombstone of an expiry is newer than the record."""
+
+    def _grace_tombstone(self, row: Row) -> Row:
+        return super()._grace_tombstone(row)._replace(version=self._mint(), origin=self.identity.name)
+
+
+class StampsAnew(ModelStore):
+    """The receiver gives a record the rest of its life again."""
+
+    def _stored(self, change: Row) -> Row:
+        return change._replace(stamp=change.stamp + 1_000) if change.stamp else change
+
+
+class PurgesTooEarly(ModelStore):
+    """A tombstone goes whoever may not have it."""
+
+    def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> Applied:
+        return super()._purge(self.disk.head, (), made_before_micros, unread)
+
+
+class AppliesWhatIsOlder(ModelStore):
+    """What comes last wins."""
+
+    def _wins(self, change: Row, kept: Row) -> bool:
+        return change.rank != kept.rank
+
+
+class SkipsWhatWasRefused(ModelStore):
+    """Changes behind a batch that was refused are applied."""
+
+    refusals = 0
+
+    def _skips(self, row: ModelSource, after: int) -> bool:
+        return False
+
+    def _refusal(self, row: ModelSource, changes: Sequence[Row]) -> Refused | None:
+        self.refusals += 1
+        if self.refusals % 20 == 0:
+            return Refused(types_pb2.ERROR_REASON_CLOCK_SKEW, "a change is from the future")
+        return super()._refusal(row, changes)
+
+
+class ForgetsWhatItLost(ModelStore):
+    """What the journal has lost is not told."""
+
+    def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
+        piece = super().read(peer, after, topics=topics, filter_text=filter_text, bytes_max=bytes_max)
+        return piece._replace(lost=())
+
+
+MISTAKES: tuple[type[ModelStore], ...] = (
+    CursorOutsideTheBatch,
+    ExpiryMintsAVersion,
+    StampsAnew,
+    PurgesTooEarly,
+    AppliesWhatIsOlder,
+    SkipsWhatWasRefused,
+    ForgetsWhatItLost,
+)
+FOUND_WITHIN = 100
+"""Seeds."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_planted_mistake_is_found(mistake: type[ModelStore]) -> None:
+    for number in range(FOUND_WITHIN):
+        try:
+            run_seed(number, mistake)
+        except Wrong:
+            return
+    pytest.fail(f"not found within {FOUND_WITHIN} seeds")

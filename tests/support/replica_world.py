@@ -510,8 +510,8 @@ class ModelStore:
         return result._replace(applied=result.applied + 1)
 
     def _bury(self, topic: str, key: str, row: Row) -> None:
-        """A dead row becomes a tombstone right above it: wherever else it lives, it ends there, too, and nothing that is
-        newer does."""
+        """A dead row becomes a tombstone right above it: wherever else it lives, it ends there, too, and nothing that
+        is newer does."""
         self._dropped.add((topic, key))
         self._put(topic, key, Row(row.version + 1, self._identity.name, 0, None), None)
 
@@ -674,7 +674,6 @@ class Wire:
             self.world.at(self.world.now + delay, partial(self.world.end, machine, home, gone))
 
 
-
 class Instance:
     """A store and its node; crashes take all but the store's disk."""
 
@@ -685,11 +684,15 @@ class Instance:
         self.offset = offset
         self.up = True
         self.life = 0
-        self.wires: list[Wire] = []
+        self.fragile = False
+        """Whether it crashes in front of its next commit."""
         self.node = Node(store, options, world.random)
 
     def boot(self) -> None:
+        if self.up:
+            return
         self.up = True
+        self.fragile = False
         self.life += 1
         self.node = Node(self.store, self.options, self.world.random)
         self.world.at(self.world.now, self.tick)
@@ -797,6 +800,9 @@ class World:
 
         def commit() -> None:
             self._committing.discard(name)
+            if instance.fragile and instance.up:
+                instance.crash()
+                self.at(self.now + SECOND, instance.boot)
             if instance.up and instance.store.step():
                 instance.node.wake()
                 self.soon(instance)
@@ -842,12 +848,7 @@ class World:
             request = sender.next_message()
             if request is None:
                 break
-            wire.later(
-                True,
-                lambda r=replication_pb2.ReplicateRequest.FromString(request.SerializeToString()): self._arrive(
-                    wire, r
-                ),
-            )  # type: ignore[misc]  # bound now
+            wire.later(True, partial(self._arrive, wire, _copy(request)))
         if sender.failure is not None:
             if home.node.outgoing[sender.peer.name].sender is sender:
                 home.node.closed(sender)
@@ -885,12 +886,7 @@ class World:
             response = receiver.next_message()
             if response is None:
                 break
-            wire.later(
-                False,
-                lambda r=replication_pb2.ReplicateResponse.FromString(response.SerializeToString()): self._answer(
-                    wire, r
-                ),
-            )  # type: ignore[misc]  # bound now
+            wire.later(False, partial(self._answer, wire, _copy(response)))
         if receiver.failure is not None:
             self._hang_up(wire, wire.sender, wire.source, forward=False)
 
