@@ -1,7 +1,9 @@
 """The composition root: builds, starts and stops everything, in one visible order.
 
-start   config → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC → healthy → `ready`
-stop    unhealthy → end subscriptions → refuse new calls → end calls → timers → drain the writer, sync → close RocksDB
+start   config → clock → store (verified, topics declared, overdue expired) → writer → gRPC → timers → links → healthy
+        → `ready`
+stop    unhealthy → end subscriptions → end links → refuse new calls → end calls → timers → drain the writer, sync
+        → close RocksDB
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
@@ -24,7 +26,8 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sow.v1 import admin_pb2, sow_pb2
+from sow.v1 import admin_pb2, replication_pb2_grpc, sow_pb2
+from sow_replication.service import Replication
 from sow_server import __version__
 from sow_server.config import Config, TlsConfig, clock_options, store_options
 from sow_server.engine.clock import GuardedClock
@@ -33,7 +36,9 @@ from sow_server.engine.model import MICROS
 from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
+from sow_server.linking import Linked, link
 from sow_server.metrics import ListenError, Metrics, serve_metrics
+from sow_server.peers import PeerStore
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
@@ -56,6 +61,7 @@ MMAP_BYTES: Final = 512 * 2**10
 as large messages come and go, and after a flood of them a server keeps twice the memory that it uses."""
 SCAN_RECORDS: Final = 1000
 """Entries that a frame holds where durables are scanned; nobody is sent these."""
+LINKS_SECONDS: Final = 1.0
 SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService")
 
 
@@ -108,6 +114,9 @@ async def _serve(config: Config) -> int:
         metrics.watch_durables(consumers, admission)
         idle = IdleTopics(store, clock)
         metrics.watch_idle(idle)
+        links = _link(store, clock, config, readers) if config.replicates else None
+        if links is not None:
+            store.writer.follow(lambda commits, synced: links.wake())
         store.start(loop.call_soon_threadsafe)
         timers = Timers(
             store,
@@ -119,10 +128,11 @@ async def _serve(config: Config) -> int:
             mark_interval_micros=config.clock.mark_interval_micros,
             go_on=lambda: not stopped.is_set(),
         )
+        message_bytes_max = config.limits.message_bytes_max if links is None else config.limits.link_bytes_max
         server = grpc.aio.server(
             options=(
-                ("grpc.max_receive_message_length", config.limits.message_bytes_max),
-                ("grpc.max_send_message_length", config.limits.message_bytes_max),
+                ("grpc.max_receive_message_length", message_bytes_max),
+                ("grpc.max_send_message_length", message_bytes_max),
                 # A client that vanished without a word holds a cut or a stream open: it is asked every minute.
                 ("grpc.keepalive_time_ms", 60_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
@@ -131,7 +141,7 @@ async def _serve(config: Config) -> int:
             ),
             maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
         )
-        replicas = NoReplicas(store, config.server.instance)
+        replicas = NoReplicas(store, config.server.instance) if links is None else Linked(links)
         sow = SowService(store, hub, consumers, admission, replicas, readers, config.server.durability, metrics)
         admin = AdminService(
             store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
@@ -142,6 +152,8 @@ async def _serve(config: Config) -> int:
                 handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
             )
         )
+        if links is not None:
+            replication_pb2_grpc.add_ReplicationServiceServicer_to_server(links.servicer, server)
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         reflection.enable_server_reflection(
@@ -157,8 +169,11 @@ async def _serve(config: Config) -> int:
         _serve_metrics(config.metrics.listen, metrics)
         await server.start()
         timers.start()
+        watches = [asyncio.create_task(_watch_failure(store, healthy))]
+        if links is not None:
+            await links.start()
+            watches.append(asyncio.create_task(_watch_links(links, metrics)))
         await _set_health(healthy, serving=True)
-        watch = asyncio.create_task(_watch_failure(store, healthy))
         _tune_gc()
         log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
         if not store.verified_at_start:
@@ -168,10 +183,13 @@ async def _serve(config: Config) -> int:
 
         log.info("stopping")
         stopped.set()
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         await healthy.enter_graceful_shutdown()
         idle.stop()
         hub.stop()
+        if links is not None:
+            await links.stop()
         await server.stop(config.server.stop_grace_micros / MICROS)
         timers.stop()
     finally:
@@ -182,6 +200,14 @@ async def _serve(config: Config) -> int:
         await loop.run_in_executor(None, store.close)
     log.info("stopped")
     return 0
+
+
+def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> Replication:
+    """The links with other instances. Raises StartError."""
+    try:
+        return link(PeerStore(store, clock, name=config.server.instance), config, readers)
+    except OSError as error:
+        raise StartError(f"[[replication.peers]]: {error.filename}: {error.strerror}") from error
 
 
 def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
@@ -252,6 +278,13 @@ async def _watch_failure(store: Store, healthy: health.aio.HealthServicer) -> No
     while store.writer.failure is None:  # noqa: ASYNC110  # set on the writer's thread, and a fifth of a second is soon
         await asyncio.sleep(0.2)
     await _set_health(healthy, serving=False)
+
+
+async def _watch_links(links: Replication, metrics: Metrics) -> None:
+    """Links belong to the event loop, and scrapes come on threads of their own."""
+    while True:
+        metrics.links_are(links.status())
+        await asyncio.sleep(LINKS_SECONDS)
 
 
 def _pace(stopped: threading.Event) -> bool:

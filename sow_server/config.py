@@ -502,6 +502,11 @@ class LimitsConfig:
         """The largest gRPC message: 20 MiB as at the clients, or a request and its envelope where that is more."""
         return max(20 * MIB, self.request_bytes_max + 4 * MIB)
 
+    @property
+    def link_bytes_max(self) -> int:
+        """The largest message between instances: a commit is shipped whole, and all that is queued may be in one."""
+        return self.queue_bytes_max + 2 * self.request_bytes_max + 16 * MIB
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionsConfig:

@@ -6,17 +6,23 @@ in the log.
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor
 from typing import Final, Protocol, TypeVar
 
 import grpc
 import structlog
 
-from sow.v1 import admin_pb2, replication_pb2_grpc, types_pb2
+from sow.v1 import admin_pb2, types_pb2
 from sow_replication import ports
-from sow_server.config import Config, PeerConfig
+from sow_replication.node import Node
+from sow_replication.options import Mode, NodeOptions, PeerOptions
+from sow_replication.service import Replication
+from sow_server.config import Config, PeerConfig, replication_token
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import MICROS
+from sow_server.peers import PeerStore
 from sow_server.services.replication import Replicas
 
 log = structlog.get_logger(__name__)
@@ -26,19 +32,31 @@ RETRY_MICROS: Final = MICROS
 _WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed"})
 
 
+def node_options(config: Config) -> NodeOptions:
+    """The links that the configuration asks for."""
+    replication = config.replication
+    return NodeOptions(
+        peers=tuple(
+            PeerOptions(peer.name, peer.address, peer.topics, Mode(peer.mode.value), peer.filter)
+            for peer in config.peers
+        ),
+        accept=replication.accept,
+        min_sync_peers=replication.min_sync_peers,
+        sync_timeout_micros=replication.sync_timeout_micros,
+        tombstone_grace_micros=replication.tombstone_grace_micros,
+    )
+
+
+def link(store: PeerStore, config: Config, readers: Executor) -> Replication:
+    """The links of an instance, not yet dialled. Raises OSError where a credential cannot be read."""
+    node = Node(store, node_options(config), random.Random())
+    links = Replication(node, readers=readers, token=replication_token(config), channel=dialling(config))
+    node.observe = told
+    return links
+
+
 class Links(Protocol):
-    """What the server needs of the links of its instance: `sow_replication.service.Replication`."""
-
-    servicer: replication_pb2_grpc.ReplicationServiceServicer
-
-    async def start(self) -> None:
-        """Dials the peers, from now on."""
-
-    async def stop(self) -> None:
-        """Ends every link."""
-
-    def wake(self) -> None:
-        """There are new durable commits. On the event loop."""
+    """What `Linked` needs of the links of its instance: `sow_replication.service.Replication` has it."""
 
     async def replicated(self, topic: str, sequence: int) -> None:
         """As of `Replicas`. Raises Refused."""
@@ -126,8 +144,11 @@ def dialling(config: Config) -> Callable[[str], grpc.aio.Channel]:
     """A function that opens a channel to the peer at an address. Raises OSError where a certificate cannot be read; one
     that is replaced is used after the next start."""
     options = (
-        ("grpc.max_receive_message_length", config.limits.message_bytes_max),
-        ("grpc.max_send_message_length", config.limits.message_bytes_max),
+        ("grpc.max_receive_message_length", config.limits.link_bytes_max),
+        ("grpc.max_send_message_length", config.limits.link_bytes_max),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.enable_retries", 0),
         # Links come back as replication wants it, which has its own backoff.
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.initial_reconnect_backoff_ms", 100),

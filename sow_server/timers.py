@@ -1,5 +1,5 @@
-"""The periodic jobs, on APScheduler: pruning, what time does to durables, deleting unused topics, forgetting idle
-publishers, the clock's mark and watch, compaction.
+"""The periodic jobs, on APScheduler: pruning, what time does to durables, deleting unused topics, writing down what
+peers have acknowledged, forgetting idle publishers, the clock's mark and watch, compaction.
 
 Expiry is not among them: the writer's thread waits for the next deadline itself, so that a busy event loop cannot
 delay it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 CLOCK_WATCH_SECONDS: Final = 1
 DURABLES_SECONDS: Final = 1
+SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 RECLAIM_SECONDS: Final = 30
 RECLAIM_AFTER: Final = 200_000
@@ -63,6 +64,7 @@ class Timers:
         every(self._prune, "interval", seconds=prune_interval_micros / MICROS, max_instances=1)
         every(self._watch_clock, "interval", seconds=CLOCK_WATCH_SECONDS)
         every(store.mark_clock, "interval", seconds=mark_interval_micros / MICROS)
+        every(store.replicas.save_peers, "interval", seconds=SAVE_PEERS_SECONDS)
         every(store.forget_publishers, "interval", seconds=FORGET_SECONDS)
         every(store.forget_durables, "interval", seconds=FORGET_SECONDS)
         every(consumers.upkeep, "interval", seconds=DURABLES_SECONDS, max_instances=1)

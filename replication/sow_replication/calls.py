@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Final
 
 import grpc
-from google.protobuf import message
-from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
-from sow_replication.ports import Reason, Refused
-
-ERROR_DOMAIN: Final = "sow"
-STATUS_KEY: Final = "grpc-status-details-bin"
+from sow_replication.ports import Refused
+from sow_replication.wire import refused_by
 
 
 class Calls:
@@ -62,22 +57,8 @@ class Calls:
 
 def refused_of(error: grpc.aio.AioRpcError) -> Refused:
     """Why a call failed: the peer's reason, or REPLICATION_UNAVAILABLE where it gave none: the transport ended it."""
+    refused = refused_by(error)
+    if refused.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
+        return refused
     text = error.details() or error.code().name
-    reason = _reason(error)
-    if reason is None:
-        return Refused(types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE, f"the call failed ({error.code().name}): {text}")
-    return Refused(reason, text)
-
-
-def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
-    encoded = next((value for key, value in error.trailing_metadata() if key == STATUS_KEY), None)
-    if not isinstance(encoded, bytes):
-        return None
-    info = error_details_pb2.ErrorInfo()
-    try:
-        for detail in status_pb2.Status.FromString(encoded).details:
-            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                return types_pb2.ErrorReason.Value(f"ERROR_REASON_{info.reason}")
-    except (message.DecodeError, ValueError):  # ValueError: a reason of a later release
-        return None
-    return None
+    return Refused(types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE, f"the call failed ({error.code().name}): {text}")

@@ -328,6 +328,12 @@ class Node:
         self._answer_gates()
         self._purge(now)
 
+    def lagging(self, name: str) -> bool:
+        """Whether changes are under way between this instance and a peer, in either direction, as far as is known."""
+        out, incoming = self.outgoing[name], self.incoming[name]
+        live = incoming.live
+        return self.settled(out) < self.store.head() or (live is not None and live.cursor < live.head)
+
     # -- tombstones -------------------------------------------------------------------------------------------------
 
     def _mark(self, out: Outgoing, now: int) -> None:

@@ -350,7 +350,8 @@ class Receiver:
         if self.streaming and self.identity is not None:
             source = self._store.source(self.identity.name)
             if source is not None and source.wait_for:
-                return self.fail(pending())  # since it was welcomed: it has to begin anew, also when it has nothing to send
+                # It has to, since it was welcomed: it begins anew, also when it has nothing to send.
+                return self.fail(pending())
             self._tell_topics()
         self.wake()
         return None

@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import aclosing
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import structlog
 
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
+from sow_replication.calls import Calls
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND
-from sow_replication.ports import Refused, Store, TopicKind
+from sow_replication.ports import Refused, TopicKind
 from sow_replication.receiver import Receiver
+from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.sender import Fetched, Read, Sender
 from sow_replication.status import status
+from sow_replication.verify import Means, checksum, list_versions, verify
 from sow_replication.wire import abort, reason_name, refused_by
 
 log = structlog.get_logger(__name__)
@@ -43,33 +47,12 @@ IDLE_SECONDS: Final = 1.0
 
 Stub: TypeAlias = "replication_pb2_grpc.ReplicationServiceAsyncStub"
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
-Q = TypeVar("Q")
-R = TypeVar("R")
+T = TypeVar("T")
 
 
 def insecure_channel(address: str) -> grpc.aio.Channel:
     """A channel without TLS."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What compares instances, and repairs (rule R10). The first three read, on any thread."""
-
-    checksum: Callable[[Store, replication_pb2.ChecksumRequest], replication_pb2.ChecksumResponse]
-    list_versions: Callable[
-        [Store, replication_pb2.ListVersionsRequest], Iterator[replication_pb2.ListVersionsResponse]
-    ]
-    fetch_rows: Callable[[Store, replication_pb2.FetchRowsRequest], replication_pb2.FetchRowsResponse]
-    merge_rows: Callable[[Store, replication_pb2.MergeRowsRequest], Awaitable[replication_pb2.MergeRowsResponse]]
-    verify: Callable[
-        [Store, Stub, Sequence[TopicKind], admin_pb2.VerifyReplicationRequest],
-        AsyncIterator[admin_pb2.VerifyReplicationResponse],
-    ]
-    repair: Callable[
-        [Store, Stub, Sequence[TopicKind], admin_pb2.RepairReplicationRequest],
-        AsyncIterator[admin_pb2.RepairReplicationResponse],
-    ]
 
 
 class Replication:
@@ -82,17 +65,15 @@ class Replication:
         readers: Executor,
         token: str = "",
         channel: Callable[[str], grpc.aio.Channel] = insecure_channel,
-        comparison: Comparison | None = None,
     ) -> None:
         """`token`: what a peer must present, and is presented with; empty: none."""
         self.node: Final = node
         self._readers = readers
         self._channel = channel
-        self._comparison = comparison
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
-        self.servicer: Final = Servicer(node, readers, token, comparison, self._stopped)
+        self.servicer: Final = Servicer(node, readers, token, self._stopped)
         node.observe = _observe
 
     async def start(self) -> None:
@@ -140,44 +121,35 @@ class Replication:
 
     async def verify(
         self, request: admin_pb2.VerifyReplicationRequest
-    ) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
+    ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         """Compares with a peer. Raises Refused."""
-        comparison, out = self._comparing(request.peer)
-        async with self._connected(out) as stub:
-            async for response in comparison.verify(self.node.store, stub, self._kinds(out, request.topics), request):
-                yield response
+        async with self._compared(request.peer) as (peer, kinds, means):
+            async with aclosing(verify(self.node.store, peer, kinds, request, means=means)) as found:
+                async for response in found:
+                    yield response
 
     async def repair(
         self, request: admin_pb2.RepairReplicationRequest
-    ) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
+    ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         """Repairs what differs from a peer. Raises Refused."""
-        comparison, out = self._comparing(request.peer)
-        async with self._connected(out) as stub:
-            async for response in comparison.repair(self.node.store, stub, self._kinds(out, request.topics), request):
-                yield response
-
-    def _comparing(self, peer: str) -> tuple[Comparison, Outgoing]:
-        out = self.node.outgoing.get(peer)
-        if out is None:
-            raise Refused(types_pb2.ERROR_REASON_PEER_NOT_FOUND, f"peer: there is no peer {peer}")
-        assert self._comparison is not None, "the composition root gives one"
-        return self._comparison, out
-
-    def _kinds(self, out: Outgoing, names: Sequence[str]) -> list[TopicKind]:
-        kinds = self.node.store.topics(out.peer.topics)
-        known = {kind.name for kind in kinds}
-        for name in names:
-            if name not in known:
-                raise Refused(types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, f"topics: {name} is not on the link")
-        return [kind for kind in kinds if not names or kind.name in names]
+        async with self._compared(request.peer) as (peer, kinds, means):
+            async with aclosing(repair(self.node.store, peer, kinds, request, means=means)) as found:
+                async for response in found:
+                    yield response
 
     @contextlib.asynccontextmanager
-    async def _connected(self, out: Outgoing) -> AsyncIterator[Stub]:
+    async def _compared(self, name: str) -> AsyncIterator[tuple[Calls, list[TopicKind], Means]]:
+        out = self.node.outgoing.get(name)
+        if out is None:
+            raise Refused(types_pb2.ERROR_REASON_PEER_NOT_FOUND, f"peer: no peer {name[:200]!r} is configured")
+        means = Means(
+            run=partial(_in_thread, self._readers),
+            sleep=asyncio.sleep,
+            lagging=partial(self.node.lagging, name),
+            filter_text=out.peer.filter,
+        )
         async with self._channel(out.peer.address) as channel:
-            try:
-                yield self._stub(channel)
-            except grpc.aio.AioRpcError as error:
-                raise refused_by(error) from error
+            yield Calls(self._stub(channel), self._metadata), self.node.store.topics(out.peer.topics), means
 
     def _stub(self, channel: grpc.aio.Channel) -> Stub:
         stub: Stub = replication_pb2_grpc.ReplicationServiceStub(channel)
@@ -272,13 +244,10 @@ async def _hear(
 class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
     """What peers call."""
 
-    def __init__(
-        self, node: Node, readers: Executor, token: str, comparison: Comparison | None, stopped: asyncio.Event
-    ) -> None:
+    def __init__(self, node: Node, readers: Executor, token: str, stopped: asyncio.Event) -> None:
         self._node = node
-        self._readers = readers
+        self._run = partial(_in_thread, readers)
         self._token = f"Bearer {token}".encode() if token else b""
-        self._comparison = comparison
         self._stopped = stopped
         self._receivers: set[Receiver] = set()
 
@@ -336,44 +305,42 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         self, request: replication_pb2.ChecksumRequest, context: Context
     ) -> replication_pb2.ChecksumResponse:
         await self._check(context)
-        return await self._read(context, self._comparing().checksum, request)
+        async with self._reasons(context):
+            return await checksum(self._node.store, request, run=self._run)
 
     async def ListVersions(
         self, request: replication_pb2.ListVersionsRequest, context: Context
     ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
         await self._check(context)
-        listing = self._comparing().list_versions(self._node.store, request)
-        while True:
-            response = await self._read(context, lambda store, _: next(listing, None), request)
-            if response is None:
-                return
-            yield response
+        async with self._reasons(context), aclosing(list_versions(self._node.store, request, run=self._run)) as found:
+            async for response in found:
+                yield response
 
     async def FetchRows(
         self, request: replication_pb2.FetchRowsRequest, context: Context
     ) -> replication_pb2.FetchRowsResponse:
         await self._check(context)
-        return await self._read(context, self._comparing().fetch_rows, request)
+        async with self._reasons(context):
+            return await fetch_rows(self._node.store, request, run=self._run)
 
     async def MergeRows(
         self, request: replication_pb2.MergeRowsRequest, context: Context
     ) -> replication_pb2.MergeRowsResponse:
         await self._check(context)
+        async with self._reasons(context):
+            return await merge_rows(self._node.store, request)
+
+    @contextlib.asynccontextmanager
+    async def _reasons(self, context: Context) -> AsyncIterator[None]:
+        """Ends a call that is refused with its reason."""
         try:
-            return await self._comparing().merge_rows(self._node.store, request)
+            yield
         except Refused as refused:
             await abort(context, refused)
 
-    def _comparing(self) -> Comparison:
-        assert self._comparison is not None, "the composition root gives one"
-        return self._comparison
 
-    async def _read(self, context: Context, run: Callable[[Store, Q], R], request: Q) -> R:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._readers, run, self._node.store, request)
-        except Refused as refused:
-            await abort(context, refused)
+async def _in_thread(readers: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(readers, work)
 
 
 async def _take(

@@ -6,6 +6,7 @@ from typing import Final, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import types_pb2
@@ -49,7 +50,11 @@ def refused_by(error: grpc.aio.AioRpcError) -> Refused:
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS and isinstance(value, bytes):
             info = error_details_pb2.ErrorInfo()
-            for detail in status_pb2.Status.FromString(value).details:
+            try:
+                details = status_pb2.Status.FromString(value).details
+            except DecodeError:
+                continue
+            for detail in details:
                 if (
                     detail.Unpack(info)
                     and info.domain == DOMAIN

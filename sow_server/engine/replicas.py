@@ -747,8 +747,8 @@ class Replicas:
     def purge(
         self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
     ) -> None:
-        """Removes a bounded number of the oldest tombstones: up to a sequence, but for the topics `held`, or made before
-        a time; for these see RE4. `done` hears how many."""
+        """Removes a bounded number of the oldest tombstones: up to a sequence, but for the topics `held`, or made
+        before a time; for these see RE4. `done` hears how many."""
 
         def stage_purge(stage: Stage) -> Callable[[], Counts]:
             cursor = self._rocks.cursor(TOMBSTONES, fill_cache=False)

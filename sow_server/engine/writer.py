@@ -188,7 +188,7 @@ class Writer:
         self._queued_bytes = 0
         self._backlog: deque[Job | Control | _Stop] = deque()
         self._answers: list[Callable[[], None]] = []
-        self._follow: Follow | None = None
+        self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
         self._synced_sequence = sequence_bound
         self._unsynced_since: int | None = None
@@ -250,8 +250,8 @@ class Writer:
         return self._synced_sequence
 
     def follow(self, follow: Follow) -> None:
-        """From the next commit on, tells `follow` of changes. Before `start`, or under the cut lock."""
-        self._follow = follow
+        """From the next commit on, tells `follow`, too, of changes. Before `start`, or under the cut lock."""
+        self._followers.append(follow)
 
     def _refusal(self) -> StoreError:
         assert self._failure is not None, "asked only of a failed writer"
@@ -701,7 +701,7 @@ class Writer:
         for publisher_id, publisher in stage.publishers.items():
             self.publishers.keep(publisher_id, publisher)
         self.sweep.committed(stage)
-        if self._follow is not None and (stage.chunks or stage.after is not None):
+        if self._followers and (stage.chunks or stage.after is not None):
             control = stage.after is not None
             self._to_follow.append(Committed(self._last_sequence, stage.now, stage.chunks, control, stage.dropped))
         self.expired_total += len(stage.expire_times)
@@ -734,10 +734,10 @@ class Writer:
             return self._fail(_as_store_error(error))
         self._unsynced_since = None
         self._synced_sequence = self._last_sequence
-        if self._follow is not None:
+        if self._followers:
             committed, self._to_follow = self._to_follow, []
             # Before the answers of the same turn: who has its answer finds that subscribers are about to have theirs.
-            self._answers.append(partial(self._follow, committed, self._synced_sequence))
+            self._answers += [partial(follow, committed, self._synced_sequence) for follow in self._followers]
         return None
 
     def _sync_if_due(self) -> None:
