@@ -850,8 +850,7 @@ class World:
                 break
             wire.later(True, partial(self._arrive, wire, _copy(request)))
         if sender.failure is not None:
-            if home.node.outgoing[sender.peer.name].sender is sender:
-                home.node.closed(sender)
+            home.node.closed(sender)
             self._hang_up(wire, wire.receiver, wire.target, forward=True)
 
     def _read(self, wire: Wire, read: Read) -> None:
@@ -906,7 +905,9 @@ class World:
         if other.failure is None:
             wire.later(forward, partial(self.end, other, home, failure))
         elif wire in self.wires:
+            wire.source.node.closed(wire.sender)  # a node that has crashed since does not know it any more
             self.wires.remove(wire)
+            self.soon(wire.source)
 
     # -- what is to hold --------------------------------------------------------------------------------------------
 

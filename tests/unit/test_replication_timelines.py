@@ -1,0 +1,283 @@
+"""Stories about tombstones, restored instances, and topics, told step by step (rules R4, R6, R12, J14)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from sow.v1 import types_pb2
+from sow_replication.node import Node
+from sow_replication.options import NodeOptions, PeerOptions
+from sow_replication.ports import Done, Packed
+from sow_replication.status import status
+from tests.support.replica_world import SECOND, Disk, Instance, Make, ModelStore, World
+
+GRACE = 60 * SECOND
+
+
+def world_of(*links: tuple[str, str], make: Make = ModelStore) -> World:
+    """Instances with links from the first to the second of each pair, and a topic T."""
+    world = World(1, make)
+    for name in sorted({name for link in links for name in link}):
+        options = NodeOptions(
+            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
+            accept=tuple(a for a, b in links if b == name),
+            tombstone_grace_micros=GRACE,
+            settle_micros=5 * SECOND,
+        )
+        instance = world.add(name, options)
+        instance.store.create("T")
+        world.soon(instance)
+    world.run(5 * SECOND)
+    return world
+
+
+def both(*names: str) -> list[tuple[str, str]]:
+    return [(a, b) for a in names for b in names if a != b]
+
+
+def put(world: World, name: str, key: str, payload: str) -> None:
+    world.instances[name].store.publish("T", key, payload)
+    commit(world, name)
+
+
+def delete(world: World, name: str, key: str) -> None:
+    world.instances[name].store.delete("T", key)
+    commit(world, name)
+
+
+def commit(world: World, name: str) -> None:
+    world.soon(world.instances[name])
+    world.run(20_000)
+
+
+def payloads(world: World, name: str) -> dict[str, str | None]:
+    return {key: row.payload for key, row in world.instances[name].store.records("T").items()}
+
+
+def part(world: World, a: str, b: str) -> None:
+    world.cut(a, b)
+    world.cut(b, a)
+
+
+def restore(world: World, instance: Instance, disk: Disk, *, authoritative: bool = False) -> None:
+    instance.crash()
+    instance.store.restore(disk, authoritative=authoritative)
+    instance.boot()
+
+
+def test_a_tombstone_goes_once_both_ends_have_it_and_have_read_each_other() -> None:
+    world = world_of(*both("a", "b"))
+    put(world, "a", "k", "one")
+    world.run(5 * SECOND)
+    delete(world, "a", "k")
+    world.run(15 * SECOND)
+    for name in "ab":
+        assert world.instances[name].store.tombstones("T") == {}
+        assert payloads(world, name) == {}
+
+
+def test_a_tombstone_stays_while_an_older_version_waits_in_the_journal_of_an_instance_that_is_away() -> None:
+    """Nothing that c wrote before the delete comes back with it."""
+    world = world_of(*both("a", "b", "c"))
+    part(world, "c", "a")
+    part(world, "c", "b")
+    world.run(SECOND)
+    put(world, "c", "k", "old")
+    world.run(SECOND)
+    put(world, "a", "k", "new")
+    delete(world, "a", "k")
+    world.run(30 * SECOND)
+    assert "k" in world.instances["a"].store.tombstones("T")
+    assert "k" in world.instances["b"].store.tombstones("T")
+    world.heal()
+    world.run(30 * SECOND)
+    for name in "abc":
+        assert payloads(world, name) == {}
+        assert world.instances[name].store.tombstones("T") == {}
+
+
+def away_for_longer_than_the_grace(*, prune: bool) -> World:
+    world = world_of(*both("a", "b"))
+    put(world, "a", "gone", "one")
+    put(world, "a", "kept", "one")
+    world.run(5 * SECOND)
+    part(world, "a", "b")
+    world.run(SECOND)
+    put(world, "b", "early", "of b")
+    delete(world, "a", "gone")
+    world.run(2 * GRACE)
+    assert world.instances["a"].store.tombstones("T") == {}
+    put(world, "b", "late", "of b")
+    assert set(payloads(world, "b")) == {"gone", "kept", "early", "late"}
+    if prune:
+        for instance in world.instances.values():
+            instance.store.prune(instance.store.head())
+            world.soon(instance)
+    world.run(SECOND)
+    world.heal()
+    world.run(40 * SECOND)
+    assert payloads(world, "a") == payloads(world, "b")
+    assert world.lag() == 0
+    assert not world.instances["a"].store.peer("b").missed
+    return world
+
+
+def test_a_peer_that_was_away_for_longer_than_the_grace_gets_the_deletes_from_the_journal() -> None:
+    world = away_for_longer_than_the_grace(prune=False)
+    assert set(payloads(world, "a")) == {"kept", "early", "late"}
+
+
+def test_without_the_journal_it_drops_what_is_not_above_what_was_purged_and_offers_the_rest() -> None:
+    world = away_for_longer_than_the_grace(prune=True)
+    assert set(payloads(world, "a")) == {"kept", "late"}
+    assert world.instances["b"].store.dropped() == {("T", "gone"), ("T", "early")}
+
+
+def test_a_restored_instance_brings_nothing_dead_back_and_is_brought_up_to_date() -> None:
+    """Same name, new id and epoch, old data (rule J14). What it had sent since comes back to it."""
+    world = world_of(*both("a", "b", "c"))
+    put(world, "a", "gone", "one")
+    put(world, "a", "kept", "one")
+    world.run(5 * SECOND)
+    disk = world.instances["a"].store.backup()
+    delete(world, "b", "gone")
+    put(world, "a", "after", "the backup")
+    world.run(40 * SECOND)
+    assert world.instances["b"].store.tombstones("T") == {}
+    for name in "bc":
+        world.instances[name].store.prune(world.instances[name].store.head())
+        commit(world, name)
+    restore(world, world.instances["a"], disk)
+    assert set(payloads(world, "a")) == {"gone", "kept"}
+    world.run(90 * SECOND)
+    for name in "abc":
+        assert payloads(world, name) == {"kept": "one", "after": "the backup"}
+    assert world.lag() == 0
+
+
+def test_a_restored_instance_that_only_sends_brings_nothing_back_that_was_purged_downstream() -> None:
+    world = world_of(("a", "b"), ("c", "b"), ("b", "c"))
+    put(world, "a", "gone", "one")
+    world.run(5 * SECOND)
+    disk = world.instances["a"].store.backup()
+    delete(world, "a", "gone")
+    world.run(2 * GRACE)
+    assert world.instances["b"].store.tombstones("T") == {}
+    restore(world, world.instances["a"], disk)
+    put(world, "a", "new", "of a")
+    world.run(60 * SECOND)
+    assert payloads(world, "b") == payloads(world, "c") == {"new": "of a"}
+
+
+def test_a_restored_instance_whose_data_are_to_be_taken_as_they_are_is_not_asked_to_wait() -> None:
+    world = world_of(("a", "b"))
+    put(world, "a", "gone", "one")
+    world.run(5 * SECOND)
+    disk = world.instances["a"].store.backup()
+    delete(world, "a", "gone")
+    world.run(2 * GRACE)
+    restore(world, world.instances["a"], disk, authoritative=True)
+    world.run(30 * SECOND)
+    assert payloads(world, "b") == {"gone": "one"}
+
+
+def test_a_topic_that_is_missing_leaves_the_link_and_is_seeded_once_it_is_there() -> None:
+    world = world_of(("a", "b"))
+    world.instances["a"].store.create("U")
+    world.instances["a"].store.publish("U", "k", "one")
+    put(world, "a", "k", "two")
+    world.run(10 * SECOND)
+    assert payloads(world, "b") == {"k": "two"}
+    [link] = status(world.instances["a"].node).outgoing
+    assert [(topic.topic, topic.state) for topic in link.topics] == [("U", "refused")]
+    world.instances["b"].store.create("U")
+    commit(world, "b")
+    world.run(10 * SECOND)
+    assert list(world.instances["b"].store.records("U")) == ["k"]
+    assert not status(world.instances["a"].node).outgoing[0].topics
+    assert world.lag() == 0
+
+
+def test_a_topic_that_is_created_anew_at_the_receiver_is_seeded_anew() -> None:
+    world = world_of(("a", "b"))
+    put(world, "a", "k", "one")
+    world.run(5 * SECOND)
+    world.instances["b"].store.drop_topic("T")
+    world.instances["b"].store.create("T")
+    commit(world, "b")
+    assert payloads(world, "b") == {}
+    world.run(10 * SECOND)
+    assert payloads(world, "b") == {"k": "one"}
+
+
+def test_another_pattern_begins_the_link_anew() -> None:
+    """What a narrower link passed over is not behind the cursor of a wider one."""
+    world = world_of(("a", "b"))
+    a = world.instances["a"]
+    for instance in world.instances.values():
+        instance.store.create("U")
+        world.soon(instance)
+    world.run(5 * SECOND)
+    a.crash()
+    a.options = NodeOptions(peers=(PeerOptions("b", "b", topics="T"),))
+    a.boot()
+    world.run(5 * SECOND)
+    a.store.publish("U", "k", "one")
+    put(world, "a", "k", "one")
+    world.run(10 * SECOND)
+    assert world.instances["b"].store.records("U") == {}
+    a.crash()
+    a.options = NodeOptions(peers=(PeerOptions("b", "b"),))
+    a.boot()
+    world.run(10 * SECOND)
+    assert list(world.instances["b"].store.records("U")) == ["k"]
+
+
+def test_a_change_from_the_future_stops_the_link_and_nothing_is_skipped() -> None:
+    world = world_of(("a", "b"))
+    a = world.instances["a"]
+    put(world, "a", "before", "one")
+    world.run(2 * SECOND)
+    a.offset = 30 * SECOND
+    put(world, "a", "ahead", "two")
+    a.offset = 0
+    put(world, "a", "behind it", "three")
+    world.run(8 * SECOND)
+    assert set(payloads(world, "b")) == {"before"}
+    [link] = status(a.node).outgoing
+    assert link.last_error_reason == types_pb2.ERROR_REASON_CLOCK_SKEW
+    world.run(40 * SECOND)
+    assert set(payloads(world, "b")) == {"before", "ahead", "behind it"}
+
+
+class Counting(ModelStore):
+    """Counts what is applied."""
+
+    applied = 0
+
+    def apply(
+        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
+    ) -> None:
+        self.applied += 1
+        super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
+
+
+def test_an_idle_link_commits_nothing() -> None:
+    world = world_of(*both("a", "b"), make=Counting)
+    put(world, "a", "k", "one")
+    world.run(20 * SECOND)
+    store = world.instances["b"].store
+    assert isinstance(store, Counting)
+    before = store.applied
+    assert before
+    world.run(20 * SECOND)
+    assert store.applied == before
+
+
+def test_a_node_of_no_peers_purges_and_dials_nobody() -> None:
+    world = world_of(("a", "b"))
+    node = Node(world.instances["b"].store, NodeOptions(), random.Random(1))
+    node.tick()
+    assert node.due() == []
+    assert node.sync_peers("T") == 0
