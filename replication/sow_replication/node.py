@@ -169,10 +169,12 @@ class Node:
         if sender.identity is not None:
             out.backoff.succeeded()
         out.sender = None
+        told = out.trouble.message == why.message
         out.trouble.happened(why, now)
         out.next_at_micros = now + out.backoff.failed(why.reason)
         out.enter("refused" if why.reason in OPERATORS else "waiting", now)
-        self.observe("link_closed", {"peer": out.peer.name, "reason": why.reason, "message": why.message})
+        if not told:  # a line for each new reason, not for each attempt
+            self.observe("link_closed", {"peer": out.peer.name, "reason": why.reason, "message": why.message})
 
     def _accepted(self, sender: Sender, identity: Identity) -> Refused | None:
         objection = not_itself(self.store.identity, identity)
@@ -251,8 +253,10 @@ class Node:
         if incoming is None:
             return decision
         if isinstance(decision, Refused):
+            told = incoming.trouble.message == decision.message
             incoming.trouble.happened(decision, self.store.now_micros())
-            self.observe("link_refused", {"peer": name, "reason": decision.reason, "message": decision.message})
+            if not told:
+                self.observe("link_refused", {"peer": name, "reason": decision.reason, "message": decision.message})
         elif not isinstance(decision, Wait):
             incoming.live = receiver
             incoming.trouble.passed()
