@@ -155,7 +155,11 @@ def fault(world: World, draw: random.Random) -> None:
 def settle(world: World) -> None:
     """Heals everything, and waits until it is quiet. Raises Wrong."""
     world.heal()
+    world.run(5 * SECOND)
     for instance in world.instances.values():
+        instance.fragile = False
+        if not instance.up:
+            instance.boot()
         for topic in TOPICS:
             instance.store.create(topic)
         world.soon(instance)
