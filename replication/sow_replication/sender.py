@@ -221,6 +221,9 @@ class Sender:
 
         self._read_upto = 0
         self._sent_upto = 0
+        self._changes_upto = 0
+        """Where the changes sent last ended: what was passed over since needs no message, and the receiver may not know
+        of it, so the next changes begin here."""
         self._cursor = 0
         """The receiver's, as far as it has told."""
         self._told = -1
@@ -489,8 +492,9 @@ class Sender:
         if ready.seed is None:
             assert ready.echo is not None, "changes have one"
             self._echo = ready.echo
-            self._sent_upto = ready.upto
             changes = request.changes
+            changes.after = self._changes_upto
+            self._sent_upto = self._changes_upto = ready.upto
             changes.head_sequence = ready.echo.head
             changes.probe = ready.echo.probe
             changes.now_micros = now
@@ -554,7 +558,7 @@ class Sender:
         self.skew.saw(welcome.now_micros - self._heard_at)
         self.since_micros = self._heard_at
         self._returning = welcome.returning
-        self._cursor = self._read_upto = self._sent_upto = cursor
+        self._cursor = self._read_upto = self._sent_upto = self._changes_upto = cursor
         self._echo = _Echo(0, cursor)
         for answer in welcome.topics:
             self._answered(answer)
