@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -62,7 +62,9 @@ as large messages come and go, and after a flood of them a server keeps twice th
 SCAN_RECORDS: Final = 1000
 """Entries that a frame holds where durables are scanned; nobody is sent these."""
 LINKS_SECONDS: Final = 1.0
-SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService")
+SERVICES: Final[tuple[str, ...]] = ("sow.v1.SowService", "sow.v1.AdminService")
+REPLICATION: Final = "sow.v1.ReplicationService"
+"""Only where there are peers, or some are accepted."""
 
 
 class StartError(Exception):
@@ -152,14 +154,15 @@ async def _serve(config: Config) -> int:
                 handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
             )
         )
+        services = SERVICES
         if links is not None:
+            services += (REPLICATION,)
             replication_pb2_grpc.add_ReplicationServiceServicer_to_server(links.servicer, server)
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         reflection.enable_server_reflection(
             (
-                sow_pb2.DESCRIPTOR.services_by_name["SowService"].full_name,
-                admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+                *services,
                 health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
                 reflection.SERVICE_NAME,
             ),
@@ -169,11 +172,11 @@ async def _serve(config: Config) -> int:
         _serve_metrics(config.metrics.listen, metrics)
         await server.start()
         timers.start()
-        watches = [asyncio.create_task(_watch_failure(store, healthy))]
+        watches = [asyncio.create_task(_watch_failure(store, healthy, services))]
         if links is not None:
             await links.start()
             watches.append(asyncio.create_task(_watch_links(links, metrics)))
-        await _set_health(healthy, serving=True)
+        await _set_health(healthy, services, serving=True)
         _tune_gc()
         log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
         if not store.verified_at_start:
@@ -267,17 +270,17 @@ def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)
 
 
-async def _set_health(healthy: health.aio.HealthServicer, *, serving: bool) -> None:
+async def _set_health(healthy: health.aio.HealthServicer, services: Sequence[str], *, serving: bool) -> None:
     status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    for service in ("", *SERVICES):
+    for service in ("", *services):
         await healthy.set(service, status)
 
 
-async def _watch_failure(store: Store, healthy: health.aio.HealthServicer) -> None:
+async def _watch_failure(store: Store, healthy: health.aio.HealthServicer, services: Sequence[str]) -> None:
     """A store that has stopped writing is not healthy, though its reads go on (rule X3)."""
     while store.writer.failure is None:  # noqa: ASYNC110  # set on the writer's thread, and a fifth of a second is soon
         await asyncio.sleep(0.2)
-    await _set_health(healthy, serving=False)
+    await _set_health(healthy, services, serving=False)
 
 
 async def _watch_links(links: Replication, metrics: Metrics) -> None:

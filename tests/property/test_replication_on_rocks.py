@@ -1,4 +1,4 @@
-"""The simulation of replication, on the real store instead of the model (R3 to R7): the same lives, and the same end."""
+"""The simulation of replication on the real store instead of the model (R3 to R7): the same lives, the same end."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from sow.v1 import types_pb2
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Applied, Done, Identity, Packed, Piece, Refused
 from sow_replication.receiver import Receiver
-from sow_replication.sender import Sender
 from tests.support.replica_world import SECOND, Make, ModelSource, ModelStore, Row, World
 
 LATE = True
@@ -323,14 +322,6 @@ def found(make: type[ModelStore] = ModelStore) -> bool:
         except Wrong:
             return True
     return False
-
-
-def test_a_sender_that_counts_what_is_acknowledged_before_the_seeds_are_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SN5."""
-    monkeypatch.setattr(Sender, "seeding", property(lambda sender: False))
-    assert found()
 
 
 def test_a_node_that_does_not_wait_until_its_sources_have_been_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.rocks import TOMBSTONES
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.peers import PeerStore
-from tests.support.replica_world import Row, Written
+from tests.support.replica_world import Backup, Row, Written
 from tests.support.stores import FakeTime, Rig
 
 
@@ -166,10 +166,11 @@ class RocksStore(PeerStore):
         self._rig.store.backup(directory)
         return directory
 
-    def restore(self, directory: Path, *, authoritative: bool = False) -> None:
+    def restore(self, backup: Backup, *, authoritative: bool = False) -> None:
+        assert isinstance(backup, Path), "one of this kind of store"
         self._rig.close()
         shutil.rmtree(self._rig.path)
-        shutil.copytree(directory, self._rig.path)
+        shutil.copytree(backup, self._rig.path)
         self._rig.clock = self._rig.time.clock()
         self._rig._store = Store.open(
             self._rig.path, clock=self._rig.clock, options=self._rig.options, authoritative=authoritative

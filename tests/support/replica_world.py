@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_replication.node import Node
@@ -117,6 +118,9 @@ class Disk:
     peers: dict[str, PeerState] = field(default_factory=dict)
 
 
+Backup: TypeAlias = Disk | Path
+
+
 class Operations(Protocol):
     """What tests do to a store, besides what replication does. All but the last are queued for the next commit."""
 
@@ -135,8 +139,8 @@ class Operations(Protocol):
     def crash(self) -> None:
         """Only what was committed is left."""
 
-    def backup(self) -> Disk: ...
-    def restore(self, disk: Disk, *, authoritative: bool = False) -> None: ...
+    def backup(self) -> Backup: ...
+    def restore(self, backup: Backup, *, authoritative: bool = False) -> None: ...
     def records(self, topic: str) -> dict[str, Row]:
         """Live ones: not those that are due."""
 
@@ -219,13 +223,14 @@ class ModelStore:
     def backup(self) -> Disk:
         return copy.deepcopy(self.disk)
 
-    def restore(self, disk: Disk, *, authoritative: bool = False) -> None:
+    def restore(self, backup: Backup, *, authoritative: bool = False) -> None:
+        assert isinstance(backup, Disk), "one of this kind of store"
         self._lives += 1
         name = self._identity.name
         self._identity = Identity(name, f"{name}-id-{self._lives}", f"{name}-epoch-{self._lives}")
         self._authoritative = authoritative
         self._queue = []
-        self.disk = copy.deepcopy(disk)
+        self.disk = copy.deepcopy(backup)
         self.disk.last = max(self.disk.last, self._now())
         self._peer_memory = dict(self.disk.peers)
 

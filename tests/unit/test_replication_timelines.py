@@ -10,7 +10,7 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done, Packed
 from sow_replication.status import status
-from tests.support.replica_world import SECOND, Disk, Instance, Make, ModelStore, World
+from tests.support.replica_world import SECOND, Backup, Instance, Make, ModelStore, World
 
 GRACE = 60 * SECOND
 
@@ -60,7 +60,7 @@ def part(world: World, a: str, b: str) -> None:
     world.cut(b, a)
 
 
-def restore(world: World, instance: Instance, disk: Disk, *, authoritative: bool = False) -> None:
+def restore(world: World, instance: Instance, disk: Backup, *, authoritative: bool = False) -> None:
     instance.crash()
     instance.store.restore(disk, authoritative=authoritative)
     instance.boot()
@@ -180,6 +180,31 @@ def test_a_restored_instance_whose_data_are_to_be_taken_as_they_are_is_not_asked
     restore(world, world.instances["a"], disk, authoritative=True)
     world.run(30 * SECOND)
     assert payloads(world, "b") == {"gone": "one"}
+
+
+def test_what_is_acknowledged_counts_only_once_every_topic_is_seeded() -> None:
+    """SN5: tombstones go, and REPLICATED is answered, by what a peer has; a cursor does not tell of seeds."""
+    world = World(1)
+    options = NodeOptions(peers=(PeerOptions("b", "b"),), seed_bytes_max=1, flight_messages_max=1)
+    for name, given in (("a", options), ("b", NodeOptions(accept=("a",)))):
+        instance = world.add(name, given)
+        instance.store.create("T")
+        world.soon(instance)
+    world.cut("a", "b")
+    for number in range(30):
+        put(world, "a", f"k{number:02}", "one")
+    world.run(SECOND)
+    world.heal()
+    store = world.instances["a"].store
+    looks = 0
+    while len(payloads(world, "b")) < 30:
+        put(world, "a", "k00", f"while seeding {looks}")
+        if len(payloads(world, "b")) < 30:
+            looks += 1
+            assert store.peer("b").acknowledged == 0
+    assert looks > 5
+    world.run(10 * SECOND)
+    assert store.peer("b").acknowledged == store.head()
 
 
 def test_a_topic_that_is_missing_leaves_the_link_and_is_seeded_once_it_is_there() -> None:
