@@ -138,7 +138,10 @@ class Subscribers:
         )
         # As in a server: what the writer has to tell waits for its turn on the loop.
         committed = self.hub.dispatcher.committed
-        rig.store.writer.follow(lambda commits, synced: self.loop.call_soon(lambda: committed(commits, synced)))
+        # In the place of the hub itself, which has just begun to follow: it hears on the loop.
+        rig.store.writer._followers[-1] = lambda commits, synced: self.loop.call_soon(
+            lambda: committed(commits, synced)
+        )
 
     def subscribe(
         self,

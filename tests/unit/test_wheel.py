@@ -31,12 +31,12 @@ def test_top_level_names_say_whose_they_are(names: list[str]) -> None:
         name for name in top_level if not re.fullmatch(r"sow|sow_[a-z_]+|pyspark_sow|sow-[0-9.]+\.dist-info", name)
     }
     assert foreign == set()
-    assert {"sow", "sow_client", "sow_cli", "sow_server"} <= top_level
+    assert {"sow", "sow_client", "sow_cli", "sow_replication", "sow_server"} <= top_level
 
 
 def test_the_contract_and_its_stubs_are_inside(names: list[str]) -> None:
-    expected = {f"sow/v1/{name}.proto" for name in ("types", "sow", "admin")}
-    expected |= {f"sow/v1/{name}_pb2{ending}" for name in ("types", "sow", "admin") for ending in (".py", ".pyi")}
+    expected = {f"sow/v1/{name}.proto" for name in ("types", "sow", "admin", "replication")}
+    expected |= {f"sow/v1/{name}_pb2{ending}" for name in ("types", "sow", "admin", "replication") for ending in (".py", ".pyi")}
     expected |= {"sow/durations.py"}
     assert expected <= set(names)
 
