@@ -427,7 +427,8 @@ def _topic_metrics(store: Store) -> Iterator[Metric]:
     stored = GaugeMetricFamily("sow_records_bytes", "Key and payload bytes of the stored records.", labels=["topic"])
     journal_bytes = GaugeMetricFamily("sow_journal_bytes", "Bytes of the retained journal.", labels=["topic"])
     entries = GaugeMetricFamily("sow_journal_entries", "Changes in the retained journal.", labels=["topic"])
-    families = (live, late, stored, journal_bytes, entries)
+    dead = GaugeMetricFamily("sow_tombstones", "Tombstones kept for peers, not yet purged.", labels=["topic"])
+    families = (live, late, stored, journal_bytes, entries, dead)
     others = [0] * len(families)
     for index, topic in enumerate(topics):
         figures = topic.statistics
@@ -438,6 +439,7 @@ def _topic_metrics(store: Store) -> Iterator[Metric]:
             figures.record_bytes,
             figures.journal_bytes,
             figures.journal_entries,
+            figures.tombstones,
         )
         if index < TOPICS_MAX:
             for family, value in zip(families, values, strict=True):

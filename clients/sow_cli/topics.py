@@ -36,6 +36,7 @@ _NAMES: Final = (
     "durables",
     "backlog_bytes",
     "backlog_age",
+    "tombstones",
 )
 
 
@@ -248,6 +249,7 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("durables", figures.durables, display.count(figures.durables), in_lists=False),
         Fact("backlog_bytes", figures.backlog_bytes, display.exact_size(figures.backlog_bytes), in_lists=False),
         Fact("backlog_age", age, age or "none", in_lists=False),
+        Fact("tombstones", figures.tombstones, display.count(figures.tombstones), in_lists=False),
     ]
 
 

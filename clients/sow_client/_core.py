@@ -762,6 +762,7 @@ def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:
         durables=values.durables,
         backlog_bytes=values.backlog_bytes,
         backlog_age=values.backlog_age.ToTimedelta() if values.HasField("backlog_age") else None,
+        tombstones=values.tombstones,
     )
 
 

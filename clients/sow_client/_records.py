@@ -593,6 +593,8 @@ class TopicStatistics:
     """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
     backlog_age: timedelta | None = None
     """Age of the oldest unacknowledged entry; None: there is none."""
+    tombstones: int = 0
+    """Kept for peers, not yet purged (rule R4)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,3 +303,5 @@ class TopicStatistics(NamedTuple):
     """What the slowest durable leaves unacknowledged (rule J9)."""
     backlog_age_micros: int | None = None
     """Of the oldest entry of it."""
+    tombstones: int = 0
+    """Kept for peers (rule R4)."""

@@ -637,6 +637,7 @@ class Store:
             self.durables.count(topic),
             0 if backlog is None else backlog.bytes,
             None if oldest is None else max(0, self._clock.now_micros() - oldest),
+            figures.tombstones,
         )
 
     def publisher_position(self, publisher_id: str) -> tuple[int, int]:

@@ -560,6 +560,7 @@ def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = Non
                 overdue_records=hidden,
                 journal_bytes=figures.journal_bytes,
                 journal_entries=figures.journal_entries,
+                tombstones=figures.tombstones,
                 floor_sequence=figures.floor_sequence,
                 durables=figures.durables,
                 backlog_bytes=figures.backlog_bytes,

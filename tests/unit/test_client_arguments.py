@@ -388,7 +388,9 @@ def test_a_described_topic_says_what_is_in_force_and_why() -> None:
     described = _core.topic(
         admin_pb2.Topic(
             name="orders",
-            statistics=admin_pb2.TopicStatistics(durables=2, backlog_bytes=7, backlog_age=Duration(seconds=90)),
+            statistics=admin_pb2.TopicStatistics(
+                durables=2, backlog_bytes=7, backlog_age=Duration(seconds=90), tombstones=4
+            ),
             effective=[admin_pb2.EffectiveSetting(name="max_ttl", value="1h0m0s", origin="policy short")],
             planned_journal_bytes=-1,
         )
@@ -398,6 +400,7 @@ def test_a_described_topic_says_what_is_in_force_and_why() -> None:
     assert described.statistics is not None
     assert (described.statistics.durables, described.statistics.backlog_bytes) == (2, 7)
     assert described.statistics.backlog_age == timedelta(seconds=90)
+    assert described.statistics.tombstones == 4
     listed = _core.topic(admin_pb2.Topic(name="orders"))
     assert (listed.effective, listed.planned_journal_bytes) == ((), None)
 

@@ -36,7 +36,9 @@ def test_top_level_names_say_whose_they_are(names: list[str]) -> None:
 
 def test_the_contract_and_its_stubs_are_inside(names: list[str]) -> None:
     expected = {f"sow/v1/{name}.proto" for name in ("types", "sow", "admin", "replication")}
-    expected |= {f"sow/v1/{name}_pb2{ending}" for name in ("types", "sow", "admin", "replication") for ending in (".py", ".pyi")}
+    expected |= {
+        f"sow/v1/{name}_pb2{ending}" for name in ("types", "sow", "admin", "replication") for ending in (".py", ".pyi")
+    }
     expected |= {"sow/durations.py"}
     assert expected <= set(names)
 

@@ -454,6 +454,7 @@ class TopicStatistics(_message.Message):
     DURABLES_FIELD_NUMBER: _builtins.int
     BACKLOG_BYTES_FIELD_NUMBER: _builtins.int
     BACKLOG_AGE_FIELD_NUMBER: _builtins.int
+    TOMBSTONES_FIELD_NUMBER: _builtins.int
     live_records: _builtins.int
     """Live records."""
     stored_bytes: _builtins.int
@@ -470,6 +471,8 @@ class TopicStatistics(_message.Message):
     """Durable subscriptions."""
     backlog_bytes: _builtins.int
     """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
+    tombstones: _builtins.int
+    """Tombstones kept for peers, not yet purged (rule R4)."""
     @_builtins.property
     def backlog_age(self) -> _duration_pb2.Duration:
         """Age of the oldest unacknowledged entry. Unset: there is none."""
@@ -486,10 +489,11 @@ class TopicStatistics(_message.Message):
         durables: _builtins.int = ...,
         backlog_bytes: _builtins.int = ...,
         backlog_age: _duration_pb2.Duration | None = ...,
+        tombstones: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "durables", b"durables", "floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "durables", b"durables", "floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "stored_bytes", b"stored_bytes", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
