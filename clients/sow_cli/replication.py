@@ -202,10 +202,14 @@ def _troubles(link: OutgoingLink | IncomingLink) -> list[Fact]:
     topics = [_topic(one) for one in link.topics]
     return [
         Fact("topics", topics or None, "", in_lists=False),
-        Fact("last_error_reason", link.last_error_reason or None, link.last_error_reason or "-", label="last error"),
+        Fact("last_error_reason", link.last_error_reason or None, _short(link), label="last error"),
         Fact("last_error", link.last_error or None, "", in_lists=False),
         _moment("last_error_time", link.last_error_time),
     ]
+
+
+def _short(link: OutgoingLink | IncomingLink) -> str:
+    return link.last_error_reason or ("see below" if link.last_error else "-")
 
 
 def _topic(one: LinkTopic) -> dict[str, str]:
@@ -222,7 +226,9 @@ def _tell_trouble(found: ReplicationStatus) -> None:
                 why = f": {display.safe(topic.message)}" if topic.message else ""
                 lines.append(f"{where}: topic {display.safe(topic.topic)} is {display.safe(topic.state)}{why}")
             if link.last_error:
-                lines.append(f"{where}: {link.last_error_reason}: {display.safe(link.last_error)}")
+                # No reason: the transport ended it, as where nobody listens.
+                reason = f"{link.last_error_reason}: " if link.last_error_reason else ""
+                lines.append(f"{where}: {reason}{display.safe(link.last_error)}")
     for line in lines:
         click.echo(line)
 

@@ -15,9 +15,14 @@ class Calls:
     """A `verify.Peer` on the stub of a channel. `metadata` goes with each call: our credentials (rule R11)."""
 
     def __init__(
-        self, stub: replication_pb2_grpc.ReplicationServiceAsyncStub, metadata: Sequence[tuple[str, str]] = ()
+        self,
+        stub: replication_pb2_grpc.ReplicationServiceAsyncStub,
+        address: str,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
+        """`address`: where the channel goes, for what is said of errors."""
         self._stub = stub
+        self._address = address
         self._metadata = tuple(metadata)
 
     async def checksum(self, request: replication_pb2.ChecksumRequest, /) -> replication_pb2.ChecksumResponse:
@@ -25,7 +30,7 @@ class Calls:
         try:
             return await self._stub.Checksum(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise refused_of(error) from error
+            raise refused_of(error, self._address) from error
 
     async def list_versions(
         self, request: replication_pb2.ListVersionsRequest, /
@@ -36,7 +41,7 @@ class Calls:
             async for part in call:
                 yield part
         except grpc.aio.AioRpcError as error:
-            raise refused_of(error) from error
+            raise refused_of(error, self._address) from error
         finally:
             call.cancel()
 
@@ -45,20 +50,19 @@ class Calls:
         try:
             return await self._stub.FetchRows(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise refused_of(error) from error
+            raise refused_of(error, self._address) from error
 
     async def merge_rows(self, request: replication_pb2.MergeRowsRequest, /) -> replication_pb2.MergeRowsResponse:
         """Merges them."""
         try:
             return await self._stub.MergeRows(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise refused_of(error) from error
+            raise refused_of(error, self._address) from error
 
 
-def refused_of(error: grpc.aio.AioRpcError) -> Refused:
+def refused_of(error: grpc.aio.AioRpcError, address: str) -> Refused:
     """Why a call failed: the peer's reason, or REPLICATION_UNAVAILABLE where it gave none: the transport ended it."""
-    refused = refused_by(error)
+    refused = refused_by(error, address)
     if refused.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
         return refused
-    text = error.details() or error.code().name
-    return Refused(types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE, f"the call failed ({error.code().name}): {text}")
+    return Refused(types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE, refused.message)

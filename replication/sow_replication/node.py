@@ -39,6 +39,9 @@ from sow_replication.sender import Sender
 COVERS_MAX: Final = 1000
 """Probes of which it is remembered what a source had acknowledged when they went out."""
 
+_UP: Final = ("seeding", "streaming")
+"""States of a link on which changes flow."""
+
 
 class Trouble:
     """The last error of a link."""
@@ -51,6 +54,12 @@ class Trouble:
     def happened(self, why: Refused, now_micros: int) -> None:
         """Remembers an error."""
         self.reason, self.message, self.at_micros = why.reason, why.message, now_micros
+
+    def is_like(self, why: Refused) -> bool:
+        """Whether an error says nothing new: an attempt that fails as the one before it needs no line in the log."""
+        if why.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
+            return self.reason == why.reason
+        return (self.reason, self.message) == (why.reason, why.message)
 
     def passed(self) -> None:
         """The link is up."""
@@ -169,11 +178,11 @@ class Node:
         if sender.identity is not None:
             out.backoff.succeeded()
         out.sender = None
-        told = out.trouble.message == why.message
+        told = out.trouble.is_like(why)
         out.trouble.happened(why, now)
         out.next_at_micros = now + out.backoff.failed(why.reason)
         out.enter("refused" if why.reason in OPERATORS else "waiting", now)
-        if not told:  # a line for each new reason, not for each attempt
+        if not told:
             self.observe("link_closed", {"peer": out.peer.name, "reason": why.reason, "message": why.message})
 
     def _accepted(self, sender: Sender, identity: Identity) -> Refused | None:
@@ -192,6 +201,8 @@ class Node:
         if out.sender is not sender or not sender.streaming:
             return
         now = self.store.now_micros()
+        if out.state not in _UP:
+            self.observe("link_opened", {"peer": out.peer.name})
         if out.trouble.message:
             out.trouble.passed()
         out.refusals = sender.refusals()
@@ -253,10 +264,9 @@ class Node:
         if incoming is None:
             return decision
         if isinstance(decision, Refused):
-            told = incoming.trouble.message == decision.message
-            incoming.trouble.happened(decision, self.store.now_micros())
-            if not told:
+            if not incoming.trouble.is_like(decision):
                 self.observe("link_refused", {"peer": name, "reason": decision.reason, "message": decision.message})
+            incoming.trouble.happened(decision, self.store.now_micros())
         elif not isinstance(decision, Wait):
             incoming.live = receiver
             incoming.trouble.passed()

@@ -149,7 +149,8 @@ class Replication:
             filter_text=out.peer.filter,
         )
         async with self._channel(out.peer.address) as channel:
-            yield Calls(self._stub(channel), self._metadata), self.node.store.topics(out.peer.topics), means
+            calls = Calls(self._stub(channel), out.peer.address, self._metadata)
+            yield calls, self.node.store.topics(out.peer.topics), means
 
     def _stub(self, channel: grpc.aio.Channel) -> Stub:
         stub: Stub = replication_pb2_grpc.ReplicationServiceStub(channel)
@@ -238,7 +239,7 @@ async def _hear(
             sender.received(response)
         sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the peer has ended the link"))
     except grpc.aio.AioRpcError as error:
-        sender.fail(refused_by(error))
+        sender.fail(refused_by(error, sender.peer.address))
 
 
 class Servicer(replication_pb2_grpc.ReplicationServiceServicer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NoReturn
 
 import grpc
@@ -17,6 +18,11 @@ PREFIX: Final = "ERROR_REASON_"
 DETAILS: Final = "grpc-status-details-bin"
 MESSAGE_CHARACTERS_MAX: Final = 500
 """A longer message is cut: trailers beyond 8 KiB do not arrive."""
+_UNREACHABLE: Final = re.compile(
+    r"failed to connect to all addresses; last error: [A-Z_]+: (?:ipv[46]:\S+: )?"
+    r"(?:Failed to connect to remote host: )?|errors resolving .*: "
+)
+"""What gRPC puts in front of why it could not connect."""
 _CODES: Final[dict[Reason, grpc.StatusCode]] = {
     types_pb2.ERROR_REASON_UNSPECIFIED: grpc.StatusCode.UNAVAILABLE,
     types_pb2.ERROR_REASON_STOPPING: grpc.StatusCode.UNAVAILABLE,
@@ -45,8 +51,8 @@ async def abort(context: grpc.aio.ServicerContext[object, object], refused: Refu
     raise AssertionError("abort has raised")
 
 
-def refused_by(error: grpc.aio.AioRpcError) -> Refused:
-    """What a call has ended with."""
+def refused_by(error: grpc.aio.AioRpcError, address: str) -> Refused:
+    """What a call to an address has ended with. UNSPECIFIED: the peer gave no reason, the transport ended it."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS and isinstance(value, bytes):
             info = error_details_pb2.ErrorInfo()
@@ -61,7 +67,20 @@ def refused_by(error: grpc.aio.AioRpcError) -> Refused:
                     and PREFIX + info.reason in types_pb2.ErrorReason.DESCRIPTOR.values_by_name
                 ):
                     return Refused(types_pb2.ErrorReason.Value(PREFIX + info.reason), error.details() or "")
-    return Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{error.code().name}: {error.details()}")
+    return Refused(types_pb2.ERROR_REASON_UNSPECIFIED, _transport(error.code(), error.details() or "", address))
+
+
+def _transport(code: grpc.StatusCode, details: str, address: str) -> str:
+    """What gRPC says of a connection, in words for an operator; what it does not know by form it repeats."""
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return f"{address} does not answer as an instance does: {details}"
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return f"the call to {address} failed ({code.name}): {details}"
+    unreachable = _UNREACHABLE.search(details)
+    if unreachable is None:
+        return f"the connection to {address} was lost: {details}"
+    why = details[unreachable.end() :].rstrip("]")
+    return f"cannot reach {address}: {why[:1].lower()}{why[1:]}"
 
 
 def reason_name(reason: Reason) -> str:

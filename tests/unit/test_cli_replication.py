@@ -133,6 +133,14 @@ def test_a_table_tells_trouble_below_it_and_obeys_nobody(client: FakeClient) -> 
     assert "\x1b[2J" not in shown
 
 
+def test_an_error_without_a_reason_is_told_without_an_empty_one(client: FakeClient) -> None:
+    """It read "out b: : UNAVAILABLE: failed to connect to all addresses; …"."""
+    lost = replace(OUT, topics=(), last_error_reason="", last_error="cannot reach 127.0.0.1:7552: connection refused")
+    client.links = ReplicationStatus("nyc-1", 2_234, (lost,), ())
+    shown = run(client, "replication", "status", "--format", "table").stdout
+    assert "out ldn-1: cannot reach 127.0.0.1:7552: connection refused\n" in shown
+
+
 def test_a_csv_has_the_same_columns_for_both_directions(client: FakeClient) -> None:
     client.links = ReplicationStatus("nyc-1", 2_234, (replace(OUT, topics=()),), (IN,))
     out, into = csv.DictReader(io.StringIO(run(client, "replication", "status", "--format", "csv").stdout))

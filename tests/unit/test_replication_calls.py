@@ -12,6 +12,7 @@ import pytest
 from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.calls import Calls
 from sow_replication.ports import Refused
+from sow_replication.wire import refused_by
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.services.errors import abort
 
@@ -82,9 +83,10 @@ def using(use: Callable[[Calls, Peer, grpc.aio.Server], Awaitable[None]]) -> Non
         replication_pb2_grpc.add_ReplicationServiceServicer_to_server(peer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        address = f"127.0.0.1:{port}"
+        async with grpc.aio.insecure_channel(address) as channel:
             stub: Any = replication_pb2_grpc.ReplicationServiceStub(channel)  # the asynchronous one is a name for types
-            await use(Calls(stub, [("token", "secret")]), peer, server)
+            await use(Calls(stub, address, [("token", "secret")]), peer, server)
         await server.stop(None)
 
     asyncio.run(run())
@@ -130,6 +132,36 @@ def test_a_peer_that_goes_away_is_unavailable() -> None:
             assert answer.reason == types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE
 
     using(use)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "told"),
+    [
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            (
+                "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+                "Failed to connect to remote host: Connection refused"
+            ),
+            "cannot reach ldn:7450: connection refused",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "errors resolving ldn:7450: [field:hostname lookup error:address failed: Domain name not found]",
+            "cannot reach ldn:7450: domain name not found",
+        ),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", "the connection to ldn:7450 was lost: Socket closed"),
+        (grpc.StatusCode.UNIMPLEMENTED, "no", "ldn:7450 does not answer as an instance does: no"),
+        (grpc.StatusCode.INTERNAL, "bug", "the call to ldn:7450 failed (INTERNAL): bug"),
+    ],
+)
+def test_what_the_transport_says_is_told_in_words(code: grpc.StatusCode, details: str, told: str) -> None:
+    """It read "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:…"."""
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+    refused = refused_by(error, "ldn:7450")
+
+    assert (refused.reason, refused.message) == (types_pb2.ERROR_REASON_UNSPECIFIED, told)
 
 
 def test_a_list_that_nobody_reads_on_is_cancelled() -> None:

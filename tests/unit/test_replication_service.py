@@ -52,6 +52,7 @@ async def running(
     token: str = "",
     port: int = 0,
     store: ModelStore | None = None,
+    channel: Callable[[str], grpc.aio.Channel] = insecure_channel,
 ) -> AsyncIterator[Running]:
     if store is None:
         store = ModelStore(name, now, [peer.name for peer in peers])
@@ -66,7 +67,7 @@ async def running(
         sync_timeout_micros=300_000,
     )
     with ThreadPoolExecutor(2) as readers:
-        replication = Replication(Node(store, options, random.Random(1)), readers=readers, token=token)
+        replication = Replication(Node(store, options, random.Random(1)), readers=readers, token=token, channel=channel)
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         replication_pb2_grpc.add_ReplicationServiceServicer_to_server(replication.servicer, server)
         bound = server.add_insecure_port(f"127.0.0.1:{port}")
@@ -147,6 +148,39 @@ def test_both_ways_and_replicated_when_the_sync_peer_has_it() -> None:
     asyncio.run(body())
 
 
+def test_attempts_that_fail_alike_are_told_once() -> None:
+    """There was a warning each attempt, for as long as a peer was away."""
+
+    async def body() -> None:
+        dialled: list[str] = []
+        told: list[tuple[str, object]] = []
+
+        def dial(address: str) -> grpc.aio.Channel:
+            dialled.append(address)
+            return insecure_channel(address)
+
+        async with running("b", accept=("a",)) as b:
+            port = b.port
+        async with running("a", (peer("b", port),), channel=dial) as a:
+            a.replication.node.observe = lambda event, fields: told.append((event, fields.get("message")))
+            unreachable = ("link_closed", f"cannot reach 127.0.0.1:{port}: connection refused")
+            await until(lambda: len(dialled) > 5)
+            assert told == [unreachable]
+            assert a.outgoing().last_error == unreachable[1]
+
+            async with running("b", accept=("a",), port=port):
+                await until(lambda: a.outgoing().state == "streaming")
+            dialled.clear()
+            await until(lambda: len(dialled) > 5)
+
+        events = [event for event, _ in told]
+        assert events[:3] == ["link_closed", "link_opened", "link_closed"]
+        assert told.count(unreachable) == 2
+        assert events.count("link_opened") == 1
+
+    asyncio.run(body())
+
+
 async def refusal_of(a: Running) -> int:
     await until(lambda: a.outgoing().last_error_reason != types_pb2.ERROR_REASON_UNSPECIFIED)
     assert a.outgoing().state == "refused"
@@ -208,7 +242,7 @@ def test_another_version_of_the_protocol_is_refused_with_its_reason() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call.read()
             assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert refused_by(raised.value).reason == types_pb2.ERROR_REASON_PROTOCOL_MISMATCH
+            assert refused_by(raised.value, "b").reason == types_pb2.ERROR_REASON_PROTOCOL_MISMATCH
             assert "version 2" in (raised.value.details() or "")
 
     asyncio.run(body())
