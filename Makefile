@@ -4,10 +4,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PYTEST_WORKERS ?= 2
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: demo test test-long check bench serve proto clean
+.PHONY: demo demo-cluster test test-long check bench serve proto clean
 
 demo: .venv/.installed .venv/.flights
 	.venv/bin/python -m examples.demo
+
+demo-cluster: .venv/.installed .venv/.flights
+	.venv/bin/python -m examples.cluster
 
 test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long"
@@ -34,7 +37,7 @@ proto: .venv/.installed
 	.venv/bin/python proto/generate.py
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis sow-demo-data sow-demo.toml
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis sow-demo-data sow-demo.toml sow-cluster
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }

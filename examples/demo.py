@@ -117,10 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # So that the server is stopped then, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     narration = Narration()
-    return _exit_code(narration, lambda: _tell(narration, given.folder, records=given.records, wanted_port=given.port))
+    return exit_code(narration, lambda: _tell(narration, given.folder, records=given.records, wanted_port=given.port))
 
 
-def _exit_code(narration: Narration, tell: Callable[[], None]) -> int:
+def exit_code(narration: Narration, tell: Callable[[], None]) -> int:
+    """Tells a story; returns what the program ends with."""
     try:
         tell()
         narration.flush()
@@ -131,7 +132,7 @@ def _exit_code(narration: Narration, tell: Callable[[], None]) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("demo: interrupted; the server is stopped", file=sys.stderr)
+        print("demo: interrupted; nothing runs any more", file=sys.stderr)
         return 130
     return 0
 

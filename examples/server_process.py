@@ -61,15 +61,15 @@ def free_port(wanted: int) -> int:
         return port
 
 
-def remove_data(folder: Path) -> None:
+def remove_data(folder: Path, name: str = DATA_NAME) -> None:
     """Removes the data of earlier runs. Raises ServerTrouble when a server still works on them."""
-    data = folder / DATA_NAME
+    data = folder / name
     for lock in data.rglob("LOCK"):
         with lock.open("r+b") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ServerTrouble(f"a server is running on {DATA_NAME}; stop it first") from None
+                raise ServerTrouble(f"a server is running on {name}; stop it first") from None
     if data.exists():
         shutil.rmtree(data)
 
@@ -77,8 +77,10 @@ def remove_data(folder: Path) -> None:
 class ServerProcess:
     """Owns the process. One at a time; may be started again after it was stopped or killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: str = CONFIG_NAME) -> None:
+        """`config`: the name of a file in `folder`, where the server runs."""
         self._folder = folder
+        self._config = config
         self._process: subprocess.Popen[str] | None = None
         self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
 
@@ -104,7 +106,7 @@ class ServerProcess:
         heard = queue.SimpleQueue[bool]()
         started = time.monotonic()
         self._process = subprocess.Popen(
-            [*COMMAND, "--config", CONFIG_NAME], cwd=self._folder, stderr=subprocess.PIPE, text=True, errors="replace"
+            [*COMMAND, "--config", self._config], cwd=self._folder, stderr=subprocess.PIPE, text=True, errors="replace"
         )
         assert self._process.stderr is not None, "asked for"
         threading.Thread(target=self._read_log, args=(self._process.stderr, heard), daemon=True).start()

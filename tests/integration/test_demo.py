@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo import _exit_code
+from examples.demo import exit_code
 from examples.narration import Narration
 from examples.server_process import CONFIG_NAME, DATA_NAME, ServerProcess, ServerTrouble, remove_data
 
@@ -151,7 +151,7 @@ def test_a_server_that_does_not_start_is_told_with_its_own_words(tmp_path: Path)
 def test_a_claim_that_does_not_hold_ends_the_demo_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     narration = Narration()
 
-    code = _exit_code(narration, lambda: narration.claim("two and two are five", holds=False, found=4))
+    code = exit_code(narration, lambda: narration.claim("two and two are five", holds=False, found=4))
 
     assert code == 1
     assert "DOES NOT HOLD: two and two are five (found: 4)" in capsys.readouterr().out
