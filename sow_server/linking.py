@@ -137,7 +137,8 @@ def told(event: str, fields: Mapping[str, object]) -> None:
     shown = dict(fields)
     if isinstance(reason := shown.get("reason"), int):
         shown["reason"] = Reason(reason).name if reason else ""  # 0: a link ended that nothing is wrong with
-    (log.warning if event in _WARNINGS else log.info)(event, **shown)
+    orderly = shown.get("reason") == Reason.STOPPING.name  # one of the two ends stops, as somebody has told it to
+    (log.warning if event in _WARNINGS and not orderly else log.info)(event, **shown)
 
 
 def dialling(config: Config) -> Callable[[str], grpc.aio.Channel]:

@@ -118,11 +118,13 @@ def test_the_log_names_reasons_and_warns_of_what_is_wrong() -> None:
         told("peer_upgraded", {"peer": "ldn-1"})
         told("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_CLOCK_SKEW, "message": "no"})
         told("link_closed", {"peer": "ldn-1", "reason": 0, "message": "another link"})
+        told("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_STOPPING, "message": "stopping"})
     assert [(line["event"], line["log_level"], line.get("reason")) for line in lines] == [
         ("peer_downgraded", "warning", None),
         ("peer_upgraded", "info", None),
         ("link_closed", "warning", "CLOCK_SKEW"),
         ("link_closed", "warning", ""),
+        ("link_closed", "info", "STOPPING"),
     ]
 
 
