@@ -73,7 +73,7 @@ def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
         return Wait()
     if known.sends.identity == peer and known.sends.acknowledged >= row.wait_for:
         return Begin(guarded=False)
-    return pending()
+    return pending(own.name, peer.name)
 
 
 def _objection(hello: replication_pb2.Hello, peer: Identity, known: Known) -> Refused | None:
@@ -107,9 +107,9 @@ def not_itself(own: Identity, peer: Identity) -> Refused | None:
     return None
 
 
-def pending() -> Refused:
-    """It has to take what this instance has, first."""
+def pending(own: str, peer: str) -> Refused:
+    """The peer has to take what this instance has, first. Read at both ends, so it names them."""
     reason: Reason = types_pb2.ERROR_REASON_RESEED_PENDING
     return Refused(
-        reason, "it has been away for too long, or was restored: it has to take what this instance has, first"
+        reason, f"{peer} has been away for too long, or is new or restored: first it takes what {own} has, by itself"
     )

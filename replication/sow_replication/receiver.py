@@ -165,7 +165,7 @@ class Receiver:
         self._store.wait_for(
             identity.name,
             self._store.head(),
-            lambda result: self.fail(result if isinstance(result, Refused) else pending()),
+            lambda result: self.fail(result if isinstance(result, Refused) else self._pending()),
         )
         return None
 
@@ -188,6 +188,10 @@ class Receiver:
             )
         )
         self.wake()
+
+    def _pending(self) -> Refused:
+        assert self.identity is not None, "the sender has said Hello"
+        return pending(self._store.identity.name, self.identity.name)
 
     def _answers(self) -> list[TopicAnswer]:
         assert self.identity is not None, "the sender has said Hello"
@@ -351,7 +355,7 @@ class Receiver:
             source = self._store.source(self.identity.name)
             if source is not None and source.wait_for:
                 # It has to, since it was welcomed: it begins anew, also when it has nothing to send.
-                return self.fail(pending())
+                return self.fail(self._pending())
             self._tell_topics()
         self.wake()
         return None

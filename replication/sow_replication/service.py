@@ -299,7 +299,14 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             self._receivers.discard(receiver)
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
-        log.info("link_ended", reason=reason_name(receiver.failure.reason), message=receiver.failure.message)
+        why, sender = receiver.failure, receiver.identity
+        if why.reason != types_pb2.ERROR_REASON_RESEED_PENDING:  # it comes again and again until that has passed
+            log.info(
+                "link_ended",
+                peer="" if sender is None else sender.name,
+                reason="" if why.reason == types_pb2.ERROR_REASON_UNSPECIFIED else reason_name(why.reason),
+                message=why.message,
+            )
         await abort(context, receiver.failure)
 
     async def Checksum(

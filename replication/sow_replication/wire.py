@@ -23,6 +23,8 @@ _UNREACHABLE: Final = re.compile(
     r"(?:Failed to connect to remote host: )?|errors resolving .*: "
 )
 """What gRPC puts in front of why it could not connect."""
+_BROKEN_WRITE: Final = "Internal error from Core"
+"""What gRPC says when a write meets the end of the call, before its status has been read."""
 _CODES: Final[dict[Reason, grpc.StatusCode]] = {
     types_pb2.ERROR_REASON_UNSPECIFIED: grpc.StatusCode.UNAVAILABLE,
     types_pb2.ERROR_REASON_STOPPING: grpc.StatusCode.UNAVAILABLE,
@@ -74,6 +76,8 @@ def _transport(code: grpc.StatusCode, details: str, address: str) -> str:
     """What gRPC says of a connection, in words for an operator; what it does not know by form it repeats."""
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"{address} does not answer as an instance does: {details}"
+    if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WRITE:
+        return f"the connection to {address} was lost"
     if code is not grpc.StatusCode.UNAVAILABLE:
         return f"the call to {address} failed ({code.name}): {details}"
     unreachable = _UNREACHABLE.search(details)

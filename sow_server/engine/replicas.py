@@ -481,21 +481,19 @@ class Replicas:
         return found
 
     def check(self, kind: Kind) -> StoreError | None:
-        """Why a topic of another instance cannot be taken (rule R12); None: it can."""
+        """Why a topic of another instance cannot be taken (rule R12); None: it can. It is read at both ends."""
         topic = self._store.topics.by_name.get(kind.name)
         if topic is None or topic.reserved:
-            return StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {kind.name!r} on this instance")
+            return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
         mine = _kind(topic)
         if not mine.journal or not kind.journal:
-            where = "this instance" if kind.journal else "the other"
-            return StoreError(Reason.NO_JOURNAL, f"topic: {kind.name} has no journal on {where}")
+            where = "receiving" if kind.journal else "sending"
+            return StoreError(Reason.NO_JOURNAL, f"{kind.name} has no journal at the {where} end")
         for field in ("key", "message_type", "separator"):
             here, there = getattr(mine, field), getattr(kind, field)
             if here != there:
-                return StoreError(
-                    Reason.TOPIC_DIFFERS,
-                    f"topic: {kind.name} has {field} = {_shown(here)} on this instance, {_shown(there)} on the other",
-                )
+                ends = f"{_shown(here)} at the receiving end, {_shown(there)} at the sending one"
+                return StoreError(Reason.TOPIC_DIFFERS, f"{kind.name} has {field} = {ends}")
         return None
 
     def _answer(self, name: str, kind: Kind) -> Answer:

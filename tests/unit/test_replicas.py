@@ -370,8 +370,7 @@ def test_a_topic_that_differs_leaves_the_link_and_is_seeded_once_it_is_mended(pa
     refusal = answers["other"].refusal
     assert refusal is not None
     assert refusal.reason is Reason.TOPIC_DIFFERS
-    assert '"/id"' in refusal.message
-    assert '"/name"' in refusal.message
+    assert refusal.message == 'other has key = ["/name"] at the receiving end, ["/id"] at the sending one'
     a.run(Publish("other", [b'{"id":1}']))
     a.put("t", "1")
     ship(a, b)

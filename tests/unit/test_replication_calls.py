@@ -152,6 +152,7 @@ def test_a_peer_that_goes_away_is_unavailable() -> None:
         ),
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", "the connection to ldn:7450 was lost: Socket closed"),
         (grpc.StatusCode.UNIMPLEMENTED, "no", "ldn:7450 does not answer as an instance does: no"),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", "the connection to ldn:7450 was lost"),
         (grpc.StatusCode.INTERNAL, "bug", "the call to ldn:7450 failed (INTERNAL): bug"),
     ],
 )
