@@ -303,7 +303,8 @@ class Replicas:
             if self.peer(name).acknowledged < topic.statistics.last_sequence and topic.statistics.journal_entries:
                 raise StoreError(
                     Reason.PEER_BEHIND,
-                    f"topic: {name} has not yet received all changes of {topic.name}; wait for it, or use force",
+                    f"topic: {name} has not yet received all changes of {topic.name}; wait for it, or "
+                    "delete it all the same (force in the API, --unshipped on the command line)",
                     field="name",
                     details={"peer": name},
                 )

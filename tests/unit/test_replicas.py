@@ -556,6 +556,7 @@ def test_a_topic_is_not_deleted_while_a_peer_has_not_received_all_of_it(pair: tu
     with pytest.raises(StoreError) as refused:
         a.delete_topic("t")
     assert refused.value.reason is Reason.PEER_BEHIND
+    assert "--unshipped" in str(refused.value), "--force of the command only means not to ask"
     ship(a, b)
     ship(b, a)
     assert a.delete_topic("t") == 0
