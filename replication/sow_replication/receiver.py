@@ -224,7 +224,13 @@ class Receiver:
         if crc != changes.crc32:
             return self._damaged()
         if changes.after > self._received or changes.upto < changes.after:
-            return self._breach(f"changes behind {changes.after}, with the cursor at {self._received}")
+            # Something in between got lost on the way; nothing that an operator has to mend, so it is tried again soon.
+            return self.fail(
+                Refused(
+                    types_pb2.ERROR_REASON_BATCH_DAMAGED,
+                    f"changes behind {changes.after}, with the cursor at {self._received}",
+                )
+            )
         self._tell_of(changes.probe, changes.head_sequence, changes.now_micros)
         if changes.upto <= self._received:
             self._acknowledge = True

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.calls import Calls
@@ -28,7 +29,7 @@ from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.sender import Fetched, Read, Sender
 from sow_replication.status import status
 from sow_replication.verify import Means, checksum, list_versions, verify
-from sow_replication.wire import abort, reason_name, refused_by
+from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
 
 log = structlog.get_logger(__name__)
 
@@ -200,7 +201,7 @@ class Replication:
                 if message is not None:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         # When the stream is over, `hearing` learns why.
-                        await call.write(message)
+                        await call.write(sealed(message))
                         continue
                     await hearing
                 elif read is None:
@@ -231,15 +232,17 @@ def _run(read: Read) -> Fetched | Refused:
 
 
 async def _hear(
-    call: grpc.aio.StreamStreamCall[replication_pb2.ReplicateRequest, replication_pb2.ReplicateResponse],
+    call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed],
     sender: Sender,
 ) -> None:
     try:
         async for response in call:
-            sender.received(response)
+            sender.received(opened(replication_pb2.ReplicateResponse, response))
         sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the peer has ended the link"))
     except grpc.aio.AioRpcError as error:
         sender.fail(refused_by(error, sender.peer.address))
+    except Refused as damaged:
+        sender.fail(damaged)
 
 
 class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
@@ -271,8 +274,8 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             )
 
     async def Replicate(
-        self, request_iterator: AsyncIterator[replication_pb2.ReplicateRequest], context: Context
-    ) -> AsyncIterator[replication_pb2.ReplicateResponse]:
+        self, request_iterator: AsyncIterator[replication_pb2.Sealed], context: Context
+    ) -> AsyncIterator[replication_pb2.Sealed]:
         await self._check(context)
         receiver = self._node.accept()
         self._receivers.add(receiver)
@@ -289,7 +292,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                 wakened.clear()
                 message = receiver.next_message()
                 if message is not None:
-                    yield message
+                    yield sealed(message)
                 elif receiver.failure is not None:
                     break
                 else:
@@ -351,16 +354,18 @@ async def _in_thread(readers: Executor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(readers, work)
 
 
-async def _take(
-    requests: AsyncIterator[replication_pb2.ReplicateRequest], receiver: Receiver, room: asyncio.Event
-) -> None:
+async def _take(requests: AsyncIterator[replication_pb2.Sealed], receiver: Receiver, room: asyncio.Event) -> None:
     try:
         async for request in requests:
-            receiver.received(request)
+            receiver.received(opened(replication_pb2.ReplicateRequest, request))
             while receiver.full and receiver.failure is None:
                 room.clear()
                 await room.wait()
         receiver.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the sender has ended the link"))
+    except Refused as damaged:
+        receiver.fail(damaged)
+    except DecodeError:
+        receiver.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "what came is no message"))
     except Exception as error:  # the link ends with it, and the sender comes back
         log.exception("replication_receive_failed")
         receiver.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))

@@ -1,18 +1,25 @@
-"""How a refusal travels between instances: status, and ErrorInfo with its reason (rule X1)."""
+"""How things travel between instances: messages of a link sealed by a checksum, refusals as a status, with an ErrorInfo
+that has the reason (rule X1)."""
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import re
 from typing import Final, NoReturn
+=======
+import zlib
+from typing import Final, NoReturn, TypeVar
+>>>>>>> 9f83ba6 (replication: each message of a link is sealed by a checksum)
 
 import grpc
 from google.protobuf import any_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from sow.v1 import types_pb2
+from sow.v1 import replication_pb2, types_pb2
 from sow_replication.ports import Reason, Refused
 
+M = TypeVar("M", bound=Message)
 DOMAIN: Final = "sow"
 PREFIX: Final = "ERROR_REASON_"
 DETAILS: Final = "grpc-status-details-bin"
@@ -90,3 +97,19 @@ def _transport(code: grpc.StatusCode, details: str, address: str) -> str:
 def reason_name(reason: Reason) -> str:
     """As it travels: without the prefix."""
     return types_pb2.ErrorReason.Name(reason).removeprefix(PREFIX)
+
+
+def sealed(message: Message) -> replication_pb2.Sealed:
+    """A message of a link as it travels."""
+    written = message.SerializeToString()
+    return replication_pb2.Sealed(message=written, crc32=zlib.crc32(written))
+
+
+def opened(kind: type[M], given: replication_pb2.Sealed) -> M:
+    """A message of a link that has come. Raises Refused (BATCH_DAMAGED)."""
+    if zlib.crc32(given.message) == given.crc32:
+        try:
+            return kind.FromString(given.message)
+        except DecodeError:
+            pass
+    raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a message does not match its checksum")

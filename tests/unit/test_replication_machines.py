@@ -122,14 +122,14 @@ def test_a_damaged_batch_ends_the_link_and_the_next_one_sends_it_again() -> None
     assert list(pair.b.records("T")) == ["k0"]
 
 
-def test_changes_behind_the_cursor_break_the_protocol() -> None:
+def test_changes_behind_the_cursor_are_not_applied_and_end_the_link() -> None:
     pair = Pair()
     sender, receiver = pair.connect()
     pair.publish(2)
     _, second = pair.sent(sender)
     receiver.received(second)
     assert receiver.failure is not None
-    assert receiver.failure.reason == types_pb2.ERROR_REASON_PROTOCOL_MISMATCH
+    assert receiver.failure.reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
     assert pair.b.records("T") == {}
 
 

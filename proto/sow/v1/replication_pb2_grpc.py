@@ -37,8 +37,8 @@ class ReplicationServiceStub(object):
         """
         self.Replicate = channel.stream_stream(
                 '/sow.v1.ReplicationService/Replicate',
-                request_serializer=sow_dot_v1_dot_replication__pb2.ReplicateRequest.SerializeToString,
-                response_deserializer=sow_dot_v1_dot_replication__pb2.ReplicateResponse.FromString,
+                request_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
                 _registered_method=True)
         self.Checksum = channel.unary_unary(
                 '/sow.v1.ReplicationService/Checksum',
@@ -67,7 +67,8 @@ class ReplicationServiceServicer(object):
     """
 
     def Replicate(self, request_iterator, context):
-        """One link: the caller sends its changes, the callee applies them and says how far it is.
+        """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
+        is (each a ReplicateResponse).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,8 +107,8 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Replicate': grpc.stream_stream_rpc_method_handler(
                     servicer.Replicate,
-                    request_deserializer=sow_dot_v1_dot_replication__pb2.ReplicateRequest.FromString,
-                    response_serializer=sow_dot_v1_dot_replication__pb2.ReplicateResponse.SerializeToString,
+                    request_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
+                    response_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
             ),
             'Checksum': grpc.unary_unary_rpc_method_handler(
                     servicer.Checksum,
@@ -156,8 +157,8 @@ class ReplicationService(object):
             request_iterator,
             target,
             '/sow.v1.ReplicationService/Replicate',
-            sow_dot_v1_dot_replication__pb2.ReplicateRequest.SerializeToString,
-            sow_dot_v1_dot_replication__pb2.ReplicateResponse.FromString,
+            sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+            sow_dot_v1_dot_replication__pb2.Sealed.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,8 +37,10 @@ class ReplicationServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReplicationServiceAsyncStub: ...
-    Replicate: _grpc.StreamStreamMultiCallable[_replication_pb2.ReplicateRequest, _replication_pb2.ReplicateResponse]
-    """One link: the caller sends its changes, the callee applies them and says how far it is."""
+    Replicate: _grpc.StreamStreamMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]
+    """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
+    is (each a ReplicateResponse).
+    """
     Checksum: _grpc.UnaryUnaryMultiCallable[_replication_pb2.ChecksumRequest, _replication_pb2.ChecksumResponse]
     """Checksums over the live records of a topic, bucket by bucket (rule R10)."""
     ListVersions: _grpc.UnaryStreamMultiCallable[_replication_pb2.ListVersionsRequest, _replication_pb2.ListVersionsResponse]
@@ -53,8 +55,10 @@ class ReplicationServiceAsyncStub(ReplicationServiceStub):
     """What a peer offers another."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Replicate: _aio.StreamStreamMultiCallable[_replication_pb2.ReplicateRequest, _replication_pb2.ReplicateResponse]  # type: ignore[assignment]
-    """One link: the caller sends its changes, the callee applies them and says how far it is."""
+    Replicate: _aio.StreamStreamMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]  # type: ignore[assignment]
+    """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
+    is (each a ReplicateResponse).
+    """
     Checksum: _aio.UnaryUnaryMultiCallable[_replication_pb2.ChecksumRequest, _replication_pb2.ChecksumResponse]  # type: ignore[assignment]
     """Checksums over the live records of a topic, bucket by bucket (rule R10)."""
     ListVersions: _aio.UnaryStreamMultiCallable[_replication_pb2.ListVersionsRequest, _replication_pb2.ListVersionsResponse]  # type: ignore[assignment]
@@ -70,10 +74,12 @@ class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Replicate(
         self,
-        request_iterator: _MaybeAsyncIterator[_replication_pb2.ReplicateRequest],
+        request_iterator: _MaybeAsyncIterator[_replication_pb2.Sealed],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_replication_pb2.ReplicateResponse], _abc.AsyncIterator[_replication_pb2.ReplicateResponse]]:
-        """One link: the caller sends its changes, the callee applies them and says how far it is."""
+    ) -> _typing.Union[_abc.Iterator[_replication_pb2.Sealed], _abc.AsyncIterator[_replication_pb2.Sealed]]:
+        """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
+        is (each a ReplicateResponse).
+        """
 
     @_abc_1.abstractmethod
     def Checksum(

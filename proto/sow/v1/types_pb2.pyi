@@ -242,7 +242,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CLOCK_SKEW: _ErrorReason.ValueType  # 61
     """A change is further in the future than `max_clock_skew`: a clock is wrong (K7). Nothing is skipped, the link waits."""
     ERROR_REASON_BATCH_DAMAGED: _ErrorReason.ValueType  # 62
-    """A batch between peers does not match its checksum, or cannot be read."""
+    """A message between peers does not match its checksum, cannot be read, or one in front of it is missing."""
     ERROR_REASON_RESEED_PENDING: _ErrorReason.ValueType  # 63
     """The peer has to take what this instance has, first: it has been away for too long, or was restored (R4)."""
     ERROR_REASON_PEER_BEHIND: _ErrorReason.ValueType  # 64
@@ -380,7 +380,7 @@ ERROR_REASON_PROTOCOL_MISMATCH: ErrorReason.ValueType  # 60
 ERROR_REASON_CLOCK_SKEW: ErrorReason.ValueType  # 61
 """A change is further in the future than `max_clock_skew`: a clock is wrong (K7). Nothing is skipped, the link waits."""
 ERROR_REASON_BATCH_DAMAGED: ErrorReason.ValueType  # 62
-"""A batch between peers does not match its checksum, or cannot be read."""
+"""A message between peers does not match its checksum, cannot be read, or one in front of it is missing."""
 ERROR_REASON_RESEED_PENDING: ErrorReason.ValueType  # 63
 """The peer has to take what this instance has, first: it has been away for too long, or was restored (R4)."""
 ERROR_REASON_PEER_BEHIND: ErrorReason.ValueType  # 64
