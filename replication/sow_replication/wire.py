@@ -3,13 +3,9 @@ that has the reason (rule X1)."""
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import re
-from typing import Final, NoReturn
-=======
 import zlib
 from typing import Final, NoReturn, TypeVar
->>>>>>> 9f83ba6 (replication: each message of a link is sealed by a checksum)
 
 import grpc
 from google.protobuf import any_pb2

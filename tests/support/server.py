@@ -72,6 +72,8 @@ class ServerProcess:
         self.data = folder / "data"
         self.config = folder / "sow.toml"
         self.arguments = list(arguments)
+        self.program = [sys.executable, "-m", "sow_server"]
+        """What is run, in front of the arguments."""
         self._log = folder / "server.log"
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,7 +117,7 @@ class ServerProcess:
         if self._port == 0:
             self._port = free_port()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        command = [sys.executable, "-m", "sow_server", "--config", str(self.config), "--data-dir", str(self.data)]
+        command = [*self.program, "--config", str(self.config), "--data-dir", str(self.data)]
         command += ["--listen", self.address, *self.arguments, *arguments]
         paths = [
             str(ROOT),
