@@ -275,7 +275,7 @@ def test_a_message_with_a_flipped_bit_anywhere_ends_the_link_and_is_not_applied(
             await call.write(changes)
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await exhausted(call)
-            assert refused_by(raised.value).reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
+            assert refused_by(raised.value, "b").reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
             assert b.store.disk.sources["a"].cursor == 0
             assert b.replication.status().incoming[0].last_error_reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
 
