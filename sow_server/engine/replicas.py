@@ -407,10 +407,13 @@ class Replicas:
             time.sleep(0.002)
 
     def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
-        """Records and tombstones of some keys, packed as in a seed."""
+        """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop."""
         wanted = sorted(topic.prefix + key for key in set(record_keys))
-        found = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
-        dead = zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True)
+        with self._store.writer.cut_lock:
+            sequence = self._store.writer.last_sequence
+            found = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
+            dead = list(zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True))
+        self._wait_for_sync(sequence)
         live = {key: value for key, value in found.items() if value is not None}
         return pack_rows(
             list(live),
