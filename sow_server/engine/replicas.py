@@ -124,7 +124,7 @@ class Source(NamedTuple):
     wait_for: int = 0
     """Not 0: nothing of it is taken before it has acknowledged this sequence of ours."""
     guarded: bool = False
-    """What it alone has, and not above what has been purged here, is dead."""
+    """What it alone has, and not above what has been purged here, is dead: until all that it sends has been seeded."""
 
 
 class Kind(NamedTuple):
@@ -198,6 +198,9 @@ class Replicas:
         self._cover()
         self._kinds: dict[str, dict[str, Kind]] = {}
         """By source: its topics, as it has told them."""
+        self._unguarded: set[str] = set()
+        """Sources of which all topics have been seeded, so that nothing of them is guarded against any more. Written
+        down with their next cursor."""
         self._passed_over: dict[str, list[bytes]] = {}
         """By source: rows of seeds that do not hold any more once its cursor moves on."""
         self._unsaved: set[str] = set()
@@ -446,6 +449,7 @@ class Replicas:
             self._put_source(stage, name, source)
 
             def begun() -> Counts:
+                self._unguarded.discard(name)
                 self._cover()
                 for topic in self._store.topics.by_id.values():
                     topic.replicated = self.covers(topic.name)
@@ -470,6 +474,9 @@ class Replicas:
         their changes are passed over from here on."""
         self._kinds[name] = {kind.name: kind for kind in kinds}
         found = [self._answer(name, kind) for kind in kinds]
+        source = self.sources.get(name)
+        if source is not None and source.guarded and not any(answer.wanted for answer in found):
+            self._unguarded.add(name)
         taken = {
             _seed_key(name, self._store.topics.by_name[kind.name])
             for kind, answer in zip(kinds, found, strict=True)
@@ -550,7 +557,8 @@ class Replicas:
                     Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
                     stage.end_request()
                 stage.batch.deletes[META] += self._passed_over.get(name, ())
-                self._put_source(stage, name, source._replace(cursor=upto))
+                guarded = source.guarded and name not in self._unguarded
+                self._put_source(stage, name, source._replace(cursor=upto, guarded=guarded))
             return tally.counts
 
         self._store.control(stage_apply, done)
@@ -596,7 +604,8 @@ class Replicas:
                 self._purged_by(stage, topic, purged)
             stage.source = source.number
             if changes is not None:
-                guard = self.purged(topic) if source.guarded and before[0] == _UNDER_WAY else NOTHING_PURGED
+                guarded = source.guarded and name not in self._unguarded and before[0] == _UNDER_WAY
+                guard = self.purged(topic) if guarded else NOTHING_PURGED
                 merge = Merge(stage, topic, names, tally, guard=guard)
                 merge.apply(changes, own)
                 self._write_dropped(topic, name, merge.not_taken)

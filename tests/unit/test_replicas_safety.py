@@ -8,8 +8,9 @@ import pytest
 
 from sow_server.engine import replicas
 from sow_server.engine.errors import Reason, StoreError
-from tests.support.replicas import instance
-from tests.support.stores import MINUTE, FakeTime, Rig
+from sow_server.engine.merging import Counts
+from tests.support.replicas import greet, instance, live, purge, seed, ship, tell
+from tests.support.stores import BINARY, MINUTE, FakeTime, Rig
 
 
 @pytest.fixture
@@ -34,3 +35,23 @@ def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeyp
     assert refused.value.reason is Reason.STORE_FAILED
     a.store.sync()
     assert a.store.replicas.rows(a.topic("t"), [b"1"])
+
+
+def test_a_source_is_guarded_against_only_until_all_that_it_sends_is_seeded(pair: tuple[Rig, Rig]) -> None:
+    """R4: a topic that joins the link later is merged as any other; nothing of it was in the data that came back."""
+    a, b = pair
+    a.create_topic("later", BINARY._replace(journal=False))  # not sent
+    a.put("later", "lives")
+    a.time.tick(MINUTE)
+    b.create_topic("later")
+    b.put("later", "other")
+    b.delete("later", "other")
+    purge(b, upto=b.store.writer.last_sequence)
+    greet(a, b, guarded=True)
+    seed(a, b, "t")
+    tell(a, b)
+    a.put("t", "1")
+    ship(a, b)
+    a.alter_topic("later", journal=True)
+    assert seed(a, b, "later") == [Counts(applied=1)]
+    assert set(live(b, "later")) == {"lives"}
