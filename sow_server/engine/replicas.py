@@ -22,6 +22,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -203,6 +204,9 @@ class Replicas:
         down with their next cursor."""
         self._passed_over: dict[str, list[bytes]] = {}
         """By source: rows of seeds that do not hold any more once its cursor moves on."""
+        self._marking = threading.Lock()
+        """Held while a peer's row is replaced by what it becomes: acknowledgements come on one thread, what a purge has
+        it miss on another."""
         self._unsaved: set[str] = set()
         """Peers whose rows are behind what is known."""
         self._retention = Retention()
@@ -254,20 +258,22 @@ class Replicas:
 
     def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
         """A peer has everything up to there, on its disk. `save_peers` writes it down."""
-        before = self.peer(name)
-        # Another instance under the name, or its data restored: what was purged because the one before had
-        # acknowledged it may be alive in this one.
-        missed = before.missed or (before.identity is not None and before.identity != identity)
-        after = Peer(identity, sequence, missed)
-        if after != before:
-            self.peers[name] = after
-            self._unsaved.add(name)
+        with self._marking:
+            before = self.peer(name)
+            # Another instance under the name, or its data restored: what was purged because the one before had
+            # acknowledged it may be alive in this one.
+            missed = before.missed or (before.identity is not None and before.identity != identity)
+            after = Peer(identity, sequence, missed)
+            if after != before:
+                self.peers[name] = after
+                self._unsaved.add(name)
 
     def reseeded(self, name: str) -> None:
         """A peer has had everything anew."""
-        if self.peer(name).missed:
-            self.peers[name] = self.peer(name)._replace(missed=False)
-            self._unsaved.add(name)
+        with self._marking:
+            if self.peer(name).missed:
+                self.peers[name] = self.peer(name)._replace(missed=False)
+                self._unsaved.add(name)
 
     def save_peers(self) -> None:
         """Writes down what peers have acknowledged. What is lost of it by a crash they say again."""
@@ -802,7 +808,8 @@ class Replicas:
 
     def _miss(self, name: str) -> Callable[[], None]:
         def miss() -> None:
-            self.peers[name] = self.peer(name)._replace(missed=True)
+            with self._marking:
+                self.peers[name] = self.peer(name)._replace(missed=True)
 
         return miss
 

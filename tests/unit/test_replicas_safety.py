@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from sow_server.engine import replicas
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts
-from tests.support.replicas import greet, instance, live, purge, seed, ship, tell
+from sow_server.engine.replicas import Peer
+from tests.support.replicas import greet, identity, instance, live, purge, seed, ship, tell
 from tests.support.stores import BINARY, MINUTE, FakeTime, Rig
 
 
@@ -55,3 +57,24 @@ def test_a_source_is_guarded_against_only_until_all_that_it_sends_is_seeded(pair
     a.alter_topic("later", journal=True)
     assert seed(a, b, "later") == [Counts(applied=1)]
     assert set(live(b, "later")) == {"lives"}
+
+
+def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tuple[Rig, Rig]) -> None:
+    """R4: that a peer has missed tombstones is noted on the writer's thread, what it acknowledges on another."""
+    a, b = pair
+    a.put("t", "1")
+    a.delete("t", "1")
+    purging = threading.Thread(target=lambda: purge(a, made_before=2**60))
+
+    class Peers(dict[str, Peer]):
+        def get(self, name: str, default: Peer | None = None) -> Peer | None:  # type: ignore[override]  # as it is used
+            found = super().get(name, default)
+            if threading.current_thread() is not purging and purging.ident is None:
+                purging.start()
+                purging.join(1)  # it may have to wait for the acknowledgement
+            return found
+
+    a.store.replicas.peers = Peers(a.store.replicas.peers)
+    a.store.replicas.acknowledged("b", identity(b), 1)
+    purging.join()
+    assert a.store.replicas.peer("b") == Peer(identity(b), 1, missed=True)
