@@ -620,10 +620,13 @@ class Replicas:
             return tally.counts
 
         def merged(result: Counts | StoreError | None) -> None:
-            if result is None:
-                self._store.control(stage_merge, merged)  # another round of what is dropped
-            else:
+            if result is not None:
                 done(result)
+                return
+            try:
+                self._store.control(stage_merge, merged)  # another round of what is dropped
+            except StoreError as error:  # the store is stopping, or has failed
+                done(error)
 
         self._store.control(stage_merge, merged)
 

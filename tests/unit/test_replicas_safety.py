@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sow_server.engine import replicas
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.merging import Counts
-from sow_server.engine.replicas import Peer
+from sow_server.engine.merging import Counts, Purged
+from sow_server.engine.replicas import Peer, SeedRange
 from tests.support.replicas import greet, identity, instance, live, purge, seed, ship, tell
 from tests.support.stores import BINARY, MINUTE, FakeTime, Rig
 
@@ -78,3 +79,37 @@ def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tup
     a.store.replicas.acknowledged("b", identity(b), 1)
     purging.join()
     assert a.store.replicas.peer("b") == Peer(identity(b), 1, missed=True)
+
+
+def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PT2: `done` is called once, whatever happens."""
+    a, b = pair
+    for number in range(5):
+        b.put("t", str(number))
+    ship(a, b)
+    purged = Purged(b.time.wall_micros + MINUTE, "a")
+    monkeypatch.setattr(replicas, "DROP_MAX", 2)
+    queue, queued = b.store.control, []
+
+    def control(*args: Any) -> None:
+        if queued:
+            raise StoreError(Reason.STOPPING, "the server is stopping")
+        queued.append(args)
+        queue(*args)
+
+    monkeypatch.setattr(b.store, "control", control)
+    answers: list[Counts | StoreError] = []
+    b.store.replicas.merge(
+        "a",
+        SeedRange("t", True, True, b"", b""),
+        chunk=b"",
+        origins=a.store.origins,
+        purged=purged,
+        done=answers.append,
+    )
+    b.store.writer.step()
+    (answer,) = answers
+    assert isinstance(answer, StoreError)
+    assert answer.reason is Reason.STOPPING
