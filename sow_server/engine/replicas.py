@@ -156,7 +156,7 @@ class Piece(NamedTuple):
     first_commit_micros: int
     last_commit_micros: int
     lost: list[str]
-    """Topics whose journal does not reach back."""
+    """Topics whose journal does not reach back, or has been switched off: what is passed over here is not in it."""
 
 
 class SeedRows(NamedTuple):
@@ -331,9 +331,12 @@ class Replicas:
         upto = self._store.writer.synced_sequence
         source = self.sources.get(peer.name)
         own = source.number if source is not None and source.identity == peer else None
+        # Before the cut: one whose journal is switched on again in between has a floor in it.
+        by_name = self._store.topics.by_name
+        unread = {name for name in topics if name in by_name and not by_name[name].settings.journal}
         cut = self._store.journal_cut()
         try:
-            return self._read(cut, own, after, upto, topics, select, bytes_max)
+            return self._read(cut, own, after, upto, topics, unread, select, bytes_max)
         finally:
             cut.close()
 
@@ -344,6 +347,7 @@ class Replicas:
         after: int,
         upto: int,
         names: Collection[str],
+        unread: Collection[str],
         select: Select,
         bytes_max: int,
     ) -> Piece:
@@ -354,7 +358,7 @@ class Replicas:
             if topic is None:
                 continue
             wanted[topic.id] = topic, select(topic)
-            if cut.floors.get(topic.id, 0) > after:
+            if name in unread or cut.floors.get(topic.id, 0) > after:
                 lost.append(name)
         chunks: list[tuple[str, bytes]] = []
         size = first = last = 0

@@ -12,7 +12,7 @@ from sow_server.engine import replicas
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.replicas import Peer, SeedRange
-from tests.support.replicas import greet, identity, instance, live, purge, seed, ship, tell
+from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell
 from tests.support.stores import BINARY, MINUTE, FakeTime, Rig
 
 
@@ -113,3 +113,16 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     (answer,) = answers
     assert isinstance(answer, StoreError)
     assert answer.reason is Reason.STOPPING
+
+
+def test_what_was_written_while_a_journal_was_off_is_not_passed_over(pair: tuple[Rig, Rig]) -> None:
+    """R6: not even when it is on again before the link has heard of that: the topic is lost to the journal."""
+    a, b = pair
+    ship(a, b)
+    a.alter_topic("t", journal=False)
+    a.put("t", "1")
+    a.store.sync()
+    after = b.store.replicas.sources["a"].cursor
+    piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
+    a.alter_topic("t", journal=True)
+    assert (piece.upto, piece.lost) == (a.store.writer.last_sequence, ["t"])
