@@ -324,6 +324,15 @@ class Replicas:
         stage.batch.deletes[META] += [_seed_key(name, topic) for name in self.sources]
         stage.also.append(lambda: self._retention.forget(topic.id))
 
+    def stage_refound(self, stage: Stage, topic: Topic) -> None:
+        """Stages what a topic leaves behind that is about to take records of another kind: its tombstones, also those
+        of this commit, are of other records, whatever their keys. They count until it is their turn to be purged."""
+        stage.batch.ranges.append((TOMBSTONES, topic.prefix, topic.stop))
+        left = stage.batch.puts[TOMBSTONES]
+        for store_key in [key for key in stage.tombstones if key.startswith(topic.prefix)]:
+            del stage.tombstones[store_key], left[store_key]
+        stage.statistics[topic.id] = stage.figures(topic)._replace(purged_version=0, purged_origin=0)
+
     # -- reading for peers ------------------------------------------------------------------------------------------
 
     def read(self, peer: Identity, after: int, *, topics: Collection[str], select: Select, bytes_max: int) -> Piece:

@@ -793,6 +793,8 @@ class Store:
             raise StoreError(
                 Reason.TOPIC_NOT_EMPTY, "topic: is not empty any more: dead letters have just come to it", field="name"
             )
+        if refounded:
+            self.replicas.stage_refound(stage, topic)
         if refounded or settings.journal != topic.settings.journal:
             # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
             # anybody read changes whose payloads and keys are of another kind.

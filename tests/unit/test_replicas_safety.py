@@ -11,9 +11,10 @@ import pytest
 from sow_server.engine import replicas
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
+from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
 from sow_server.engine.replicas import Peer, SeedRange
-from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell
-from tests.support.stores import BINARY, MINUTE, FakeTime, Rig
+from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
+from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
 
 
 @pytest.fixture
@@ -126,3 +127,28 @@ def test_what_was_written_while_a_journal_was_off_is_not_passed_over(pair: tuple
     piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     a.alter_topic("t", journal=True)
     assert (piece.upto, piece.lost) == (a.store.writer.last_sequence, ["t"])
+
+
+def test_tombstones_of_a_topic_do_not_outlive_the_kind_of_its_records(pair: tuple[Rig, Rig]) -> None:
+    """K1, R4: the key "1" by other fields is another record; those left are counted until it is their turn."""
+    a, b = pair
+    for rig in pair:
+        rig.create_topic("u", TopicSettings(key=("/x",), expiration=Expiration.ENABLED))
+    b.alter_topic("u", key=("/y",))
+    b.run(Publish("u", [b'{"x": 2, "y": 1}'], None))
+    a.time.tick(MINUTE)
+    a.run(Publish("u", [b'{"x": 1, "y": 2}', b'{"x": 3, "y": 4}'], None, lifetime=Lifetime(LifetimeKind.TTL, SECOND)))
+    a.run(Delete("u", ["1"]))
+    a.time.tick(MINUTE)
+    a.alter_topic("u", key=("/y",))  # what is overdue goes in this commit
+    assert tombstones(a, "u") == {}
+    assert a.store.replicas.purged(a.topic("u")) == Purged()
+    greet(a, b)
+    seed(a, b, "u")
+    assert set(live(b, "u")) == {"1"}
+    ship(b, a)
+    assert set(live(a, "u")) == {"1"}
+    a.run(Delete("u", ["1"]))
+    assert a.topic("u").statistics.tombstones == 3
+    purge(a, upto=a.store.writer.last_sequence)
+    assert a.topic("u").statistics.tombstones == 0
