@@ -113,14 +113,23 @@ class Merge:
     """Merges chunks into one topic, in one commit."""
 
     def __init__(
-        self, stage: Stage, topic: Topic, names: Sequence[str], tally: Tally, *, guard: Purged = NOTHING_PURGED
+        self,
+        stage: Stage,
+        topic: Topic,
+        names: Sequence[str],
+        tally: Tally,
+        *,
+        guard: Purged = NOTHING_PURGED,
+        buries: bool = True,
     ) -> None:
+        """`buries`: what is dead by the guard is to end wherever it lives."""
         self._stage = stage
         self._topic = topic
         self._names = names
         """Of origins, by their numbers here."""
         self._tally = tally
         self._guard = guard
+        self._buries = buries
         self.not_taken: list[Dead] = []
         """What was not taken, as it is dead by the guard."""
 
@@ -248,10 +257,12 @@ class Merge:
                     )
                 )
                 tally.dropped += 1
-                # Wherever else it lives, also where it came from, it ends with this, and nothing that is newer does.
-                source, stage.source = stage.source, 0
-                stage.bury(topic, key, store_key, version=theirs[0] + 1, origin=stage.origin)
-                stage.source = source
+                if self._buries:
+                    # Wherever else it lives, also where it came from, it ends with this, and nothing that is newer
+                    # does.
+                    source, stage.source = stage.source, 0
+                    stage.bury(topic, key, store_key, version=theirs[0] + 1, origin=stage.origin)
+                    stage.source = source
             else:
                 tally.known += 1
         elif ours is None and kind == WITHDRAW:

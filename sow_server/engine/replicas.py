@@ -645,7 +645,8 @@ class Replicas:
 
     def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: Done) -> None:
         """Merges rows by version, for a repair; they go on to every peer. What is not here, and not above what has been
-        purged, may be dead: it is not taken (rule R4). Raises StoreError BATCH_DAMAGED at once."""
+        purged, may be dead, so it is not taken (rule R4); or this instance has lost it, so it lives on where it is.
+        Raises StoreError BATCH_DAMAGED at once."""
         changes = decoded(topic.name, chunk)
 
         def stage_rows(stage: Stage) -> Callable[[], Counts]:
@@ -654,9 +655,7 @@ class Replicas:
             self._check_skew(stage, [changes])
             own, tally = self._store.stage_origins(stage, origins), Tally()
             guard = self.purged(topic)
-            merge = Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard)
-            merge.apply(changes, own)
-            self._write_dropped(topic, "repair", merge.not_taken)
+            Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard, buries=False).apply(changes, own)
             return tally.counts
 
         self._store.control(stage_rows, done)

@@ -152,3 +152,20 @@ def test_tombstones_of_a_topic_do_not_outlive_the_kind_of_its_records(pair: tupl
     assert a.topic("u").statistics.tombstones == 3
     purge(a, upto=a.store.writer.last_sequence)
     assert a.topic("u").statistics.tombstones == 0
+
+
+def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> None:
+    """R4, R10: what the other end lacks may be dead, so it does not come back there; or lost, so it stays here."""
+    a, b = pair
+    a.put("t", "old")
+    a.time.tick(MINUTE)
+    b.put("t", "other")
+    b.delete("t", "other")
+    purge(b, upto=b.store.writer.last_sequence)
+    answers: list[Counts | StoreError] = []
+    chunk = a.store.replicas.rows(a.topic("t"), [b"old"])
+    b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins, answers.append)
+    assert b.answer(answers) == Counts(dropped=1)
+    assert (live(b), tombstones(b)) == ({}, {})
+    ship(b, a)
+    assert set(live(a)) == {"old"}
