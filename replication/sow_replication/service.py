@@ -33,8 +33,9 @@ from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
 
 log = structlog.get_logger(__name__)
 
-MESSAGE_BYTES_MAX: Final = 64 * 2**20
-"""Of a message between instances: a single large commit goes in one, and is larger than the request that made it."""
+MESSAGE_BYTES_MAX: Final = 2**30
+"""Of a message between instances: a single large commit goes in one, and may be all that was queued at its instance, or
+that it got in one message itself, and a read more. One that is beyond the bound would stop its link for ever."""
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from sow_server.engine.codec import (
+    DELETE,
     EXPIRE,
     HEADER_BYTES,
     PUT,
@@ -33,7 +34,8 @@ _PUTS: Final = frozenset((PUT, TOUCH))
 def pack_changes(value: bytes, first_sequence: int, matches: RecordMatcher | None) -> bytes:
     """A chunk of the journal as peers get it: as it is, or without what is not for them; empty when nothing is left."""
     kinds = changes_kinds(value)
-    if matches is None and EXPIRE not in kinds:
+    # Nor do peers get what was removed: a delete of many large records makes a commit that no message could carry.
+    if matches is None and EXPIRE not in kinds and DELETE not in kinds:
         return value
     changes = decode_changes(first_sequence, value)
     stored = [] if matches is None else _stored(changes)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from sow_replication.options import NodeOptions
+from sow_replication.service import MESSAGE_BYTES_MAX
 from sow_server.engine import replicas
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
 from sow_server.engine.replicas import Peer, SeedRange
+from sow_server.engine.writer import WriterOptions
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
 
@@ -169,3 +172,21 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     assert (live(b), tombstones(b)) == ({}, {})
     ship(b, a)
     assert set(live(a)) == {"old"}
+
+
+def test_a_delete_goes_to_peers_without_what_it_has_removed(pair: tuple[Rig, Rig]) -> None:
+    """K8: a thousand large records go in one commit, and it has to fit into one message."""
+    a, b = pair
+    a.put("t", "1", b"x" * 2**20)
+    ship(a, b)
+    after = b.store.replicas.sources["a"].cursor
+    a.delete("t", "1")
+    piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
+    assert [len(chunk) < 1000 for _, chunk in piece.chunks] == [True]
+    assert ship(a, b) == Counts(applied=1)
+    assert tombstones(b)["1"].version == tombstones(a)["1"].version
+
+
+def test_a_message_between_instances_has_room_for_all_that_can_be_in_one_commit() -> None:
+    """What was queued at three instances, handed on in one commit each, and the reads before."""
+    assert 3 * (WriterOptions().queue_bytes_max + NodeOptions(peers=()).read_bytes_max) < MESSAGE_BYTES_MAX
