@@ -136,6 +136,8 @@ class Merge:
     def apply(self, changes: Changes, own: Sequence[int]) -> None:
         """Merges a chunk; `own`: the numbers here of the origins that it points at. Raises StoreError BATCH_DAMAGED."""
         stage, topic = self._stage, self._topic
+        if not changes.keys:
+            return
         try:
             origins = [own[number] for number in changes.origin.tolist()]
         except IndexError:
@@ -160,8 +162,15 @@ class Merge:
             alone: Collection[int] = every
         else:
             alone = self._alone(rows)
+        letters = sum(stage.letters.values())
         for index in sorted(alone):
             self._apply_one(rows, index)
+        if sum(stage.letters.values()) > letters:
+            # Something has expired, and its dead letter may have come to any key, of this topic, too.
+            for index in every:
+                if index not in alone:
+                    self._apply_one(rows, index)
+            return
         if not alone:
             self._put_all(rows)
         elif len(alone) < len(every):
