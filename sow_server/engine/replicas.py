@@ -64,6 +64,8 @@ SEED_KEY: Final = b"seed/"
 NEXT_SOURCE_KEY: Final = b"next_source"
 COMMITS_MAX: Final = 5000
 """Commits that one read walks over, so that it comes back where few of them are for the peer."""
+SOURCES_MAX: Final = 2**16 - 1
+"""The journal has two bytes for the number of one."""
 ROWS_MAX: Final = 2000
 """Rows of one part of a seed."""
 DROP_MAX: Final = 1000
@@ -461,6 +463,10 @@ class Replicas:
 
         def stage_begin(stage: Stage) -> Callable[[], Counts]:
             number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
+            if number > SOURCES_MAX:
+                raise StoreError(
+                    Reason.INTERNAL, f"{SOURCES_MAX} sources have begun here, and the journal has room for no more"
+                )
             source = Source(identity, number, topics, filter_text, cursor, guarded=guarded)
             prefix = SEED_KEY + name.encode() + b"/"
             stage.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))

@@ -128,6 +128,8 @@ POLICY_KEY: Final = b"policy/"
 OPERATOR_POLICY_KEY: Final = b"opolicy/"
 FORMAT_KEY: Final = b"format"
 ACCEPTED_KEY: Final = b"accepted"
+ORIGINS_MAX: Final = 2**16
+"""Names of instances that wrote records: a record has two bytes for the number of one."""
 INSTANCE_KEY: Final = b"instance"
 NEXT_TOPIC_KEY: Final = b"next_topic"
 DELIVER_KEY: Final = b"deliver/"
@@ -434,6 +436,8 @@ class Store:
         if new:
             row = self._rocks.get(META, INSTANCE_KEY)
             assert row is not None, "_initialise has written it"
+            if len(known) + len(new) > ORIGINS_MAX:
+                raise StoreError(Reason.INTERNAL, f"there is room for {ORIGINS_MAX} origins, and {new[0]} is one more")
             known = stage.new_origins = (*known, *new)
             stage.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": known}).encode()
             stage.also.append(lambda: self._know_origins(known))

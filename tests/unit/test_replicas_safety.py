@@ -10,7 +10,8 @@ import pytest
 
 from sow_replication.options import NodeOptions
 from sow_replication.service import MESSAGE_BYTES_MAX
-from sow_server.engine import replicas
+from sow_server.engine import replicas, store
+from sow_server.engine.codec import Column, decode_changes, encode_changes
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
@@ -18,6 +19,17 @@ from sow_server.engine.replicas import Peer, SeedRange
 from sow_server.engine.writer import WriterOptions
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
+
+JSON = TopicSettings(expiration=Expiration.ENABLED)
+COLUMNS = (
+    "version",
+    "publish_time_micros",
+    "expire_time_micros",
+    "origin",
+    "previous",
+    "removed_version",
+    "removed_origin",
+)
 
 
 @pytest.fixture
@@ -190,3 +202,66 @@ def test_a_delete_goes_to_peers_without_what_it_has_removed(pair: tuple[Rig, Rig
 def test_a_message_between_instances_has_room_for_all_that_can_be_in_one_commit() -> None:
     """What was queued at three instances, handed on in one commit each, and the reads before."""
     assert 3 * (WriterOptions().queue_bytes_max + NodeOptions(peers=()).read_bytes_max) < MESSAGE_BYTES_MAX
+
+
+def test_a_dead_letter_that_comes_to_the_topic_being_merged_is_not_overwritten(pair: tuple[Rig, Rig]) -> None:
+    """R3, T3: a change of a peer makes a record expire, of which the letter makes another one expire, of which the
+    letter comes to a key that is changed, too: it is newer."""
+    a, b = pair
+    a.create_topic("j", JSON)
+    b.create_topic("j", JSON._replace(dead_letter="d", dead_letter_by_key=True))
+    b.create_topic("d", JSON._replace(dead_letter="j"))
+    a.put("j", "1", b"{}", ttl=SECOND)
+    ship(a, b)
+    b.put("d", "1", b"{}", ttl=SECOND)
+    key = f"d|1|{live(b, 'd')['1'].version}"
+    a.time.tick(MINUTE)
+    a.run(Publish("j", [b"{}", b"{}"], ["1", key]))
+    a.time.tick(SECOND)
+    ship(a, b)
+    ship(b, a)
+    assert live(b, "j").keys() == {"1", key}
+    assert live(b, "j")[key].origin == "b"
+    assert live(a, "j") == live(b, "j")
+
+
+def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
+    a, b = pair
+    ship(a, b)
+    a.put("t", "1")
+    after = b.store.replicas.sources["a"].cursor
+    piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
+    ((_, chunk),) = piece.chunks
+    changes = decode_changes(0, chunk)
+    none = changes._replace(change=b"", keys=[], payloads=[], **dict.fromkeys(COLUMNS, Column()))
+    answers: list[Counts | StoreError] = []
+    b.store.replicas.apply(
+        "a",
+        after=after,
+        upto=piece.upto,
+        chunks=[("t", encode_changes(none))],
+        origins=a.store.origins,
+        done=answers.append,
+    )
+    assert b.answer(answers) == Counts()
+
+
+def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W3: a commit with such a number could not be encoded, which would end all writing."""
+    a, b = pair
+    ship(a, b)
+    monkeypatch.setattr(store, "ORIGINS_MAX", 2)
+    answers: list[Counts | StoreError] = []
+    part = SeedRange("t", True, True, b"", b"")
+    b.store.replicas.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
+    with pytest.raises(StoreError, match="origins"):
+        b.answer(answers)
+    monkeypatch.undo()
+    monkeypatch.setattr(replicas, "SOURCES_MAX", 2)
+    greet(a, b)
+    with pytest.raises(StoreError, match="sources"):
+        greet(a, b)
+    ship(a, b)
+    assert live(b) == live(a)
