@@ -4,8 +4,9 @@ By itself RocksDB merges files when enough was written, not when enough was remo
 here, and the ranges of keys where it was are compacted once that pays.
 
     G1  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records and
-        index entries of a topic are written again only where at least as many were removed as are stored now; of the
-        journal, the commits and the expiry index nothing but what lies behind their floors.
+        index entries of a topic, or its tombstones, are written again only where at least as many were removed as are
+        stored now; of the journal, the commits, the expiry index and the order of tombstones nothing but what lies
+        behind their floors.
     G2  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
         all of their ranges have been compacted.
     G3  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
@@ -17,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from sow_server.engine.codec import i64, u32
-from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS
+from sow_server.engine.codec import MADE_ORDER, i64, u32
+from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, TOMBSTONES
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic
 
 
 class Place(NamedTuple):
-    """Where something was removed: records with their index entries under RECORDS, JOURNAL, or EXPIRY."""
+    """Where something was removed: records with their index entries under RECORDS, TOMBSTONES, JOURNAL, or EXPIRY."""
 
     family: str
     topic_id: int
@@ -61,9 +62,11 @@ class Removals:
             topic = topics.get(topic_id)
             if topic is not None:
                 self._add(Place(JOURNAL, topic_id), figures.trimmed_entries - topic.statistics.trimmed_entries)
+                self._add(Place(TOMBSTONES, topic_id), max(0, topic.statistics.tombstones - figures.tombstones))
         for topic in stage.dropped:
             self._add(Place(RECORDS, topic.id), topic.statistics.records)
             self._add(Place(JOURNAL, topic.id), topic.statistics.journal_entries)
+            self._add(Place(TOMBSTONES, topic.id), topic.statistics.tombstones)
         self._add(SWEPT, len(stage.expire_times))
 
     def counts(self) -> Mapping[Place, int]:
@@ -83,12 +86,19 @@ class Removals:
 
 
 def deserving(
-    counts: Mapping[Place, int], topics: Mapping[int, Topic], sweep_floor: bytes, first_commit: bytes, at_least: int
+    counts: Mapping[Place, int],
+    topics: Mapping[int, Topic],
+    sweep_floor: bytes,
+    first_commit: bytes,
+    first_tombstone: bytes,
+    at_least: int,
 ) -> list[Task]:
     """What deserves compaction (G1). The places of a kind are left alone together while fewer than `at_least` records,
-    changes of the journal or expiry entries were removed from those of them that deserve it."""
-    removed: dict[str, dict[Place, int]] = {RECORDS: {}, JOURNAL: {}, EXPIRY: {}}
+    tombstones, changes of the journal or expiry entries were removed from those of them that deserve it."""
+    removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}}
     records: Ranges = []
+    # `first_tombstone`: of those that are left, in the order of their making; those in front of it were purged.
+    tombstones: Ranges = [(MADE_ORDER, first_tombstone)] if first_tombstone > MADE_ORDER else []
     journal: Ranges = []
     for place, count in counts.items():
         topic = topics.get(place.topic_id)
@@ -97,12 +107,17 @@ def deserving(
             if topic is not None and count < topic.statistics.records:
                 continue
             records.append((prefix, stop))
+        elif place.family == TOMBSTONES:
+            if topic is not None and count < topic.statistics.tombstones:
+                continue
+            tombstones.append((prefix, stop))
         elif place.family == JOURNAL:
             # Of a topic that was deleted everything is behind the floor.
             journal.append((prefix, stop if topic is None else prefix + i64(topic.statistics.floor_sequence + 1)))
         removed[place.family][place] = count
     tasks = (
         Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
+        Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
         # Commits are pruned with what all topics have let go.
         Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),
         Task(removed[EXPIRY], {EXPIRY: [(b"", sweep_floor)]}),

@@ -30,6 +30,7 @@ from sow_server.engine.clock import ClockBehindError, GuardedClock
 from sow_server.engine.codec import (
     FORMAT,
     HEADER_BYTES,
+    MADE_ORDER,
     Commit,
     StoredStatistics,
     decode_commit,
@@ -80,7 +81,7 @@ from sow_server.engine.policies import (
 )
 from sow_server.engine.publishers import decode as decode_publisher
 from sow_server.engine.reclaim import deserving
-from sow_server.engine.replicas import ReplicaOptions, Replicas
+from sow_server.engine.replicas import MADE_END, ReplicaOptions, Replicas
 from sow_server.engine.rocks import (
     COMMITS,
     EXPIRY,
@@ -89,6 +90,7 @@ from sow_server.engine.rocks import (
     JOURNAL,
     META,
     RECORDS,
+    TOMBSTONES,
     Batch,
     Cursor,
     Damaged,
@@ -1402,7 +1404,9 @@ class Store:
         with self.writer.cut_lock:
             counts, sweep_floor = self.writer.removals.counts(), self.writer.sweep.floor
         done = 0
-        for task in deserving(counts, self.topics.by_id, sweep_floor, self._first_commit(), at_least):
+        first_commit, first_tombstone = self._first(COMMITS, b"") or b"", self._first(TOMBSTONES, MADE_ORDER)
+        tasks = deserving(counts, self.topics.by_id, sweep_floor, first_commit, first_tombstone or MADE_END, at_least)
+        for task in tasks:
             for family, ranges in task.ranges.items():
                 for begin, end in self._rocks.parts(ranges, RECLAIM_BYTES):
                     if not go_on():
@@ -1415,11 +1419,11 @@ class Store:
             self._rocks.flush()  # what is in no table file yet, of any family, keeps the logs
         return done
 
-    def _first_commit(self) -> bytes:
-        """Where the commits begin: what lies before was pruned."""
-        cursor = self._rocks.cursor(COMMITS, fill_cache=False)
+    def _first(self, family: str, start: bytes) -> bytes | None:
+        """The first key from a place on: what lies before was let go."""
+        cursor = self._rocks.cursor(family, fill_cache=False)
         try:
-            return next(cursor.keys(b"", None, limit=1), b"")
+            return next(cursor.keys(start, None, limit=1), None)
         finally:
             cursor.close()
 

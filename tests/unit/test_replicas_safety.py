@@ -11,11 +11,12 @@ import pytest
 from sow_replication.options import NodeOptions
 from sow_replication.service import MESSAGE_BYTES_MAX
 from sow_server.engine import replicas, store
-from sow_server.engine.codec import Column, decode_changes, encode_changes
+from sow_server.engine.codec import MADE_ORDER, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
-from sow_server.engine.replicas import Peer, SeedRange
+from sow_server.engine.replicas import MADE_END, Peer, SeedRange
+from sow_server.engine.rocks import TOMBSTONES
 from sow_server.engine.writer import WriterOptions
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
@@ -265,3 +266,25 @@ def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
         greet(a, b)
     ship(a, b)
     assert live(b) == live(a)
+
+
+def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """L17: of the topic, when more were purged than are left; of the order of making what lies behind the purge."""
+    a, _ = pair
+    compacted: list[tuple[str, bytes, bytes]] = []
+    monkeypatch.setattr(a.store._rocks, "compact", lambda *of: compacted.append(of))
+    for number in range(7):
+        a.put("t", str(number))
+        a.delete("t", str(number))
+    topic, made = a.topic("t"), [row for row, _ in a.rows(TOMBSTONES, MADE_ORDER, MADE_END)]
+    purge(a, upto=unpack_i64(made[2][4:12]))
+    a.store.reclaim(3, lambda: True)
+    assert TOMBSTONES not in {family for family, _, _ in compacted}, "four are left"
+    purge(a, upto=unpack_i64(made[3][4:12]))
+    a.store.reclaim(4, lambda: True)
+    ranges = {(begin, end) for family, begin, end in compacted if family == TOMBSTONES}
+    whole = min(begin for begin, _ in ranges), max(end for _, end in ranges)
+    assert whole == (topic.prefix, made[4])
+    compacted.clear()
+    a.store.reclaim(4, lambda: True)
+    assert TOMBSTONES not in {family for family, _, _ in compacted}
