@@ -11,7 +11,7 @@ import pytest
 from sow_replication.options import NodeOptions
 from sow_replication.service import MESSAGE_BYTES_MAX
 from sow_server.engine import replicas, store
-from sow_server.engine.codec import MADE_ORDER, Column, decode_changes, encode_changes, unpack_i64
+from sow_server.engine.codec import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
@@ -22,15 +22,6 @@ from tests.support.replicas import everything, greet, identity, instance, live, 
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
-COLUMNS = (
-    "version",
-    "publish_time_micros",
-    "expire_time_micros",
-    "origin",
-    "previous",
-    "removed_version",
-    "removed_origin",
-)
 
 
 @pytest.fixture
@@ -108,7 +99,8 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     ship(a, b)
     purged = Purged(b.time.wall_micros + MINUTE, "a")
     monkeypatch.setattr(replicas, "DROP_MAX", 2)
-    queue, queued = b.store.control, []
+    queue = b.store.control
+    queued: list[object] = []
 
     def control(*args: Any) -> None:
         if queued:
@@ -234,7 +226,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
     piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     ((_, chunk),) = piece.chunks
     changes = decode_changes(0, chunk)
-    none = changes._replace(change=b"", keys=[], payloads=[], **dict.fromkeys(COLUMNS, Column()))
+    none = Changes(0, changes.commit_time_micros, b"", *[Column()] * 7, [], [])
     answers: list[Counts | StoreError] = []
     b.store.replicas.apply(
         "a",
