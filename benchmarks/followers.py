@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -67,6 +67,10 @@ class Offered:
     def rate(self) -> float:
         """Records acknowledged per second."""
         return self.records / self.seconds
+
+    def at_a_peer(self, last_sequence: int) -> Offered:
+        """The same load in the sequences of an instance that it was sent to, and that nobody else changes."""
+        return replace(self, last_sequence=last_sequence)
 
     def due(self, sequence: int) -> float:
         """When the record of that sequence was to be published, by `time.perf_counter`."""
@@ -171,8 +175,10 @@ class Follower:
 class Followers:
     """Owns an event loop, the connections on it, and the subscriptions over them. Its users are not asynchronous."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, publish_to: str = "") -> None:
+        """Subscriptions are at the server of `address`; what is published goes there, too, or to `publish_to`."""
         self._address = address
+        self._publish_to = publish_to or address
         self._runner = asyncio.Runner()
         self._channels: list[grpc.aio.Channel] = []
         self._followers: list[Follower] = []
@@ -206,7 +212,7 @@ class Followers:
     def publisher(self) -> sow_pb2_grpc.SowServiceAsyncStub:
         """Calls over a connection of their own. Within `run`."""
         if self._publisher is None:
-            self._publisher = self._stub()
+            self._publisher = self._stub(self._publish_to)
         return self._publisher
 
     def publish(
@@ -238,15 +244,15 @@ class Followers:
 
         return self.run(watched())
 
-    def _stub(self) -> sow_pb2_grpc.SowServiceAsyncStub:
-        channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+    def _stub(self, address: str) -> sow_pb2_grpc.SowServiceAsyncStub:
+        channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._channels.append(channel)
         return sow_pb2_grpc.SowServiceStub(channel)
 
     async def _subscribe(self, filters: Sequence[str], progress_micros: int, *, reading: bool) -> list[Follower]:
         followers: list[Follower] = []
         for first in range(0, len(filters), STREAMS_PER_CHANNEL):
-            stub = self._stub()
+            stub = self._stub(self._address)
             for text in filters[first : first + STREAMS_PER_CHANNEL]:
                 request = sow_pb2.SubscribeRequest(topic=TOPIC, filter=text, progress_micros=progress_micros)
                 followers.append(Follower(stub.Subscribe(request)))

@@ -37,6 +37,7 @@ CONFIG: Final = """\
 [server]
 listen = "127.0.0.1:{port}"
 data_dir = "{data_dir}"
+instance = "{instance}"
 
 [metrics]
 listen = "127.0.0.1:{metrics_port}"
@@ -210,11 +211,11 @@ class CpuMeter:
 class SowServer(Process):
     """The server under test, as users start it, with one topic keyed by `/id` that expires."""
 
-    def __init__(self, directory: Path, *, more: str = "") -> None:
+    def __init__(self, directory: Path, *, more: str = "", instance: str = "sow", port: int | None = None) -> None:
         """Starts it on `directory`, which keeps its data, and waits until it is ready. `more`: further tables of its
-        configuration."""
+        configuration; `port`: where others will look for it, None for any."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = free_port() if port is None else port
         self.metrics_port = free_port()
         config = directory / "sow.toml"
         config.write_text(
@@ -222,6 +223,7 @@ class SowServer(Process):
                 port=self.port,
                 metrics_port=self.metrics_port,
                 data_dir=directory / "data",
+                instance=instance,
                 topic=TOPIC,
                 key=KEY_PATHS,
                 more=more,

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import dispatching, expiring, filtering, following, publishing, querying, residing, retaining, single
+from benchmarks import (
+    dispatching,
+    expiring,
+    filtering,
+    following,
+    publishing,
+    querying,
+    replicating,
+    residing,
+    retaining,
+    single,
+)
 from benchmarks.rows import Row
 from benchmarks.setting import Setting
 
@@ -41,6 +52,10 @@ BENCHMARKS: Final = (
     Benchmark("detached-durables", "many durables that nobody consumes", retaining.detached_durables, 900),
     Benchmark("pruning", "a million journal entries pruned", retaining.pruning, 900),
     Benchmark("idle", "many topics and durables that nobody uses", retaining.idle, 1800),
+    Benchmark("replicated-publish", "publishing with a peer", replicating.replicated_publish, 900),
+    Benchmark("replication-lag", "from a publish to a subscriber of a peer", replicating.lag, 600),
+    Benchmark("catching-up", "a peer that was down catches up", replicating.catching_up, 900),
+    Benchmark("resync", "a new peer is seeded", replicating.resync, 900),
 )
 
 

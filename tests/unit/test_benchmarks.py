@@ -57,6 +57,10 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "detached-durables",
         "pruning",
         "idle",
+        "replicated-publish",
+        "replication-lag",
+        "catching-up",
+        "resync",
     ]
 
 

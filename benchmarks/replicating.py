@@ -1,0 +1,267 @@
+"""Replication between two instances on this machine: what it costs, how late it is, how fast a peer comes up.
+
+Sender and receiver share the cores, and so does the client: between machines each end has its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from benchmarks.documents import documents, keys
+from benchmarks.followers import Followers, lag_percentiles
+from benchmarks.processes import TOPIC, CpuMeter, SowServer, free_port
+from benchmarks.publishing import publish
+from benchmarks.rows import (
+    MILLISECONDS,
+    PER_SECOND,
+    TIMES,
+    Figure,
+    Row,
+    Target,
+    percentile,
+    ratio,
+    ratio_range,
+    take_turns,
+)
+from benchmarks.setting import Setting
+from benchmarks.singly import SinglePublisher
+from sow.v1 import types_pb2
+from sow_client import Client, OutgoingLink
+
+SHARE_TARGET: Final = Target(0.35, f"{TIMES} of without")
+LAG_TARGET: Final = Target(30.0, MILLISECONDS, at_least=False)
+CATCH_UP_TARGET: Final = Target(60_000, PER_SECOND)
+RESYNC_TARGET: Final = Target(80_000, PER_SECOND)
+DISTURBANCE_TARGET: Final = Target(3.0, f"{TIMES} idle", at_least=False)
+OFFERED_PER_SECOND: Final = 5_000
+TICK_SECONDS: Final = 0.01
+PER_TICK: Final = round(OFFERED_PER_SECOND * TICK_SECONDS)
+LOAD_CHUNK: Final = 50_000
+POLL_SECONDS: Final = 0.005
+PATIENCE_SECONDS: Final = 300.0
+SENDING: Final = ("seeding", "streaming")
+
+
+class _Pair:
+    """An instance that sends to another one, which may be down."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._port = free_port()
+        peer = f'[[replication.peers]]\nname = "receiver"\naddress = "127.0.0.1:{self._port}"\n'
+        self.sender = stack.enter_context(SowServer(directory / "sender", instance="sender", more=peer))
+        self.client = stack.enter_context(Client(self.sender.address))
+
+    @contextmanager
+    def receiver(self) -> Iterator[SowServer]:
+        """The other one, running; with the data that it had."""
+        more = '[replication]\naccept = ["sender"]\n'
+        with SowServer(self._directory / "receiver", instance="receiver", port=self._port, more=more) as server:
+            yield server
+
+    def link(self) -> OutgoingLink:
+        """How the link is."""
+        (link,) = self.client.replication_status().outgoing
+        return link
+
+    def wait_connected(self) -> None:
+        """Waits until the link is up; dialling again takes up to five seconds."""
+        self._wait(lambda link: link.state in SENDING)
+
+    def wait_acknowledged(self) -> None:
+        """Waits until the receiver has acknowledged everything that is on the sender's disk."""
+        self._wait(_is_even)
+
+    def _wait(self, holds: Callable[[OutgoingLink], bool]) -> None:
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while not holds(link := self.link()):
+            assert time.monotonic() < give_up, f"the peer does not come that far: {link}"
+            time.sleep(POLL_SECONDS)
+
+
+def _is_even(link: OutgoingLink) -> bool:
+    return link.state == "streaming" and link.lag_sequences == 0
+
+
+# ---- what it costs ----
+
+
+def replicated_publish(setting: Setting) -> Iterator[Row]:
+    """Stream publishing with a peer, until it has everything on its disk; against the same without one."""
+    round_records = setting.size(200_000, quick=30_000)
+    rounds = setting.size(5, quick=3)
+    with ExitStack() as stack:
+        pair = _Pair(setting.directory, stack)
+        receiver = stack.enter_context(pair.receiver())
+        alone = stack.enter_context(SowServer(setting.directory / "alone"))
+        alone_client = stack.enter_context(Client(alone.address))
+        pair.wait_acknowledged()
+        payloads: Sequence[bytes] = ()
+        number = 0
+        sent, taken = CpuMeter(pair.sender), CpuMeter(receiver)
+
+        def prepare() -> None:
+            nonlocal payloads, number
+            payloads = documents(range(number, number + round_records))
+            number += round_records
+
+        def replicated() -> float:
+            begin = time.perf_counter()
+            publish(pair.client, payloads, "fsync")
+            pair.wait_acknowledged()
+            return round_records / (time.perf_counter() - begin)
+
+        setting.say(f"{rounds} rounds")
+        rates = take_turns(
+            rounds,
+            {
+                "with": lambda: sent.measured(round_records, lambda: taken.measured(round_records, replicated)),
+                "without": lambda: publish(alone_client, payloads, "fsync"),
+            },
+            before_round=prepare,
+        )
+    yield Row(
+        f"{rounds} rounds of {round_records:,} new keys, FSYNC, until the peer has acknowledged all",
+        Figure(statistics.median(rates["with"]), PER_SECOND),
+        peer=Figure(statistics.median(rates["without"]), PER_SECOND),
+        judged=ratio(rates["with"], rates["without"]),
+        target=SHARE_TARGET,
+        note=f"{ratio_range(rates['with'], rates['without'])}; sender: {sent}; receiver: {taken}",
+    )
+
+
+# ---- how late it is ----
+
+
+def lag(setting: Setting) -> Iterator[Row]:
+    """From when a record was due to be published at one instance to its arrival at a subscriber of the other."""
+    records = OFFERED_PER_SECOND * setting.size(20, quick=4)
+    with ExitStack() as stack:
+        pair = _Pair(setting.directory, stack)
+        receiver = stack.enter_context(pair.receiver())
+        side = stack.enter_context(Followers(receiver.address, publish_to=pair.sender.address))
+        (follower,) = side.subscribe([""])
+        pair.wait_acknowledged()
+        warm = documents(range(records, records + OFFERED_PER_SECOND))
+        payloads = documents(range(records))
+        sent, taken = CpuMeter(pair.sender), CpuMeter(receiver)
+
+        def offer(load: Sequence[bytes]) -> list[float]:
+            follower.forget()
+            offered = side.publish(
+                load, per_tick=PER_TICK, tick_seconds=TICK_SECONDS, durability=types_pb2.DURABILITY_FSYNC
+            )
+            side.run(follower.receive(len(load)))
+            return follower.lags_milliseconds(offered.at_a_peer(follower.sequences[-1]))
+
+        offer(warm)
+        setting.say(f"{records:,} records at {OFFERED_PER_SECOND:,}/s")
+        lags = sent.measured(records, lambda: taken.measured(records, lambda: offer(payloads)))
+        assert follower.keys == keys(range(records)), "some were lost, doubled, or came in another order"
+    p99 = Figure(percentile(lags, 0.99), MILLISECONDS)
+    yield Row(
+        f"p99 of {records:,} records at {OFFERED_PER_SECOND:,}/s, FSYNC, {PER_TICK} at a time",
+        p99,
+        judged=p99,
+        target=LAG_TARGET,
+        note=f"{lag_percentiles(lags)}; sender: {sent}; receiver: {taken}; machine: {setting.machine}",
+    )
+
+
+# ---- how fast a peer comes up ----
+
+
+def catching_up(setting: Setting) -> Iterator[Row]:
+    """A peer was down while records were published: how fast it gets them out of the journal."""
+    records = setting.size(1_000_000, quick=100_000)
+    with ExitStack() as stack:
+        pair = _Pair(setting.directory, stack)
+        with pair.receiver():
+            pair.wait_acknowledged()
+        setting.say(f"loading {records:,} records while the peer is down")
+        _load(pair.client, records)
+        receiver = stack.enter_context(pair.receiver())
+        setting.say("the peer is back")
+        taken, sent = CpuMeter(receiver), CpuMeter(pair.sender)
+        seconds = sent.measured(records, lambda: taken.measured(records, lambda: _until_even(pair)))
+        assert _records_at(receiver) == records, "the peer has other records"
+    rate = Figure(records / seconds, PER_SECOND)
+    yield Row(
+        f"{records:,} changes from the journal, from when the link is up until all are acknowledged",
+        rate,
+        judged=rate,
+        target=CATCH_UP_TARGET,
+        note=f"sender: {sent}; receiver: {taken}; machine: {setting.machine}",
+    )
+
+
+def resync(setting: Setting) -> Iterator[Row]:
+    """A peer without data is seeded, while single durable publishes to the sender go on."""
+    records = setting.size(1_000_000, quick=100_000)
+    with ExitStack() as stack:
+        pair = _Pair(setting.directory, stack)
+        publisher = SinglePublisher(stack.enter_context(grpc.insecure_channel(pair.sender.address)))
+        setting.say(f"loading {records:,} records")
+        _load(pair.client, records)
+        setting.say("idle")
+        idle = publisher.run(until=time.time() + setting.size(10, quick=4))
+        receiver = stack.enter_context(pair.receiver())
+        setting.say("the peer is there")
+        taken, sent = CpuMeter(receiver), CpuMeter(pair.sender)
+        during: list[float] = []
+
+        def seed() -> float:
+            pair.wait_connected()
+            begin = time.perf_counter()
+            while pair.link().state != "streaming":
+                assert time.perf_counter() - begin < PATIENCE_SECONDS, "the peer is not seeded"
+                during.extend(publisher.run(until=time.time() + 0.1))
+            return time.perf_counter() - begin
+
+        seconds = sent.measured(records, lambda: taken.measured(records, seed))
+        pair.wait_acknowledged()
+        published = len(idle) + len(during)
+        assert _records_at(receiver) == records + published, "the peer has other records"
+    rate = Figure(records / seconds, PER_SECOND)
+    yield Row(
+        f"{records:,} records, from when the link is up until the last part is acknowledged",
+        rate,
+        judged=rate,
+        target=RESYNC_TARGET,
+        note=f"sender: {sent}; receiver: {taken}; machine: {setting.machine}",
+    )
+    p99_idle, p99_during = percentile(idle, 0.99), percentile(during, 0.99)
+    yield Row(
+        f"publish p99 at the sender meanwhile ({len(during):,} calls) to idle ({len(idle):,} calls)",
+        Figure(p99_during, MILLISECONDS),
+        peer=Figure(p99_idle, MILLISECONDS),
+        judged=Figure(p99_during / p99_idle, TIMES),
+        target=DISTURBANCE_TARGET,
+        note=f"p50 {percentile(during, 0.5):.2f} ms, idle {percentile(idle, 0.5):.2f} ms; machine: {setting.machine}",
+    )
+
+
+def _until_even(pair: _Pair) -> float:
+    pair.wait_connected()
+    begin = time.perf_counter()
+    pair.wait_acknowledged()
+    return time.perf_counter() - begin
+
+
+def _load(client: Client, records: int) -> None:
+    for first in range(0, records, LOAD_CHUNK):
+        publish(client, documents(range(first, min(first + LOAD_CHUNK, records))), "fsync")
+
+
+def _records_at(server: SowServer) -> int:
+    with Client(server.address) as client:
+        figures = client.describe_topic(TOPIC).statistics
+    assert figures is not None, "describing a topic gives its figures"
+    return figures.live_records
