@@ -218,9 +218,10 @@ class Receiver:
     def _changes(self, changes: replication_pb2.Changes) -> None:
         crc = 0
         size = 0
-        for packed in changes.chunks:
-            crc = zlib.crc32(packed.chunk, crc)
-            size += len(packed.chunk)
+        chunks = [Packed(packed.topic, packed.chunk) for packed in changes.chunks]
+        for _, chunk in chunks:
+            crc = zlib.crc32(chunk, crc)
+            size += len(chunk)
         if crc != changes.crc32:
             return self._damaged()
         if changes.after > self._received or changes.upto < changes.after:
@@ -236,13 +237,7 @@ class Receiver:
             self._acknowledge = True
             self.wake()
         else:
-            self._apply(
-                changes.after,
-                changes.upto,
-                [Packed(packed.topic, packed.chunk) for packed in changes.chunks],
-                list(changes.origins),
-                size,
-            )
+            self._apply(changes.after, changes.upto, chunks, list(changes.origins), size)
         return None
 
     def _damaged(self) -> None:
@@ -266,13 +261,14 @@ class Receiver:
 
     def _seed(self, seed: replication_pb2.Seed) -> None:
         assert self.identity is not None, "the sender has said Hello"
-        if zlib.crc32(seed.chunk) != seed.crc32:
+        chunk = seed.chunk  # a copy, each time
+        if zlib.crc32(chunk) != seed.crc32:
             return self._damaged()
         name = seed.topic
         told = self._told.get(name)
         if told is not None and _state(told) is TopicState.SEEDED:
             self._told[name] = TopicAnswer(name, wanted=True)  # the sender seeds what it has lost; it knows
-        size = len(seed.chunk)
+        size = len(chunk)
         self._bytes += size
 
         def done(result: Applied | Refused) -> None:
@@ -288,7 +284,7 @@ class Receiver:
         self._store.merge(
             self.identity.name,
             SeedRange(name, seed.first, seed.last, seed.after_key, seed.upto_key),
-            chunk=seed.chunk,
+            chunk=chunk,
             origins=list(seed.origins),
             purged=Purged(seed.purged_version, seed.purged_origin),
             done=done,

@@ -44,7 +44,6 @@ from typing import Final, NamedTuple
 from sow.v1 import replication_pb2, types_pb2
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import (
-    NOTHING_PURGED,
     Identity,
     Piece,
     Refused,
@@ -108,7 +107,7 @@ class JournalRead:
         piece = self.store.read(
             self.peer, self.after, topics=self.topics, filter_text=self.filter, bytes_max=self.bytes_max
         )
-        return Fetched(piece, pack_changes(piece))
+        return Fetched(piece, changes_message(piece) if piece.chunks else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +122,9 @@ class SeedRead:
     bytes_max: int
 
     def run(self) -> Fetched:
-        """Reads. Raises Refused."""
-        return Fetched(
-            self.store.seed(self.topic, self.after_key, filter_text=self.filter, bytes_max=self.bytes_max), None
-        )
+        """Reads, and packs the message. Raises Refused."""
+        part = self.store.seed(self.topic, self.after_key, filter_text=self.filter, bytes_max=self.bytes_max)
+        return Fetched(part, seed_message(self.topic, self.after_key, part))
 
 
 Read = JournalRead | SeedRead
@@ -136,23 +134,39 @@ class Fetched(NamedTuple):
     """What a read gave."""
 
     part: Piece | SeedPart
-    changes: replication_pb2.Changes | None
+    message: replication_pb2.ReplicateRequest | None
+    """None: nothing of it is for the link. It is large, so that nobody copies it but who reads it."""
 
 
-def pack_changes(piece: Piece) -> replication_pb2.Changes:
+def changes_message(piece: Piece) -> replication_pb2.ReplicateRequest:
     """The message for a piece; where the head is, and the clock, is told when it is sent."""
-    packed = [replication_pb2.Packed(topic=topic, chunk=chunk) for topic, chunk in piece.chunks]
+    message = replication_pb2.ReplicateRequest()
+    changes = message.changes
     crc = 0
-    for _, chunk in piece.chunks:
+    for topic, chunk in piece.chunks:
         crc = zlib.crc32(chunk, crc)
-    return replication_pb2.Changes(
-        after=piece.after,
-        upto=piece.upto,
-        chunks=packed,
-        origins=piece.origins,
-        crc32=crc,
-        commit_time_micros=piece.last_commit_micros,
-    )
+        changes.chunks.add(topic=topic, chunk=chunk)
+    changes.after = piece.after
+    changes.upto = piece.upto
+    changes.origins.extend(piece.origins)
+    changes.crc32 = crc
+    changes.commit_time_micros = piece.last_commit_micros
+    return message
+
+
+def seed_message(topic: str, after_key: bytes, part: SeedPart) -> replication_pb2.ReplicateRequest:
+    """The message for a part of a topic's snapshot; what has been purged of the topic is told by who takes it."""
+    message = replication_pb2.ReplicateRequest()
+    seed = message.seed
+    seed.topic = topic
+    seed.first = not after_key
+    seed.last = not part.upto_key
+    seed.after_key = after_key
+    seed.upto_key = part.upto_key
+    seed.chunk = part.chunk
+    seed.origins.extend(part.origins)
+    seed.crc32 = zlib.crc32(part.chunk)
+    return message
 
 
 class _Ready(NamedTuple):
@@ -356,15 +370,12 @@ class Sender:
             self.fail(result)
         else:
             assert isinstance(result.part, Piece), "what was read"
-            self._took_piece(read, result.part, result.changes)
+            self._took_piece(read, result.part, result.message)
 
-    def _took_piece(self, read: JournalRead, piece: Piece, changes: replication_pb2.Changes | None) -> None:
+    def _took_piece(self, read: JournalRead, piece: Piece, message: replication_pb2.ReplicateRequest | None) -> None:
         self._read_upto = piece.upto
-        request = None
-        if piece.chunks:
-            request = replication_pb2.ReplicateRequest(changes=changes)
         ready = _Ready(
-            request,
+            message,
             sum([len(chunk) for _, chunk in piece.chunks]),
             piece.upto,
             piece.first_commit_micros if piece.chunks else 0,
@@ -402,26 +413,15 @@ class Sender:
         assert isinstance(part, SeedPart), "what was read"
         last = not part.upto_key
         seed.read = last
-        purged = NOTHING_PURGED
+        message = result.message
+        assert message is not None, "also a part without rows moves the seed"
         # Looked at for each part: tombstones in front of it have gone out as such.
         if (self._returning or seed.lost) and self._store.peer(self.peer.name).missed:
             purged = self._store.purged(read.topic)
-        request = replication_pb2.ReplicateRequest(
-            seed=replication_pb2.Seed(
-                topic=read.topic,
-                first=not read.after_key,
-                last=last,
-                after_key=read.after_key,
-                upto_key=part.upto_key,
-                chunk=part.chunk,
-                origins=part.origins,
-                crc32=zlib.crc32(part.chunk),
-                purged_version=purged.version,
-                purged_origin=purged.origin,
-            )
-        )
+            message.seed.purged_version = purged.version
+            message.seed.purged_origin = purged.origin
         seed.after_key = part.upto_key
-        self._push(_Ready(request, len(part.chunk), 0, 0, None, read.topic, seed, last))
+        self._push(_Ready(message, len(part.chunk), 0, 0, None, read.topic, seed, last))
         self._begun(read.topic)
 
     def _begun(self, name: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from sow_server.engine.codec import (
     DELETE,
@@ -27,6 +27,8 @@ from sow_server.engine.codec import (
     header_columns,
 )
 from sow_server.engine.model import RecordMatcher
+
+T = TypeVar("T")
 
 _PUTS: Final = frozenset((PUT, TOUCH))
 
@@ -103,46 +105,48 @@ def _pack(changes: Changes, chosen: Sequence[int], kinds: bytes) -> bytes:
 def pack_rows(
     keys: list[bytes], values: list[bytes], dead: Mapping[bytes, Tombstone], matches: RecordMatcher | None
 ) -> bytes:
-    """Records and tombstones as a chunk, in the order of keys; empty when there are none. Of a key that has both the
-    record counts: it came later."""
-    columns = header_columns(values)
-    rows: dict[bytes, tuple[int, int, int, int, int, bytes]] = {
-        key: (stone.kind, stone.version, 0, 0, stone.origin, b"") for key, stone in dead.items()
-    }
-    for key, value, version, publish_time, expire_time, origin in zip(
-        keys, values, columns.version, columns.publish_time, columns.expire_time, columns.origin, strict=True
-    ):
-        if matches is None or matches(key[4:], value):
-            rows[key] = PUT, version, publish_time, expire_time, origin, value[HEADER_BYTES:]
-        else:
-            rows[key] = WITHDRAW, version, publish_time, expire_time, origin, b""
+    """Records, in the order of keys, and tombstones as a chunk in that order; empty when there are none. Of a key that
+    has both the record counts: it came later. Column by column: peers are seeded as fast as that."""
+    here = set(keys) if dead else frozenset()
+    buried = {key: stone for key, stone in dead.items() if key not in here}
+    stones = buried.values()
+    rows = [*keys, *buried]
     if not rows:
         return b""
-    order = sorted(rows)
-    kinds, row_versions, publish_times, expire_times, origins, payloads = zip(
-        *[rows[key] for key in order], strict=True
-    )
-    count = len(order)
-    nothing = Column([0] * count)
+    order = sorted(range(len(rows)), key=rows.__getitem__) if buried else None
 
-    def column(numbers: Iterable[int]) -> Column:
-        packed = Column()
-        packed.numbers(array("q", numbers))
-        return packed
+    def ordered(column: list[T]) -> list[T]:
+        return column if order is None else [column[index] for index in order]
 
+    def numbers(records: Iterable[int], of_stones: Iterable[int]) -> Column:
+        column, of_all = Column(), ordered([*records, *of_stones])
+        if of_all.count(of_all[0]) == len(of_all):
+            column.constant(of_all[0], len(of_all))
+        else:
+            column.numbers(array("q", of_all))
+        return column
+
+    kinds = bytes((PUT,)) * len(keys)
+    payloads = [value[HEADER_BYTES:] for value in values]
+    if matches is not None:
+        shipped = [matches(key[4:], value) for key, value in zip(keys, values, strict=True)]
+        kinds = bytes([PUT if ships else WITHDRAW for ships in shipped])
+        payloads = [payload if ships else b"" for payload, ships in zip(payloads, shipped, strict=True)]
+    records, no_times, nothing = header_columns(values), [0] * len(buried), Column()
+    nothing.constant(0, len(rows))
     return encode_changes(
         Changes(
             0,
             0,
-            bytes(kinds),
-            column(row_versions),
-            column(publish_times),
-            column(expire_times),
-            column(origins),
+            bytes(ordered([*kinds, *(stone.kind for stone in stones)])),
+            numbers(records.version, [stone.version for stone in stones]),
+            numbers(records.publish_time, no_times),
+            numbers(records.expire_time, no_times),
+            numbers(records.origin, [stone.origin for stone in stones]),
             nothing,
             nothing,
             nothing,
-            [key[4:] for key in order],
-            payloads,
+            [key[4:] for key in ordered(rows)],
+            ordered([*payloads, *[b""] * len(buried)]),
         )
     )
