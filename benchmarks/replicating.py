@@ -5,10 +5,12 @@ Sender and receiver share the cores, and so does the client: between machines ea
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -60,8 +62,10 @@ class _Pair:
         self.client = stack.enter_context(Client(self.sender.address))
 
     @contextmanager
-    def receiver(self) -> Iterator[SowServer]:
-        """The other one, running; with the data that it had."""
+    def receiver(self, *, anew: bool = False) -> Iterator[SowServer]:
+        """The other one, running; with the data that it had, or `anew`."""
+        if anew:
+            shutil.rmtree(self._directory / "receiver", ignore_errors=True)
         more = '[replication]\naccept = ["sender"]\n'
         with SowServer(self._directory / "receiver", instance="receiver", port=self._port, more=more) as server:
             yield server
@@ -203,39 +207,51 @@ def catching_up(setting: Setting) -> Iterator[Row]:
 
 
 def resync(setting: Setting) -> Iterator[Row]:
-    """A peer without data is seeded, while single durable publishes to the sender go on."""
+    """A peer without data is seeded, while single durable publishes to the sender go on; then another one."""
     records = setting.size(1_000_000, quick=100_000)
+    rounds = setting.size(3, quick=2)
+    idle_seconds = setting.size(10, quick=4)
+    rates: list[float] = []
+    shares: list[float] = []
+    idle: list[float] = []
+    during: list[float] = []
     with ExitStack() as stack:
         pair = _Pair(setting.directory, stack)
         publisher = SinglePublisher(stack.enter_context(grpc.insecure_channel(pair.sender.address)))
         setting.say(f"loading {records:,} records")
         _load(pair.client, records)
-        setting.say("idle")
-        idle = publisher.run(until=time.time() + setting.size(10, quick=4))
-        receiver = stack.enter_context(pair.receiver())
-        setting.say("the peer is there")
-        taken, sent = CpuMeter(receiver), CpuMeter(pair.sender)
-        during: list[float] = []
+        sent = CpuMeter(pair.sender)
+        taken: list[CpuMeter] = []
 
-        def seed() -> float:
+        def seed(calls: list[float]) -> float:
             pair.wait_connected()
             begin = time.perf_counter()
             while pair.link().state != "streaming":
                 assert time.perf_counter() - begin < PATIENCE_SECONDS, "the peer is not seeded"
-                during.extend(publisher.run(until=time.time() + 0.1))
+                calls += publisher.run(until=time.time() + 0.1)
             return time.perf_counter() - begin
 
-        seconds = sent.measured(records, lambda: taken.measured(records, seed))
-        pair.wait_acknowledged()
-        published = len(idle) + len(during)
-        assert _records_at(receiver) == records + published, "the peer has other records"
-    rate = Figure(records / seconds, PER_SECOND)
+        for number in range(1, rounds + 1):
+            setting.say(f"round {number} of {rounds}")
+            waited = publisher.run(until=time.time() + idle_seconds)
+            disturbed: list[float] = []
+            with pair.receiver(anew=True) as receiver:
+                taken.append(CpuMeter(receiver))
+                seconds = sent.measured(records, partial(taken[-1].measured, records, partial(seed, disturbed)))
+                idle += waited
+                during += disturbed
+                pair.wait_acknowledged()
+                assert _records_at(receiver) == records + len(idle) + len(during), "the peer has other records"
+            rates.append(records / seconds)
+            shares.append(percentile(disturbed, 0.99) / percentile(waited, 0.99))
+    rate = Figure(statistics.median(rates), PER_SECOND)
     yield Row(
-        f"{records:,} records, from when the link is up until the last part is acknowledged",
+        f"{rounds} rounds of {records:,} records, from when the link is up until the last part is acknowledged",
         rate,
         judged=rate,
         target=RESYNC_TARGET,
-        note=f"sender: {sent}; receiver: {taken}; machine: {setting.machine}",
+        note=f"rounds {Figure(min(rates), PER_SECOND)}–{Figure(max(rates), PER_SECOND)}; sender: {sent};"
+        f" last receiver: {taken[-1]}; machine: {setting.machine}",
     )
     p99_idle, p99_during = percentile(idle, 0.99), percentile(during, 0.99)
     yield Row(
@@ -244,7 +260,8 @@ def resync(setting: Setting) -> Iterator[Row]:
         peer=Figure(p99_idle, MILLISECONDS),
         judged=Figure(p99_during / p99_idle, TIMES),
         target=DISTURBANCE_TARGET,
-        note=f"p50 {percentile(during, 0.5):.2f} ms, idle {percentile(idle, 0.5):.2f} ms; machine: {setting.machine}",
+        note=f"rounds {min(shares):.2f}–{max(shares):.2f} ×; p50 {percentile(during, 0.5):.2f} ms,"
+        f" idle {percentile(idle, 0.5):.2f} ms; machine: {setting.machine}",
     )
 
 
