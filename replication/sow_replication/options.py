@@ -48,10 +48,11 @@ class NodeOptions:
     flight_bytes_max: int = 8 * 2**20
     """What is sent and not acknowledged on a link; a single message may be larger."""
     flight_messages_max: int = 32
-    read_bytes_max: int = 2**20
-    """About what one message of changes holds."""
-    seed_bytes_max: int = 2**19
-    """About what one part of a snapshot holds."""
+    read_bytes_max: int = 2**18
+    """About what one message of changes holds. It is one commit at the receiver, which its own publishers wait for;
+    larger ones cost no less a record."""
+    seed_bytes_max: int = 2**18
+    """About what one part of a snapshot holds; as above."""
     heartbeat_micros: int = SECOND
     silence_micros: int = 10 * SECOND
     """A link on which nothing is heard for so long is closed."""

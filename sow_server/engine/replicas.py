@@ -66,8 +66,8 @@ COMMITS_MAX: Final = 5000
 """Commits that one read walks over, so that it comes back where few of them are for the peer."""
 SOURCES_MAX: Final = 2**16 - 1
 """The journal has two bytes for the number of one."""
-ROWS_MAX: Final = 2000
-"""Rows of one part of a seed."""
+ROWS_MAX: Final = 1000
+"""Rows of one part of a seed: a part is one commit at the receiver, which others there wait for."""
 DROP_MAX: Final = 1000
 PURGE_MAX: Final = 1000
 PURGE_VISITS_MAX: Final = 20_000
