@@ -74,6 +74,7 @@ PURGE_VISITS_MAX: Final = 20_000
 """Tombstones that one step of purging looks at, where few of them may go."""
 MADE_END: Final = MADE_ORDER + b"\xff" * 8
 SYNC_PATIENCE_SECONDS: Final = 10.0
+SYNC_LOOK_SECONDS: Final = 0.002
 
 
 class PeerSettings(NamedTuple):
@@ -424,11 +425,18 @@ class Replicas:
         return SeedRows(pack_rows(keys, values, dead, select(topic)), last)
 
     def _wait_for_sync(self, sequence: int) -> None:
+        writer = self._store.writer
         give_up = time.monotonic() + SYNC_PATIENCE_SECONDS
-        while self._store.writer.synced_sequence < sequence:
-            if time.monotonic() > give_up or self._store.writer.failure is not None:
+        asked = False
+        while writer.synced_sequence < sequence:
+            if time.monotonic() > give_up or writer.failure is not None:
                 raise StoreError(Reason.STORE_FAILED, "what was written does not become durable")
-            time.sleep(0.002)
+            time.sleep(SYNC_LOOK_SECONDS)
+            if not asked and writer.synced_sequence < sequence:
+                # Who publishes BUFFERED syncs now and then: a peer would be seeded by one part each time. A control is
+                # synced at once, and with it all that was written before.
+                asked = True
+                self._store.control(lambda _: lambda: None, lambda _: None)
 
     def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
         """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop."""

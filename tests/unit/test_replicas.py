@@ -10,7 +10,7 @@ import pytest
 from sow_server.engine.codec import BURY, DELETE, EXPIRE, decode_changes, encode_changes
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
-from sow_server.engine.model import Expiration, Publish, TopicSettings
+from sow_server.engine.model import Durability, Expiration, Publish, TopicSettings
 from tests.support.replicas import (
     everything,
     greet,
@@ -356,6 +356,19 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
     b.crash()
     (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
     assert (answer.wanted, answer.after_key) == (True, rows.upto_key)
+
+
+def test_a_seed_has_buffered_writes_synced_rather_than_wait_for_that(pair: tuple[Rig, Rig]) -> None:
+    """S7: what is sent is durable. The time stands still, so that the sync of buffered writes never comes by itself."""
+    a, _ = pair
+    writer = a.store.writer
+    a.store.submit(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED), lambda _: None)
+    writer.step()
+    assert writer.synced_sequence < writer.last_sequence
+    a.store.start(lambda answers: answers())
+    rows = a.store.replicas.seed(a.topic("t"), b"", select=everything, bytes_max=500)
+    assert writer.synced_sequence == writer.last_sequence
+    assert decode_changes(1, rows.chunk).keys == [b"1"]
 
 
 def test_a_topic_that_differs_leaves_the_link_and_is_seeded_once_it_is_mended(pair: tuple[Rig, Rig]) -> None:
