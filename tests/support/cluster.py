@@ -90,12 +90,10 @@ class Cluster:
         topics: str,
         links: Sequence[Link] | None = None,
         mode: str = "async",
-        extra: dict[str, str] | None = None,
         more: str = "",
         start: bool = True,
     ) -> None:
-        """`topics`: TOML of all instances; `more`: of their [replication] tables; `extra`: of an instance's peer entry,
-        by who sends."""
+        """`topics`: TOML of all instances; `more`: of their [replication] tables."""
         self.folder: Final = folder
         self.links: Final = (
             [(a, b) for a in names for b in names if a != b] if links is None else [(a, b) for a, b in links]
@@ -105,7 +103,6 @@ class Cluster:
         self._topics = topics
         self._more = more
         self._mode = mode
-        self._extra = extra or {}
         for name in names:
             self.configure(name)
         if start:
@@ -133,23 +130,19 @@ class Cluster:
         *,
         topics: str | None = None,
         token: str = TOKEN,
-        more: str | None = None,
-        called: str | None = None,
-        peers: str = "",
+        accepted: Sequence[str] = (),
     ) -> None:
-        """Writes the configuration of an instance, for its next start; `called`: another name than its own; `peers`:
-        TOML of further entries."""
-        accept = sorted({sender for sender, receiver in self.links if receiver == name})
-        text = f'[server]\ninstance = "{called or name}"\n'
+        """Writes the configuration of an instance, for its next start; `accepted`: who may send besides the others."""
+        accept = sorted({sender for sender, receiver in self.links if receiver == name} | {*accepted})
+        text = f'[server]\ninstance = "{name}"\n'
         text += '[storage]\nmemtable = "1MiB"\nother_memtable = "1MiB"\nwal_bytes_max = "4MiB"\n'
         text += '[journal]\nprune_interval = "200ms"\n'
-        text += f'[replication]\ntoken = "{token}"\naccept = {accept}\n{self._more if more is None else more}\n'
+        text += f'[replication]\ntoken = "{token}"\naccept = {accept}\n{self._more}\n'
         for sender, receiver in self.links:
             if sender == name:
                 address = self.proxies[sender, receiver].address
                 text += f'[[replication.peers]]\nname = "{receiver}"\naddress = "{address}"\nmode = "{self._mode}"\n'
-                text += self._extra.get(name, "") + "\n"
-        text += peers + (self._topics if topics is None else topics)
+        text += self._topics if topics is None else topics
         self[name].server.configure(text)
 
     def start(self, *names: str) -> None:
