@@ -563,7 +563,7 @@ class Sender:
                 for response in call:
                     self.answers.append(opened(replication_pb2.ReplicateResponse, response))
             except grpc.RpcError as error:
-                self.reason = reason_name(refused_by(error).reason)  # type: ignore[arg-type]  # has what it reads of the other kind
+                self.reason = reason_name(refused_by(error, instance.server.address).reason)  # type: ignore[arg-type]  # has what it reads of the other kind
 
 
 def hello(name: str = "a", **changed: int) -> replication_pb2.ReplicateRequest:
