@@ -226,7 +226,8 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
     piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     ((_, chunk),) = piece.chunks
     changes = decode_changes(0, chunk)
-    none = Changes(0, changes.commit_time_micros, b"", *[Column()] * 7, [], [])
+    empty = Column()
+    none = Changes(0, changes.commit_time_micros, b"", empty, empty, empty, empty, empty, empty, empty, [], [])
     answers: list[Counts | StoreError] = []
     b.store.replicas.apply(
         "a",
