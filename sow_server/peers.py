@@ -72,6 +72,7 @@ class PeerStore:
             piece.first_commit_micros,
             piece.last_commit_micros,
             piece.lost,
+            self._kinds({topic for topic, _ in piece.chunks}),
         )
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> ports.SeedPart:
@@ -81,7 +82,10 @@ class PeerStore:
                 self._store.topics.find(topic), after_key, select=_select(filter_text), bytes_max=bytes_max
             )
         )
-        return ports.SeedPart(rows.chunk, self._store.origins, rows.upto_key)
+        return ports.SeedPart(rows.chunk, self._store.origins, rows.upto_key, self._kinds({topic}))
+
+    def _kinds(self, names: Collection[str]) -> list[ports.TopicKind]:
+        return [ports.TopicKind(*kind) for kind in self._replicas.kinds(names)]
 
     def purged(self, topic: str) -> ports.Purged:
         """What has been purged of a topic's tombstones."""

@@ -67,6 +67,9 @@ class Piece(NamedTuple):
     last_commit_micros: int = 0
     lost: Sequence[str] = ()
     """Topics of the link of which the journal has been pruned beyond `after`: they have to be seeded."""
+    kinds: Sequence[TopicKind] = ()
+    """Of the chunks' topics, as they were after the read: changes of another kind than the receiver was told must not
+    go to it."""
 
 
 class SeedPart(NamedTuple):
@@ -77,6 +80,8 @@ class SeedPart(NamedTuple):
     origins: Sequence[str]
     upto_key: bytes
     """The last key of this part. Empty: it reaches to the end of the topic."""
+    kinds: Sequence[TopicKind] = ()
+    """Of the topic, as in `Piece`."""
 
 
 class Purged(NamedTuple):

@@ -37,7 +37,7 @@ from __future__ import annotations
 import enum
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -364,13 +364,20 @@ class Sender:
         self._reading = None
         if self.failure is not None:
             return
-        if isinstance(read, SeedRead):
+        if not isinstance(result, Refused) and self._told_otherwise(result.part.kinds):
+            self._watch_topics()  # it is told first, and this is read again
+        elif isinstance(read, SeedRead):
             self._took_seed(read, result)
         elif isinstance(result, Refused):
             self.fail(result)
         else:
             assert isinstance(result.part, Piece), "what was read"
             self._took_piece(read, result.part, result.message)
+
+    def _told_otherwise(self, kinds: Sequence[TopicKind]) -> bool:
+        """Whether a topic is of another kind by now than the receiver knows."""
+        known = self._topics
+        return any(kind.name in known and known[kind.name].kind != kind for kind in kinds)
 
     def _took_piece(self, read: JournalRead, piece: Piece, message: replication_pb2.ReplicateRequest | None) -> None:
         self._read_upto = piece.upto

@@ -253,6 +253,11 @@ class Replicas:
         by_name = self._store.topics.by_name
         return [_kind(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
 
+    def kinds(self, names: Collection[str]) -> list[Kind]:
+        """Those of the topics with these names that there are."""
+        by_name = self._store.topics.by_name
+        return [_kind(by_name[name]) for name in sorted(names) if name in by_name]
+
     # -- peers: what they have, and what is held for them -----------------------------------------------------------
 
     def peer(self, name: str) -> Peer:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from sow_replication.options import NodeOptions
+from sow.v1.replication_pb2 import ReplicateRequest
+from sow_replication.node import Node
+from sow_replication.options import NodeOptions, PeerOptions
+from sow_replication.sender import TopicState
 from sow_replication.service import MESSAGE_BYTES_MAX
 from sow_server.engine import replicas, store
 from sow_server.engine.codec import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
-from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
+from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.replicas import MADE_END, Peer, SeedRange
 from sow_server.engine.rocks import TOMBSTONES
 from sow_server.engine.writer import WriterOptions
+from sow_server.peers import PeerStore
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
 
@@ -281,3 +286,41 @@ def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], mon
     compacted.clear()
     a.store.reclaim(4, lambda: True)
     assert TOMBSTONES not in {family for family, _, _ in compacted}
+
+
+def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(pair: tuple[Rig, Rig]) -> None:
+    """R12: else its changes would be taken for what the receiver was told, and find a topic of that kind there."""
+    nodes = [
+        Node(
+            PeerStore(rig.store, rig.clock, name=rig.options.instance),
+            NodeOptions(peers=peers, accept=("a",)),
+            Random(1),
+        )
+        for rig, peers in zip(pair, [(PeerOptions("b", "b"),), ()], strict=True)
+    ]
+    a, b = pair
+    (out,) = nodes[0].due()
+    sender, receiver = nodes[0].dialled(out), nodes[1].accept()
+
+    def sent() -> list[ReplicateRequest]:
+        requests: list[ReplicateRequest] = []
+        while True:
+            request, read = sender.next_message(), sender.next_read()
+            if read is not None:
+                sender.took(read.run())
+            if request is not None:
+                requests.append(request)
+            elif read is None:
+                return requests
+
+    for _ in range(3):
+        for request in sent():
+            receiver.received(request)
+        b.store.writer.step()
+        while (response := receiver.next_message()) is not None:
+            sender.received(response)
+    assert [state for _, state, _ in sender.topics()] == [TopicState.SEEDED]
+    a.alter_topic("t", message_type=MessageType.JSON)
+    a.put("t", "1", b"{}")
+    kinds = [request.WhichOneof("message") for request in sent()]
+    assert kinds == ["topics", "changes"]
