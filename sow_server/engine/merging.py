@@ -121,8 +121,11 @@ class Merge:
         *,
         guard: Purged = NOTHING_PURGED,
         buries: bool = True,
+        snapshot: bool = False,
     ) -> None:
-        """`buries`: what is dead by the guard is to end wherever it lives."""
+        """`buries`: what is dead by the guard is to end wherever it lives. `snapshot`: these are records as they stand,
+        not changes as they were made."""
+        self._snapshot = snapshot
         self._stage = stage
         self._topic = topic
         self._names = names
@@ -276,6 +279,11 @@ class Merge:
                 tally.known += 1
         elif ours is None and kind == WITHDRAW:
             tally.known += 1
+        elif self._snapshot and head is None and kind in _PUTS and topic.acts and rows.expire_times[index] <= stage.now:
+            # It is over, and what it may have replaced is not here: its expiry was told here, or is nobody's business.
+            # An instance that does not act on expiration keeps such rows for ever, and seeds them again and again.
+            stage.bury(topic, key, store_key, version=theirs[0], origin=origin)
+            tally.applied += 1
         else:
             tally.applied += 1
             if kind in _PUTS:

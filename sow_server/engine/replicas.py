@@ -644,7 +644,7 @@ class Replicas:
             if changes is not None:
                 guarded = source.guarded and name not in self._unguarded and before[0] == _UNDER_WAY
                 guard = self.purged(topic) if guarded else NOTHING_PURGED
-                merge = Merge(stage, topic, names, tally, guard=guard)
+                merge = Merge(stage, topic, names, tally, guard=guard, snapshot=True)
                 merge.apply(changes, own)
                 self._write_dropped(topic, name, merge.not_taken)
             reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
@@ -674,7 +674,9 @@ class Replicas:
             self._check_skew(stage, [changes])
             own, tally = self._store.stage_origins(stage, origins), Tally()
             guard = self.purged(topic)
-            Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard, buries=False).apply(changes, own)
+            Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard, buries=False, snapshot=True).apply(
+                changes, own
+            )
             return tally.counts
 
         self._store.control(stage_rows, done)

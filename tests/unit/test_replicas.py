@@ -318,6 +318,26 @@ def test_only_durable_changes_are_shipped(pair: tuple[Rig, Rig]) -> None:
     assert piece.upto == a.store.writer.synced_sequence < a.store.writer.last_sequence
 
 
+def test_a_record_that_is_over_is_not_told_again_by_a_seed(pair: tuple[Rig, Rig]) -> None:
+    """L10: an instance that does not act on expiration keeps it for ever, and the tombstone here goes."""
+    a, b = pair
+    a.alter_topic("t", expiration=Expiration.DISABLED)
+    a.put("t", "1", ttl=SECOND)
+    ship(a, b)
+    a.time.tick(SECOND)
+    b.store.sweep()
+    assert b.kinds("t") == [("put", "1"), ("expire", "1")]
+    purge(b, upto=b.store.writer.last_sequence)
+    assert tombstones(b) == {}
+    greet(a, b)
+    seed(a, b, "t")
+    assert b.kinds("t") == [("put", "1"), ("expire", "1"), ("bury", "1")]
+    assert live(b) == {}
+    assert set(live(a)) == {"1"}
+    ship(b, a)
+    assert set(live(a)) == {"1"}, "where expiration is not acted on, the row stays"
+
+
 def test_a_seed_has_records_and_tombstones_in_parts(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     for number in range(50):
