@@ -72,8 +72,8 @@ def build(seed: int, make: Make) -> World:
             cursor_sequences_max=draw.choice([3, 1000]),
         )
         world.add(name, options, offset=draw.randint(-SECOND, SECOND))
-    # A topic that is missing somewhere for longer than the grace comes as it is elsewhere (docs/replication.md): what was
-    # deleted on one side of the gap is not known to be dead on the other, and nobody's data are dropped for that.
+    # A topic that is missing somewhere for longer than the grace comes as it is elsewhere (docs/replication.md): what
+    # was deleted on one side of the gap is not known to be dead on the other, and nobody's data are dropped for that.
     late = LATE and draw.random() < 0.3 and grace == 10_000 * SECOND
     for instance in world.instances.values():
         for topic in TOPICS:
