@@ -51,6 +51,11 @@ class PeerStore:
         """The last sequence that is durable."""
         return self._store.writer.synced_sequence
 
+    @property
+    def topics_version(self) -> int:
+        """Rises whenever what is said of topics may be another."""
+        return self._replicas.version
+
     def topics(self, pattern: str) -> list[ports.TopicKind]:
         """The topics whose whole name matches."""
         return [ports.TopicKind(*kind) for kind in self._replicas.topics(pattern)]

@@ -87,10 +87,7 @@ def _objection(hello: replication_pb2.Hello, peer: Identity, known: Known) -> Re
     if objection is not None:
         return objection
     if not known.accepted:
-        return Refused(
-            types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED,
-            f"{own.name} does not accept {peer.name}: it is neither one of its peers nor in its `accept`",
-        )
+        return not_accepted(own, peer.name)
     if known.live is not None and known.live.id != peer.id:
         return Refused(
             types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH, f"another instance is connected as {peer.name} to {own.name}"
@@ -112,4 +109,12 @@ def pending(own: str, peer: str) -> Refused:
     reason: Reason = types_pb2.ERROR_REASON_RESEED_PENDING
     return Refused(
         reason, f"{peer} has been away for too long, or is new or restored: first it takes what {own} has, by itself"
+    )
+
+
+def not_accepted(own: Identity, name: str) -> Refused:
+    """The configuration names no such instance (rule R1)."""
+    return Refused(
+        types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED,
+        f"{own.name} does not accept {name[:200]}: it is neither one of its peers nor in its `accept`",
     )

@@ -197,6 +197,10 @@ class Sending(Protocol):
     def head(self) -> int:
         """The last sequence that is durable."""
 
+    @property
+    def topics_version(self) -> int:
+        """Another number whenever what `topics` says may be another. Quick, however many there are."""
+
     def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches; by name. The reserved ones are never among them."""
 
@@ -234,6 +238,10 @@ class Receiving(Protocol):
 
     def source(self, name: str) -> SourceState | None:
         """What is remembered of a sender, as it is on disk; None: it has never been welcomed."""
+
+    @property
+    def topics_version(self) -> int:
+        """Another number whenever what `answers` says of the same topics may be another."""
 
     def answers(self, name: str, topics: Sequence[TopicKind]) -> list[TopicAnswer]:
         """What is wanted of a sender's topics, one answer each, in their order. `topics` are all that the link carries:

@@ -69,6 +69,8 @@ class Receiver:
         """Whether the sender was welcomed."""
         self._out: deque[replication_pb2.ReplicateResponse] = deque()
         self._kinds: dict[str, TopicKind] = {}
+        self._topics_version: int | None = None
+        """Of this instance's topics when they were asked last."""
         self._told: dict[str, TopicAnswer] = {}
         self._received = 0
         """The cursor, with what the store has been given."""
@@ -195,6 +197,7 @@ class Receiver:
 
     def _answers(self) -> list[TopicAnswer]:
         assert self.identity is not None, "the sender has said Hello"
+        self._topics_version = self._store.topics_version
         return self._store.answers(self.identity.name, list(self._kinds.values()))
 
     def _take_topics(self, topics: Iterable[replication_pb2.ReplicatedTopic]) -> None:
@@ -358,7 +361,8 @@ class Receiver:
             if source is not None and source.wait_for:
                 # It has to, since it was welcomed: it begins anew, also when it has nothing to send.
                 return self.fail(self._pending())
-            self._tell_topics()
+            if self._store.topics_version != self._topics_version:
+                self._tell_topics()
         self.wake()
         return None
 

@@ -124,7 +124,9 @@ class Exchange:
         chunk, origins = await at(name, self._means.run(lambda: self._store.rows(topic, keys)))
         if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
             return None
-        wanted = replication_pb2.FetchRowsRequest(topic=topic, key=[key.decode() for key in keys])
+        wanted = replication_pb2.FetchRowsRequest(
+            topic=topic, key=[key.decode() for key in keys], instance=instance_of(self._store.identity)
+        )
         try:
             theirs = await at(self._peer_name, self._peer.fetch_rows(wanted))
         except Refused as refused:

@@ -235,6 +235,8 @@ class Sender:
 
         self._read_upto = 0
         self._sent_upto = 0
+        self._topics_version: int | None = None
+        """Of the topics when they were looked at."""
         self._changes_upto = 0
         """Where the changes sent last ended: what was passed over since needs no message, and the receiver may not know
         of it, so the next changes begin here."""
@@ -651,6 +653,10 @@ class Sender:
 
     def _watch_topics(self) -> None:
         self._watched_head = self._store.head()
+        version = self._store.topics_version
+        if version == self._topics_version:
+            return
+        self._topics_version = version
         kinds = self._matching()
         if kinds == [topic.kind for topic in self._topics.values()]:
             return

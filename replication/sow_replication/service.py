@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.calls import Calls
+from sow_replication.greeting import not_accepted
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND
 from sow_replication.ports import Refused, TopicKind
@@ -261,18 +262,20 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         for receiver in list(self._receivers):
             receiver.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
 
-    async def _check(self, context: Context) -> None:
+    async def _check(self, context: Context, caller: replication_pb2.Instance | None = None) -> None:
+        """Ends a call of who may not call (rules R1, R11). `caller`: None where the link itself looks at that."""
         if self._stopped.is_set():
             await abort(context, Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
-        if not self._token:
-            return
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._token):
+        shown = given.encode() if isinstance(given, str) else given
+        if self._token and not hmac.compare_digest(shown, self._token):
             name = self._node.store.identity.name
             await abort(
                 context,
                 Refused(types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED, f"{name} expects another token, or one at all"),
             )
+        if caller is not None and caller.name not in self._node.incoming:
+            await abort(context, not_accepted(self._node.store.identity, caller.name))
 
     async def Replicate(
         self, request_iterator: AsyncIterator[replication_pb2.Sealed], context: Context
@@ -316,14 +319,14 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
     async def Checksum(
         self, request: replication_pb2.ChecksumRequest, context: Context
     ) -> replication_pb2.ChecksumResponse:
-        await self._check(context)
+        await self._check(context, request.instance)
         async with self._reasons(context):
             return await checksum(self._node.store, request, run=self._run)
 
     async def ListVersions(
         self, request: replication_pb2.ListVersionsRequest, context: Context
     ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
-        await self._check(context)
+        await self._check(context, request.instance)
         async with self._reasons(context), aclosing(list_versions(self._node.store, request, run=self._run)) as found:
             async for response in found:
                 yield response
@@ -331,14 +334,14 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
     async def FetchRows(
         self, request: replication_pb2.FetchRowsRequest, context: Context
     ) -> replication_pb2.FetchRowsResponse:
-        await self._check(context)
+        await self._check(context, request.instance)
         async with self._reasons(context):
             return await fetch_rows(self._node.store, request, run=self._run)
 
     async def MergeRows(
         self, request: replication_pb2.MergeRowsRequest, context: Context
     ) -> replication_pb2.MergeRowsResponse:
-        await self._check(context)
+        await self._check(context, request.instance)
         async with self._reasons(context):
             return await merge_rows(self._node.store, request)
 

@@ -297,7 +297,13 @@ class Comparison:
 
         async def there(due: int) -> dict[bytes, tuple[int, int]]:
             found: dict[bytes, tuple[int, int]] = {}
-            request = replication_pb2.ListVersionsRequest(topic=topic, buckets=buckets, bucket=wanted, now_micros=due)
+            request = replication_pb2.ListVersionsRequest(
+                topic=topic,
+                buckets=buckets,
+                bucket=wanted,
+                now_micros=due,
+                instance=instance_of(self._store.identity),
+            )
             async for part in self._peer.list_versions(request):
                 if not len(part.key) == len(part.version) == len(part.checksum):
                     raise _breach("columns of versions that differ in length")

@@ -210,6 +210,8 @@ class Replicas:
         self._marking = threading.Lock()
         """Held while a peer's row is replaced by what it becomes: acknowledgements come on one thread, what a purge has
         it miss on another."""
+        self._seeds_version = 0
+        """Rises whenever a topic is seeded, or is to be."""
         self._unsaved: set[str] = set()
         """Peers whose rows are behind what is known."""
         self._retention = Retention()
@@ -230,6 +232,18 @@ class Replicas:
                 self.sources[key[len(SOURCE_KEY) :].decode()] = Source(**fields)
         finally:
             rows.close()
+
+    @property
+    def version(self) -> int:
+        """Rises whenever what is said of topics here, to peers or sources, may be another. To be asked first, and
+        often: there may be thousands of them."""
+        return self._store.topics.version + self._seeds_version
+
+    def _seeds_change(self, stage: Stage) -> None:
+        def changed() -> None:
+            self._seeds_version += 1
+
+        stage.also.append(changed)
 
     # -- which topics are shared ------------------------------------------------------------------------------------
 
@@ -483,6 +497,7 @@ class Replicas:
             source = Source(identity, number, topics, filter_text, cursor, guarded=guarded)
             prefix = SEED_KEY + name.encode() + b"/"
             stage.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+            self._seeds_change(stage)
             stage.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
             self._put_source(stage, name, source)
 
@@ -594,7 +609,9 @@ class Replicas:
                     stage.atomic = changes.atomic
                     Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
                     stage.end_request()
-                stage.batch.deletes[META] += self._passed_over.get(name, ())
+                if passed_over := self._passed_over.get(name):
+                    stage.batch.deletes[META] += passed_over
+                    self._seeds_change(stage)
                 guarded = source.guarded and name not in self._unguarded
                 self._put_source(stage, name, source._replace(cursor=upto, guarded=guarded))
             return tally.counts
@@ -648,6 +665,8 @@ class Replicas:
                 merge.apply(changes, own)
                 self._write_dropped(topic, name, merge.not_taken)
             reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
+            if part.first or part.last:
+                self._seeds_change(stage)
             stage.batch.puts[META][_seed_key(name, topic)] = reached
             return tally.counts
 
@@ -709,6 +728,7 @@ class Replicas:
         topic = self._store.topics.by_name.get(name)
         if topic is not None:
             stage.batch.deletes[META].append(_seed_key(source, topic))
+            self._seeds_change(stage)
 
     def _check_skew(self, stage: Stage, batches: Iterable[Changes]) -> None:
         """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7)."""

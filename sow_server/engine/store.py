@@ -862,6 +862,7 @@ class Store:
             if settings.acts_on_expiration and not topic.acts:
                 enabled.append(topic)
             topic.apply(settings, indexes)
+        self.topics.version += 1
         if swept:
             self.writer.sweep.swept(stage)
         self._rearm(iter(enabled))

@@ -141,6 +141,8 @@ class Topics:
     def __init__(self) -> None:
         self.by_name: MappingProxyType[str, Topic] = MappingProxyType({})
         self.by_id: MappingProxyType[int, Topic] = MappingProxyType({})
+        self.version = 0
+        """Rises with every change of the topics that there are, and of their settings."""
 
     def find(self, name: str) -> Topic:
         """The topic called `name`. Raises StoreError TOPIC_NOT_FOUND."""
@@ -161,6 +163,7 @@ class Topics:
     def _replace(self, topics: dict[str, Topic]) -> None:
         self.by_name = MappingProxyType(topics)
         self.by_id = MappingProxyType({topic.id: topic for topic in topics.values()})
+        self.version += 1
 
 
 def topic_deleted(topic: Topic) -> StoreError:

@@ -168,6 +168,7 @@ class ModelStore:
         self._peers = peers
         self._written = written
         self._lives = 0
+        self._versions = 0
         self._identity = Identity(name, f"{name}-id-0", f"{name}-epoch-0")
         self.disk = Disk()
         self._peer_memory: dict[str, PeerState] = {}
@@ -191,6 +192,11 @@ class ModelStore:
 
     def head(self) -> int:
         return self.disk.head
+
+    @property
+    def topics_version(self) -> int:
+        self._versions += 1  # always another: it is looked at in any case
+        return self._versions
 
     # -- commits ----------------------------------------------------------------------------------------------------
 

@@ -675,3 +675,36 @@ def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
     assert changes_of(b.topic("t"), changes, start=0, stop=1, find=lambda _: None) == []
     assert encode_changes(changes) == value
     assert set(tombstones(b)) == {"1"}
+
+
+def test_what_is_said_of_topics_has_a_version_that_rises_with_every_change(pair: tuple[Rig, Rig]) -> None:
+    """Links ask for it each second, and for thousands of topics only when it is another."""
+    a, b = pair
+    versions = [b.store.replicas.version]
+
+    def rises() -> bool:
+        versions.append(b.store.replicas.version)
+        return versions[-1] > versions[-2]
+
+    greet(a, b)
+    assert rises()
+    seed(a, b, "t")
+    assert rises()
+    b.create_topic("u")
+    assert rises()
+    b.alter_topic("t", expiration=Expiration.DISABLED)
+    assert rises()
+    a.put("t", "1")
+    ship(a, b)
+    b.put("t", "2")
+    assert not rises(), "records are none of its business"
+    b.alter_topic("t", journal=False)
+    assert rises()
+    a.put("t", "1")
+    ship(a, b)
+    assert rises(), "it is passed over"
+    b.set_policy("p", "t", expiration=Expiration.ENABLED)
+    b.alter_topic("t", expiration=Expiration.ENABLED)
+    assert rises()
+    b.delete_topic("u")
+    assert rises()

@@ -206,6 +206,31 @@ def test_a_sender_that_nobody_has_named_is_refused() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_who_is_not_accepted_compares_and_repairs_nothing_either(token: str) -> None:
+    """R1, R11: the right token does not make a peer."""
+    stranger = replication_pb2.Instance(name="stranger", id="s", epoch="e")
+
+    async def body() -> None:
+        async with running("b", accept=("a",), token="secret") as b, insecure_channel(f"127.0.0.1:{b.port}") as channel:
+            stub = replication_pb2_grpc.ReplicationServiceStub(channel)
+            metadata = (("authorization", f"Bearer {token}"),)
+            expected = (
+                types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED if token else types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED
+            )
+            for call in (
+                stub.Checksum(replication_pb2.ChecksumRequest(instance=stranger), metadata=metadata),
+                stub.FetchRows(replication_pb2.FetchRowsRequest(instance=stranger), metadata=metadata),
+                stub.MergeRows(replication_pb2.MergeRowsRequest(instance=stranger), metadata=metadata),
+                exhausted(stub.ListVersions(replication_pb2.ListVersionsRequest(instance=stranger), metadata=metadata)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await call
+                assert refused_by(raised.value, "b").reason == expected
+
+    asyncio.run(body())
+
+
 def test_an_instance_that_dials_itself_is_refused() -> None:
     async def body() -> None:
         async with running("a", accept=("b",)) as b, running("a", (peer("b", b.port),), store=b.store) as a:
@@ -248,7 +273,10 @@ def test_another_version_of_the_protocol_is_refused_with_its_reason() -> None:
     asyncio.run(body())
 
 
-async def exhausted(call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed]) -> None:
+async def exhausted(
+    call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed]
+    | grpc.aio.UnaryStreamCall[replication_pb2.ListVersionsRequest, replication_pb2.ListVersionsResponse],
+) -> None:
     while await call.read() is not grpc.aio.EOF:
         pass
 

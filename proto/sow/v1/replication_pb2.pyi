@@ -700,6 +700,7 @@ class ListVersionsRequest(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
     NOW_MICROS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     buckets: _builtins.int
@@ -710,6 +711,10 @@ class ListVersionsRequest(_message.Message):
     def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those that are asked for."""
 
+    @_builtins.property
+    def instance(self) -> Global___Instance:
+        """The asking instance."""
+
     def __init__(
         self,
         *,
@@ -717,10 +722,11 @@ class ListVersionsRequest(_message.Message):
         buckets: _builtins.int = ...,
         bucket: _abc.Iterable[_builtins.int] | None = ...,
         now_micros: _builtins.int = ...,
+        instance: Global___Instance | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "buckets", b"buckets", "now_micros", b"now_micros", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "buckets", b"buckets", "instance", b"instance", "now_micros", b"now_micros", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -770,21 +776,27 @@ class FetchRowsRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Record keys, at most 1,000."""
 
+    @_builtins.property
+    def instance(self) -> Global___Instance:
+        """The asking instance."""
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         key: _abc.Iterable[_builtins.str] | None = ...,
+        instance: Global___Instance | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "key", b"key", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
