@@ -15,7 +15,7 @@ from sow.v1 import types_pb2
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Applied, Done, Identity, Packed, Piece, Refused
 from sow_replication.receiver import Receiver
-from tests.support.replica_world import SECOND, Make, ModelSource, ModelStore, Row, World
+from tests.support.replica_world import SECOND, Make, ModelSource, ModelStore, Row, Storm, World
 
 LATE = True
 SEEDS = 200
@@ -321,7 +321,7 @@ def found(make: type[ModelStore] = ModelStore) -> bool:
     for number in range(FOUND_WITHIN):
         try:
             run_seed(number, make)
-        except Wrong:
+        except (Wrong, Storm):
             return True
     return False
 

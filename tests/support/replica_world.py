@@ -731,6 +731,14 @@ class Instance:
         again()
 
 
+EVENTS_MAX = 200_000
+"""Of one life; some 35,000 are the most that one has had."""
+
+
+class Storm(AssertionError):
+    """There is no end to it."""
+
+
 class World:
     """Instances, their network, and time."""
 
@@ -765,7 +773,10 @@ class World:
         return self.random.randint(100, self.delay_max)
 
     def at(self, time: int, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time, next(self._numbers), action))
+        number = next(self._numbers)
+        if number == EVENTS_MAX:
+            raise Storm(f"{number} events, and no end: something goes round and round")
+        heapq.heappush(self._events, (time, number, action))
 
     def soon(self, instance: Instance) -> None:
         """Something may be to be done at an instance."""
