@@ -253,3 +253,28 @@ def test_what_differs_is_found_and_repaired_in_both_directions(tmp_path: Path, s
     assert a.verify_replication("b", ["orders"])[0].differing == 0
     assert contents(a) == contents(b)
     assert a.get("orders", "8") is None
+
+
+def test_a_leaf_with_a_filter_holds_what_matches_and_nothing_else(tmp_path: Path, stack: ExitStack) -> None:
+    """R1, R2: also what was there before the link, and what ceases to match."""
+    ports = (free_port(), free_port())
+    filtered = config("a", {"leaf": ports[1]}).replace('mode = "async"', 'mode = "async"\nfilter = "/region = \'EU\'"')
+    a = started(stack, ServerProcess(tmp_path / "a", filtered, port=ports[0], start=False))
+    for number, region in enumerate(["EU", "US", "EU"]):
+        a.publish("orders", {"id": number, "region": region})
+    accepting = config("leaf", {}, more='accept = ["a"]')
+    leaf = started(stack, ServerProcess(tmp_path / "leaf", accepting, port=ports[1], start=False))
+    until(lambda: streaming(a), SECONDS, "the link to stream")
+
+    def keys() -> list[str]:
+        return [record.key for record in leaf.query("orders")]
+
+    until(lambda: keys() == ["0", "2"], SECONDS, "the seeded ones that match")
+    a.publish("orders", {"id": 0, "region": "US"})
+    a.publish("orders", {"id": 1, "region": "EU"})
+    a.publish("orders", {"id": 3, "region": "US"})
+    a.publish("orders", {"id": 4, "region": "EU"})
+    until(lambda: keys() == ["1", "2", "4"], SECONDS, "what matches now")
+    until(lambda: settled(a), SECONDS, "nothing to send")
+    (answer,) = a.verify_replication("leaf", topics=["orders"])
+    assert "filter" in answer.left_out
