@@ -12,7 +12,7 @@ from tests.support.replica_rocks import RocksStore
 from tests.support.replica_world import Written
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_lives_on_the_real_store_end_equal_and_with_the_greatest_that_was_written(
     tmp_path: Path, seed: int, part: int
 ) -> None:
