@@ -60,6 +60,10 @@ class PeerStore:
         """The topics whose whole name matches."""
         return [ports.TopicKind(*kind) for kind in self._replicas.topics(pattern)]
 
+    def shares(self, pattern: str, topic: str) -> bool:
+        """Whether a link with this pattern carries a topic of this name."""
+        return self._replicas.shares(pattern, topic)
+
     def read(
         self, peer: ports.Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
     ) -> ports.Piece:

@@ -86,7 +86,10 @@ class Outgoing:
         """A time, and the head then."""
         self.acknowledged_time = 0
         """Everything that was committed here before this time, it has."""
-        self.covered: dict[str, bool] = {}
+        self.asked: tuple[int, int] | None = None
+        """A time, and the head then: how soon the peer has that says whether it keeps up."""
+        self.lacking: frozenset[str] | None = None
+        """Topics that the peer did not have, or not all of, when its last link ended; None: there was none."""
         self.refusals: list[str] | None = None
         """Topics that the peer did not take when it was last seen; None: it was not seen since the start."""
 
@@ -176,7 +179,10 @@ class Node:
             return
         now = self.store.now_micros()
         if sender.identity is not None:
-            out.backoff.succeeded()
+            out.lacking = sender.lacking()
+            # One that ends each time before it has got anywhere (its first changes are refused, say) is no success.
+            if sender.advanced or now - sender.since_micros >= self.options.backoff_max_micros:
+                out.backoff.succeeded()
         out.sender = None
         told = out.trouble.is_like(why)
         out.trouble.happened(why, now)
@@ -213,13 +219,15 @@ class Node:
     def _look_at(self, out: Outgoing, now: int) -> None:
         """Lag, and health (rule R8)."""
         head = self.store.head()
-        if self.settled(out) >= head:
+        settled = self.settled(out)
+        if settled >= head:
             out.behind_since_micros = 0
         elif not out.behind_since_micros:
             out.behind_since_micros = now
         sender = out.sender
+        keeps_up = self._keeps_up(out, settled, head, now)
         if sender is not None and sender.streaming:
-            if out.behind_since_micros == 0:
+            if keeps_up:
                 out.healthy_at_micros = now
                 if out.downgraded:
                     out.downgraded = False
@@ -234,6 +242,17 @@ class Node:
             out.downgraded = True
             self.observe("peer_downgraded", {"peer": out.peer.name})
             self._answer_gates()
+
+    def _keeps_up(self, out: Outgoing, settled: int, head: int, now: int) -> bool:
+        """Whether a peer has everything, or what there was a moment ago: under steady writes something is always on its
+        way."""
+        keeps_up = settled >= head
+        if out.asked is not None and settled >= out.asked[1]:
+            keeps_up = keeps_up or now - out.asked[0] <= self.options.heartbeat_micros
+            out.asked = None
+        if out.asked is None:
+            out.asked = (now, head)
+        return keeps_up
 
     def settled(self, out: Outgoing) -> int:
         """The peer lacks nothing of this instance's up to here, that its link carries."""
@@ -329,7 +348,6 @@ class Node:
         """Looks at the clock; about once a second."""
         now = self.store.now_micros()
         for out in self.outgoing.values():
-            out.covered.clear()
             if out.sender is not None:
                 out.sender.tick()
             self._look_at(out, now)
@@ -442,14 +460,8 @@ class Node:
         return len(self._sync(topic))
 
     def _sync(self, topic: str) -> list[Outgoing]:
-        return [out for out in self.outgoing.values() if out.peer.mode is Mode.SYNC and self._covers(out, topic)]
-
-    def _covers(self, out: Outgoing, topic: str) -> bool:
-        found = out.covered.get(topic)
-        if found is None:
-            kinds = self.store.topics(out.peer.topics)
-            found = out.covered[topic] = any(kind.name == topic and kind.journal for kind in kinds)
-        return found
+        sync = [out for out in self.outgoing.values() if out.peer.mode is Mode.SYNC]
+        return [out for out in sync if self.store.shares(out.peer.topics, topic)]
 
     def _answer_gates(self) -> None:
         if self._gates:
@@ -478,6 +490,9 @@ class Node:
         return out.sender is None or not out.sender.refused(topic)
 
     def _has(self, out: Outgoing, gate: Gate) -> bool:
-        if out.sender is not None and out.sender.streaming and not out.sender.carries(gate.topic):
-            return False  # created a moment ago
-        return self.settled(out) >= gate.sequence
+        # What was acknowledged is without the topics that the peer refuses, and those that are being seeded.
+        if out.sender is not None and out.sender.identity is not None:
+            has_topic = out.sender.is_seeded(gate.topic)
+        else:
+            has_topic = out.lacking is not None and gate.topic not in out.lacking
+        return has_topic and self.settled(out) >= gate.sequence

@@ -204,6 +204,9 @@ class Sending(Protocol):
     def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches; by name. The reserved ones are never among them."""
 
+    def shares(self, pattern: str, topic: str) -> bool:
+        """Whether a link with this pattern carries a topic of this name: one that is there, or would. Quick."""
+
     def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
         """The changes of these topics behind `after`, but for those that came from `peer` itself, from its very id and
         epoch (rule R7: one that was restored may have lost what it sent), and for expiries that took place here (rule

@@ -242,6 +242,8 @@ class Sender:
         of it, so the next changes begin here."""
         self._cursor = 0
         """The receiver's, as far as it has told."""
+        self._began_at = 0
+        """The cursor at Welcome."""
         self._told = -1
         """What the store was told of the acknowledgements."""
         self._reading: Read | None = None
@@ -316,9 +318,20 @@ class Sender:
         """The topics that the peer does not take."""
         return [name for name, topic in self._topics.items() if topic.state is TopicState.REFUSED]
 
-    def carries(self, topic: str) -> bool:
-        """Whether the link knows of the topic; of a new one it hears at the next tick."""
-        return topic in self._topics
+    def lacking(self) -> frozenset[str]:
+        """The topics of which the peer has nothing, or not all."""
+        return frozenset(name for name, topic in self._topics.items() if topic.state is not TopicState.SEEDED)
+
+    def is_seeded(self, topic: str) -> bool:
+        """Whether the peer has had the topic's snapshot, so that changes bring the rest. The link hears of a new topic
+        at the next tick."""
+        found = self._topics.get(topic)
+        return found is not None and found.state is TopicState.SEEDED
+
+    @property
+    def advanced(self) -> bool:
+        """Whether anything that went over this link was acknowledged."""
+        return self._cursor > self._began_at or self._merged > 0
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -414,8 +427,10 @@ class Sender:
             if result.reason != types_pb2.ERROR_REASON_TOPIC_NOT_FOUND:
                 self.fail(result)
                 return
-            # Deleted: the next look at the topics finds the same. Until then there is nothing to seed.
+            # Deleted. The receiver hears of it at once: were the topic back at the next look, it would take it for the
+            # one that it has asked for already, and not ask again.
             del self._topics[read.topic]
+            self._announce()
             self._begun(read.topic)
             return
         part = result.part
@@ -449,11 +464,15 @@ class Sender:
 
     def _pass_over(self) -> None:
         """What is not for the link needs no message and no window."""
+        passed = False
         while self._ready and self._ready[0].request is None:
             ready = self._ready.popleft()
             self._sent_upto = max(self._sent_upto, ready.upto)
             assert ready.echo is not None, "changes have one"
             self._echo = ready.echo
+            passed = True
+        if passed and not self._flight:
+            self._progressed(self)  # there will be no acknowledgement to tell of it
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -567,13 +586,14 @@ class Sender:
         self.skew.saw(welcome.now_micros - self._heard_at)
         self.since_micros = self._heard_at
         self._returning = welcome.returning
-        self._cursor = self._read_upto = self._sent_upto = self._changes_upto = cursor
+        self._began_at = self._cursor = self._read_upto = self._sent_upto = self._changes_upto = cursor
         self._echo = _Echo(0, cursor)
         for answer in welcome.topics:
             self._answered(answer)
         remembered = self._store.peer(self.peer.name)
-        if remembered.identity != identity:
-            # Whatever it has of ours it has from its past life: nothing is taken as given until it is seeded (SN5).
+        if begins or remembered.identity != identity:
+            # Whatever it has of ours it has from its past life, or by a link that carried something else: nothing is
+            # taken as given until it is seeded (SN5).
             self._store.acknowledged(self.peer.name, identity, 0 if begins or self.seeding else cursor)
         self._watch_missed()
         self._tell()
@@ -670,6 +690,11 @@ class Sender:
             self._topics[kind.name] = topic
         for name in before.keys() - self._topics.keys():
             self._begun(name)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tells the receiver which topics there are."""
+        kinds = [topic.kind for topic in self._topics.values()]
         self._control.append(
             replication_pb2.ReplicateRequest(
                 topics=replication_pb2.Topics(topics=[topic_message(kind) for kind in kinds])

@@ -20,6 +20,7 @@ in `meta`, JSON but for the seeds':
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import threading
@@ -260,6 +261,11 @@ class Replicas:
         if topic.reserved or not topic.settings.journal:
             return []
         return [name for name, matches in self._matches.items() if matches(topic.name)]
+
+    def shares(self, pattern: str, name: str) -> bool:
+        """Whether a link with this pattern carries a topic of this name, should it not be there yet."""
+        topic = self._store.topics.by_name.get(name)
+        return (topic is None or topic.settings.journal) and not name.startswith("_") and _matcher(pattern)(name)
 
     def topics(self, pattern: str) -> list[Kind]:
         """The topics whose whole name matches, by name; the store's own are never among them."""
@@ -929,6 +935,8 @@ class Purge:
         stage.statistics[topic.id] = figures
 
 
+_matcher: Final = functools.lru_cache(maxsize=200)(matcher)
+"""Asked for each publish that wants to be REPLICATED."""
 _UNDER_WAY: Final = 0
 _COMPLETE: Final = 1
 _AGAIN: Final = 2

@@ -363,6 +363,10 @@ class ModelStore:
         assert pattern in (".*", "nothing") or pattern in self.disk.topics or pattern.isalnum(), "a simple pattern"
         return [t.kind for name, t in sorted(self.disk.topics.items()) if pattern in (".*", name)]
 
+    def shares(self, pattern: str, topic: str) -> bool:
+        found = self.disk.topics.get(topic)
+        return pattern in (".*", topic) and (found is None or found.kind.journal)
+
     def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
         names: list[str] = []
         chunks: list[Packed] = []

@@ -708,3 +708,18 @@ def test_what_is_said_of_topics_has_a_version_that_rises_with_every_change(pair:
     assert rises()
     b.delete_topic("u")
     assert rises()
+
+
+def test_a_link_carries_a_topic_by_its_name_and_one_without_a_journal_not(pair: tuple[Rig, Rig]) -> None:
+    """Also one that is not there yet: a publish may create it, or is told that it is missing, and not that it has no
+    peers."""
+    a, _ = pair
+    a.create_topic("quiet", journal=False)
+    carried = a.store.replicas.shares
+    assert carried(".*", "t")
+    assert carried("t|u", "u")
+    assert not carried("t|u", "tu")
+    assert not carried(".*", "_durables")
+    assert not carried(".*", "quiet")
+    a.alter_topic("quiet", journal=True)
+    assert carried(".*", "quiet")

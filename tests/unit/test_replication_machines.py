@@ -223,3 +223,220 @@ def test_replicated_does_not_count_a_peer_that_refuses_the_topic() -> None:
     pair.publish(1)
     pair.sending.replicated("T", 1, answers.append)
     assert isinstance(answers[0], Refused)
+
+
+def lose(pair: Pair, sender: Sender, receiver: Receiver) -> None:
+    """Cuts a link, and waits until the next one is due."""
+    why = Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "gone")
+    receiver.fail(why)
+    sender.fail(why)
+    pair.sending.closed(sender)
+    pair.now += SECOND
+
+
+def test_a_sync_peer_that_keeps_up_is_waited_for_again_though_there_is_always_something_under_way() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    lose(pair, sender, receiver)
+    pair.publish(1)
+    pair.now += 5 * SECOND
+    pair.sending.tick()
+    assert is_downgraded(pair)
+    [out] = pair.sending.due()
+    sender, receiver = pair.sending.dialled(out), pair.receiving.accept()
+    for _ in range(20):
+        pair.now += SECOND // 100
+        requests = pair.sent(sender)
+        pair.publish(1)  # while they are on their way
+        for request in requests:
+            receiver.received(request)
+        pair.b.step()
+        while (response := receiver.next_message()) is not None:
+            sender.received(response)
+        assert sender.settled < pair.a.head(), "or else it is not what is tested here"
+    assert not is_downgraded(pair)
+
+
+def test_a_sync_peer_that_is_too_late_to_be_waited_for_stays_downgraded() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    lose(pair, sender, receiver)
+    pair.publish(1)
+    pair.now += 5 * SECOND
+    pair.sending.tick()
+    [out] = pair.sending.due()
+    sender, receiver = pair.sending.dialled(out), pair.receiving.accept()
+    for _ in range(20):
+        requests = pair.sent(sender)
+        pair.publish(1)
+        pair.now += 2 * SECOND
+        for request in requests:
+            receiver.received(request)
+        pair.b.step()
+        while (response := receiver.next_message()) is not None:
+            sender.received(response)
+    assert sender.streaming
+    assert is_downgraded(pair)
+
+
+def test_a_topic_that_is_deleted_while_it_is_seeded_is_seeded_when_it_comes_back() -> None:
+    pair = Pair()
+    pair.publish(1)
+    [out] = pair.sending.due()
+    sender, receiver = pair.sending.dialled(out), pair.receiving.accept()
+    for request in pair.sent(sender):
+        receiver.received(request)
+    pair.b.step()
+    welcome = receiver.next_message()
+    assert welcome is not None
+    sender.received(welcome)
+    read = sender.next_read()
+    assert read is not None
+    pair.a.drop_topic("T")
+    pair.a.step()
+    try:
+        sender.took(read.run())
+    except Refused as refused:
+        sender.took(refused)
+    pair.a.create("T")
+    pair.publish(1)
+    for _ in range(3):
+        pair.now += SECOND
+        pair.sending.tick()
+        pair.receiving.tick()
+        pair.exchange(sender, receiver)
+    assert list(pair.b.records("T")) == ["k0"]
+    assert not sender.seeding
+    assert sender.settled == pair.a.head()
+
+
+def answers_of(pair: Pair, sequence: int, topic: str = "T") -> list[Refused | None]:
+    answers: list[Refused | None] = []
+    pair.sending.replicated(topic, sequence, answers.append)
+    return answers
+
+
+def test_replicated_of_a_retry_is_not_answered_by_what_was_acknowledged_without_the_topic() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    pair.b.drop_topic("T")
+    pair.a.create("U")
+    pair.b.create("U")
+    pair.a.step()
+    pair.b.step()
+    sender, receiver = pair.connect()
+    pair.publish(1)
+    pair.a.publish("U", "k", "v")
+    pair.a.step()
+    pair.exchange(sender, receiver)
+    assert sender.settled == pair.a.head(), "it lacks nothing of what it takes"
+    pair.sending.tick()
+    lose(pair, sender, receiver)
+    assert answers_of(pair, pair.a.head()) == [], "or refused, once it is known that it is for good"
+    pair.b.create("T")
+    pair.b.step()
+    [out] = pair.sending.due()
+    sender, receiver = pair.sending.dialled(out), pair.receiving.accept()
+    for request in pair.sent(sender):
+        receiver.received(request)
+    pair.b.step()
+    while (response := receiver.next_message()) is not None:
+        sender.received(response)
+    assert sender.seeding
+    waiting = answers_of(pair, pair.a.head())
+    assert waiting == []
+    pair.exchange(sender, receiver)
+    assert waiting == [None]
+    assert list(pair.b.records("T")) == ["k0"]
+
+
+def test_replicated_after_a_restart_waits_for_the_link_as_the_peer_may_not_take_the_topic() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    pair.publish(1)
+    pair.exchange(sender, receiver)
+    pair.sending.tick()
+    lose(pair, sender, receiver)
+    pair.sending = Node(pair.a, pair.sending.options, random.Random(1))
+    waiting = answers_of(pair, 1)
+    assert waiting == []
+    pair.connect()
+    assert waiting == [None]
+
+
+def test_replicated_is_answered_by_a_peer_that_went_away_after_it_had_the_write() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    pair.publish(1)
+    pair.exchange(sender, receiver)
+    pair.sending.tick()
+    lose(pair, sender, receiver)
+    assert answers_of(pair, 1) == [None]
+
+
+def test_what_a_link_of_another_pattern_acknowledged_counts_for_nothing() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    pair.publish(1)
+    pair.exchange(sender, receiver)
+    pair.sending.tick()
+    assert pair.a.peer("b").acknowledged == 1
+    lose(pair, sender, receiver)
+    peer = PeerOptions("b", "b", topics="T", mode=Mode.SYNC)
+    pair.sending = Node(pair.a, NodeOptions(peers=(peer,)), random.Random(1))
+    [out] = pair.sending.due()
+    sender, receiver = pair.sending.dialled(out), pair.receiving.accept()
+    for request in pair.sent(sender):
+        receiver.received(request)
+    pair.b.step()
+    while (response := receiver.next_message()) is not None:
+        sender.received(response)
+    assert sender.seeding
+    assert pair.a.peer("b").acknowledged == 0
+    pair.exchange(sender, receiver)
+    pair.sending.tick()
+    assert pair.a.peer("b").acknowledged == 1
+
+
+def test_replicated_is_answered_at_once_when_nothing_of_the_write_is_for_the_peer() -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    pair.publish(1)
+    pair.exchange(sender, receiver)
+    pair.a.publish("T", "k", "v", ttl_micros=1)
+    pair.a.step()
+    pair.exchange(sender, receiver)
+    pair.now += SECOND
+    pair.a.sweep()
+    pair.a.step()
+    waiting = answers_of(pair, 3)
+    assert waiting == []
+    assert not any(request.HasField("changes") for request in pair.sent(sender)), "expiries are not sent"
+    assert waiting == [None]
+
+
+def test_a_link_that_ends_each_time_before_anything_was_acknowledged_is_dialled_less_and_less() -> None:
+    pair = Pair()
+    waits = []
+    pair.publish(1)
+    for _ in range(12):
+        [out] = pair.sending.due()
+        sender, receiver = pair.sending.dialled(out), pair.receiving.accept()
+        for request in pair.sent(sender):
+            receiver.received(request)
+        pair.b.step()
+        while (response := receiver.next_message()) is not None:
+            sender.received(response)
+        assert sender.streaming
+        sender.fail(Refused(types_pb2.ERROR_REASON_CLOCK_SKEW, "one of the clocks is wrong"))
+        receiver.fail(Refused(types_pb2.ERROR_REASON_CLOCK_SKEW, "one of the clocks is wrong"))
+        pair.sending.closed(sender)
+        waits.append(out.next_at_micros - pair.now)
+        pair.now = out.next_at_micros
+    assert waits[-1] >= pair.sending.options.backoff_max_micros // 2
+    sender, receiver = pair.connect()
+    pair.publish(1)
+    pair.exchange(sender, receiver)
+    sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "gone"))
+    pair.sending.closed(sender)
+    [out] = pair.sending.outgoing.values()
+    assert out.next_at_micros - pair.now <= pair.sending.options.backoff_min_micros
