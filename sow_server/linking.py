@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 RETRY_MICROS: Final = MICROS
-_WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed"})
+_WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed", "tick_failed"})
 
 
 def node_options(config: Config) -> NodeOptions:

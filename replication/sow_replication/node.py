@@ -147,8 +147,11 @@ class Node:
         self._candidate: tuple[int, int] | None = None
         """Tombstones up to this sequence every peer has; and the probe that went out after this was so."""
         self._purging = False
+        self._purge_trouble: Final = Trouble()
         self._aged_at = 0
         self._gates: list[Gate] = []
+        self._receivers: set[Receiver] = set()
+        """All that are not over, also those that have not said who they are."""
         self.observe: Callable[[str, dict[str, object]], None] = lambda event, fields: None
         """Hears what is worth a line in the log."""
 
@@ -263,7 +266,9 @@ class Node:
 
     def accept(self) -> Receiver:
         """The machine for a stream that has come."""
-        return Receiver(self.store, self.options, self)
+        receiver = Receiver(self.store, self.options, self)
+        self._receivers.add(receiver)
+        return receiver
 
     def greeted(self, receiver: Receiver, hello: replication_pb2.Hello) -> Decision:
         """Of `receiver.Home`."""
@@ -309,6 +314,7 @@ class Node:
 
     def ended(self, receiver: Receiver) -> None:
         """Of `receiver.Home`."""
+        self._receivers.discard(receiver)
         incoming = self._incoming_of(receiver)
         if incoming is not None:
             self._note(incoming, receiver)
@@ -349,16 +355,25 @@ class Node:
         now = self.store.now_micros()
         for out in self.outgoing.values():
             if out.sender is not None:
-                out.sender.tick()
+                self._look_after(out.sender)
             self._look_at(out, now)
             self._mark(out, now)
+        for receiver in list(self._receivers):
+            self._look_after(receiver)
         for incoming in self.incoming.values():
-            if incoming.live is not None:
-                incoming.live.tick()
             if incoming.live is not None:
                 self._note(incoming, incoming.live)
         self._answer_gates()
         self._purge(now)
+
+    def _look_after(self, machine: Sender | Receiver) -> None:
+        """Its tick. A link that cannot have one ends; the others have theirs."""
+        try:
+            machine.tick()
+        except Exception as error:  # noqa: BLE001  # it is told with its traceback, and the link ends with it
+            why = Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
+            self.observe("tick_failed", {"reason": why.reason, "message": why.message, "exc_info": error})
+            machine.fail(why)
 
     def lagging(self, name: str) -> bool:
         """Whether changes are under way between this instance and a peer, in either direction, as far as is known."""
@@ -411,8 +426,12 @@ class Node:
         def done(result: Applied | Refused) -> None:
             self._purging = False
             if isinstance(result, Refused):
-                self.observe("purge_failed", {"reason": result.reason, "message": result.message})
-            elif result.applied:
+                if not self._purge_trouble.is_like(result):
+                    self.observe("purge_failed", {"reason": result.reason, "message": result.message})
+                self._purge_trouble.happened(result, self.store.now_micros())
+                return
+            self._purge_trouble.passed()
+            if result.applied:
                 for out in self.outgoing.values():
                     if out.sender is not None:
                         out.sender.missed_more()

@@ -354,7 +354,10 @@ class Receiver:
         """Looks at the clock and the topics; about once a second."""
         if self.failure is not None:
             return None
-        if self._store.now_micros() - self._heard_at >= self._options.silence_micros:
+        now = self._store.now_micros()
+        if self.full:
+            self._heard_at = now  # it is not listened to
+        if now - self._heard_at >= self._options.silence_micros:
             return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the sender"))
         if self.streaming and self.identity is not None:
             source = self._store.source(self.identity.name)

@@ -183,7 +183,7 @@ class Replication:
                     await self._drive(sender, self._stub(channel))
             except Exception as error:  # a bug here must not end replication for good
                 log.exception("replication_link_failed", peer=out.peer.name)
-                sender.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))
+                sender.fail(_internal(error))
             finally:
                 sender.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
                 self.node.closed(sender)
@@ -217,8 +217,13 @@ class Replication:
         future = asyncio.get_running_loop().run_in_executor(self._readers, _run, read)
 
         def took(done: asyncio.Future[Fetched | Refused]) -> None:
-            if not done.cancelled():
+            if done.cancelled():
+                return
+            try:
                 sender.took(done.result())
+            except Exception as error:  # nobody would hear of it, and the link would stand still
+                log.exception("replication_read_failed", peer=sender.peer.name)
+                sender.fail(_internal(error))
 
         future.add_done_callback(took)
 
@@ -230,7 +235,7 @@ def _run(read: Read) -> Fetched | Refused:
         return refused
     except Exception as error:  # the link ends with it, and is tried again
         log.exception("replication_read_failed")
-        return Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
+        return _internal(error)
 
 
 async def _hear(
@@ -245,6 +250,13 @@ async def _hear(
         sender.fail(refused_by(error, sender.peer.address))
     except Refused as damaged:
         sender.fail(damaged)
+    except Exception as error:  # the link ends with it, and is tried again
+        log.exception("replication_receive_failed", peer=sender.peer.name)
+        sender.fail(_internal(error))
+
+
+def _internal(error: Exception) -> Refused:
+    return Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
 
 
 class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
@@ -372,7 +384,7 @@ async def _take(requests: AsyncIterator[replication_pb2.Sealed], receiver: Recei
         receiver.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "what came is no message"))
     except Exception as error:  # the link ends with it, and the sender comes back
         log.exception("replication_receive_failed")
-        receiver.fail(Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}"))
+        receiver.fail(_internal(error))
 
 
 def _observe(event: str, fields: dict[str, object]) -> None:

@@ -412,7 +412,10 @@ async def list_versions(
 ) -> AsyncGenerator[replication_pb2.ListVersionsResponse, None]:
     """Answers ListVersions, in messages of a bounded size. Raises Refused: TOPIC_NOT_FOUND, CLOCK_SKEW (V1),
     INVALID_ARGUMENT, RESULT_TOO_LARGE."""
-    topic, buckets, wanted, due = request.topic, request.buckets, frozenset(request.bucket), request.now_micros
+    topic, buckets, due = request.topic, request.buckets, request.now_micros
+    if len(request.bucket) > BUCKETS_MAX:  # before they are taken out of the message, where they take least
+        raise invalid(f"bucket: {len(request.bucket)} are more than there can be, {BUCKETS_MAX}")
+    wanted = frozenset(request.bucket)
     _check(buckets, wanted, due)
     own_topic(store, topic)
     for part in _parts(await run(lambda: store.versions(topic, buckets, wanted, due))):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+
+import pytest
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_replication.node import Node
 from sow_replication.options import SECOND, Mode, NodeOptions, PeerOptions
-from sow_replication.ports import Refused
+from sow_replication.ports import Done, Refused, TopicAnswer, TopicKind
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
 from tests.support.replica_world import ModelStore
@@ -68,6 +71,10 @@ class Pair:
 
 def over(machine: Sender | Receiver) -> bool:
     return machine.failure is not None
+
+
+def is_full(receiver: Receiver) -> bool:
+    return receiver.full
 
 
 def is_downgraded(pair: Pair) -> bool:
@@ -440,3 +447,49 @@ def test_a_link_that_ends_each_time_before_anything_was_acknowledged_is_dialled_
     pair.sending.closed(sender)
     [out] = pair.sending.outgoing.values()
     assert out.next_at_micros - pair.now <= pair.sending.options.backoff_min_micros
+
+
+def test_a_receiver_that_does_not_read_as_its_store_is_slow_does_not_take_that_for_silence() -> None:
+    pair = Pair()
+    pair.receiving = Node(pair.b, NodeOptions(accept=("a",), flight_bytes_max=1), random.Random(1))
+    sender, receiver = pair.connect()
+    pair.publish(3)
+    for request in pair.sent(sender):
+        receiver.received(request)
+    assert is_full(receiver)
+    for _ in range(30):
+        pair.now += SECOND
+        pair.receiving.tick()
+    assert not over(receiver)
+    pair.b.step()
+    assert not is_full(receiver)
+    pair.now += 9 * SECOND
+    pair.receiving.tick()
+    assert not over(receiver)
+    pair.now += SECOND
+    pair.receiving.tick()
+    assert over(receiver)
+
+
+def test_a_stream_on_which_nobody_says_hello_is_closed() -> None:
+    pair = Pair()
+    receiver = pair.receiving.accept()
+    pair.now += 10 * SECOND
+    pair.receiving.tick()
+    assert over(receiver)
+
+
+def test_a_link_that_fails_at_a_tick_ends_and_the_others_are_looked_at() -> None:
+    pair = Pair()
+    _, receiver = pair.connect()
+    other = pair.receiving.accept()
+
+    def breaks() -> None:
+        raise OSError("the disk")
+
+    receiver.tick = breaks  # type: ignore[method-assign]  # whatever it meets
+    pair.now += 10 * SECOND
+    pair.receiving.tick()
+    assert receiver.failure is not None
+    assert receiver.failure.reason == types_pb2.ERROR_REASON_INTERNAL
+    assert over(other)

@@ -705,8 +705,8 @@ def test_requests_out_of_bounds_are_refused() -> None:
             setattr(request, name, value)
         return lambda: called(checksum(store, request, run=run))
 
-    def listed(topic: str = "orders", bucket: int = 0) -> Callable[[], object]:
-        request = replication_pb2.ListVersionsRequest(topic=topic, buckets=8, bucket=[bucket], now_micros=START)
+    def listed(topic: str = "orders", bucket: int = 0, times: int = 1) -> Callable[[], object]:
+        request = replication_pb2.ListVersionsRequest(topic=topic, buckets=8, bucket=[bucket] * times, now_micros=START)
         return lambda: collected(list_versions(store, request, run=run))
 
     def fetched(*keys: str, topic: str = "orders") -> Callable[[], object]:
@@ -719,6 +719,7 @@ def test_requests_out_of_bounds_are_refused() -> None:
     assert refused(sums(buckets=65_537))[0] == "INVALID_ARGUMENT"
     assert refused(sums(now_micros=0))[0] == "INVALID_ARGUMENT"
     assert refused(listed(bucket=8))[0] == "INVALID_ARGUMENT"
+    assert refused(listed(times=65_537))[0] == "INVALID_ARGUMENT"
     assert refused(listed(topic="nothing"))[0] == "TOPIC_NOT_FOUND"
     assert refused(fetched())[0] == "INVALID_ARGUMENT"
     assert refused(fetched(*map(str, range(1001))))[0] == "REQUEST_TOO_LARGE"
