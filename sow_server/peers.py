@@ -140,6 +140,10 @@ class PeerStore:
         found = self._replicas.answers(name, [replicas.Kind(*kind) for kind in topics])
         return [_answer(kind.name, answer) for kind, answer in zip(topics, found, strict=True)]
 
+    def answer(self, name: str, topic: ports.TopicKind) -> ports.TopicAnswer:
+        """What is wanted of one of a sender's topics."""
+        return _answer(topic.name, self._replicas.answer(name, replicas.Kind(*topic)))
+
     def begin(
         self,
         identity: ports.Identity,

@@ -23,6 +23,8 @@ Not safe for threads: everything is called on one. The driver calls `due` and di
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -124,10 +126,9 @@ class Incoming:
 class Gate:
     """A write that waits for REPLICATED."""
 
-    __slots__ = ("done", "sequence", "topic")
+    __slots__ = ("done", "sequence")
 
-    def __init__(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> None:
-        self.topic = topic
+    def __init__(self, sequence: int, done: Callable[[Refused | None], None]) -> None:
         self.sequence = sequence
         self.done = done
 
@@ -149,7 +150,9 @@ class Node:
         self._purging = False
         self._purge_trouble: Final = Trouble()
         self._aged_at = 0
-        self._gates: list[Gate] = []
+        self._gates: dict[str, list[tuple[int, int, Gate]]] = {}
+        """By topic: heaps of what waits, by sequence, as there may be very many."""
+        self._gates_made = itertools.count()
         self._receivers: set[Receiver] = set()
         """All that are not over, also those that have not said who they are."""
         self.observe: Callable[[str, dict[str, object]], None] = lambda event, fields: None
@@ -464,15 +467,14 @@ class Node:
 
     def replicated(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> Gate:
         """Answers once the sync peers have the sequence (ND4): with None, or why not."""
-        gate = Gate(topic, sequence, done)
-        if not self._answered(gate):
-            self._gates.append(gate)
+        gate = Gate(sequence, done)
+        heapq.heappush(self._gates.setdefault(topic, []), (sequence, next(self._gates_made), gate))
+        self._answer_gates_of(topic)
         return gate
 
     def forget(self, gate: Gate) -> None:
         """Nobody waits for it any more."""
-        if gate in self._gates:
-            self._gates.remove(gate)
+        gate.done = _nobody  # it leaves when its turn comes
 
     def sync_peers(self, topic: str) -> int:
         """Sync peers that are configured for the topic."""
@@ -483,35 +485,42 @@ class Node:
         return [out for out in sync if self.store.shares(out.peer.topics, topic)]
 
     def _answer_gates(self) -> None:
-        if self._gates:
-            gates, self._gates = self._gates, []
-            self._gates = [gate for gate in gates if not self._answered(gate)] + self._gates
+        for topic in list(self._gates):
+            self._answer_gates_of(topic)
 
-    def _answered(self, gate: Gate) -> bool:
-        wanted = self._sync(gate.topic)
-        counted = [out for out in wanted if not out.downgraded and self._takes(out, gate.topic)]
-        have = [out for out in counted if self._has(out, gate)]
-        if len(counted) < max(self.options.min_sync_peers, 1):
+    def _answer_gates_of(self, topic: str) -> None:
+        gates = self._gates[topic]
+        counted = [out for out in self._sync(topic) if not out.downgraded and self._takes(out, topic)]
+        reached = [self._reached(out, topic) for out in counted]
+        wanted = max(self.options.min_sync_peers, 1)
+        while gates and (len(counted) < wanted or gates[0][0] <= min(reached)):
+            sequence, _, gate = heapq.heappop(gates)
+            if len(counted) >= wanted:
+                gate.done(None)
+                continue
+            have = sum(sequence <= upto for upto in reached)
             gate.done(
                 Refused(
                     types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE,
-                    f"the write stands here; {len(have)} of {self.options.min_sync_peers} wanted sync peers have it",
+                    f"the write stands here; {have} of {wanted} wanted sync peers have it",
                 )
             )
-            return True
-        if len(have) == len(counted):
-            gate.done(None)
-            return True
-        return False
+        if not gates:
+            del self._gates[topic]
 
     def _takes(self, out: Outgoing, topic: str) -> bool:
         """A topic that the peer has refused it does not have."""
         return out.sender is None or not out.sender.refused(topic)
 
-    def _has(self, out: Outgoing, gate: Gate) -> bool:
+    def _reached(self, out: Outgoing, topic: str) -> int:
+        """What the peer has of a topic."""
         # What was acknowledged is without the topics that the peer refuses, and those that are being seeded.
         if out.sender is not None and out.sender.identity is not None:
-            has_topic = out.sender.is_seeded(gate.topic)
+            has_topic = out.sender.is_seeded(topic)
         else:
-            has_topic = out.lacking is not None and gate.topic not in out.lacking
-        return has_topic and self.settled(out) >= gate.sequence
+            has_topic = out.lacking is not None and topic not in out.lacking
+        return self.settled(out) if has_topic else 0
+
+
+def _nobody(why: Refused | None) -> None:
+    """A write that nobody waits for any more was answered."""

@@ -251,6 +251,9 @@ class Receiving(Protocol):
         of those which are not among them, or are refused, changes are passed over from now on, so that they have to be
         seeded anew when they come back. That is remembered no later than the next commit that moves the cursor."""
 
+    def answer(self, name: str, topic: TopicKind) -> TopicAnswer:
+        """What `answers` says of one of them; nothing is remembered. Quick, however many there are."""
+
     def begin(
         self, identity: Identity, *, topics_pattern: str, filter_text: str, cursor: int, guarded: bool, done: Done
     ) -> None:

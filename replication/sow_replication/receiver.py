@@ -296,12 +296,15 @@ class Receiver:
 
     def _ended_seed(self, name: str) -> None:
         """Whether it was the seed that the store wanted: the topic may have been deleted and created on the way."""
-        for answer in self._answers():
-            if answer.topic == name:
-                if _state(answer) is TopicState.SEEDED:
-                    self._told[name] = answer
-                else:
-                    self._tell(answer)
+        kind = self._kinds.get(name)
+        if kind is None:
+            return  # it has left meanwhile
+        assert self.identity is not None, "the sender has said Hello"
+        answer = self._store.answer(self.identity.name, kind)
+        if _state(answer) is TopicState.SEEDED:
+            self._told[name] = answer
+        else:
+            self._tell(answer)
 
     def _advanced(self, result: Applied) -> None:
         if self._target is not None and self.cursor >= self._target[1]:

@@ -532,7 +532,7 @@ class Replicas:
         """What is wanted of a source's topics, which are all that it sends. What is known of others does not last:
         their changes are passed over from here on."""
         self._kinds[name] = {kind.name: kind for kind in kinds}
-        found = [self._answer(name, kind) for kind in kinds]
+        found = [self.answer(name, kind) for kind in kinds]
         source = self.sources.get(name)
         if source is not None and source.guarded and not any(answer.wanted for answer in found):
             self._unguarded.add(name)
@@ -566,7 +566,8 @@ class Replicas:
                 return StoreError(Reason.TOPIC_DIFFERS, f"{kind.name} has {field} = {ends}")
         return None
 
-    def _answer(self, name: str, kind: Kind) -> Answer:
+    def answer(self, name: str, kind: Kind) -> Answer:
+        """What is wanted of one of a source's topics."""
         refusal = self.check(kind)
         if refusal is not None:
             return Answer(refusal=refusal)

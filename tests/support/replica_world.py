@@ -440,6 +440,9 @@ class ModelStore:
             row.guarded = False
         return answers
 
+    def answer(self, name: str, topic: TopicKind) -> TopicAnswer:
+        return self._answer(self.disk.sources[name], topic)
+
     def _answer(self, row: ModelSource, kind: TopicKind) -> TopicAnswer:
         refusal = self.check(kind)
         if refusal.reason:

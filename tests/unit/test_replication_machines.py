@@ -493,3 +493,61 @@ def test_a_link_that_fails_at_a_tick_ends_and_the_others_are_looked_at() -> None
     assert receiver.failure is not None
     assert receiver.failure.reason == types_pb2.ERROR_REASON_INTERNAL
     assert over(other)
+
+
+def test_what_waits_for_replicated_costs_an_acknowledgement_no_more_than_what_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair(mode=Mode.SYNC)
+    sender, receiver = pair.connect()
+    answers: list[Refused | None] = []
+    for sequence in range(1, 1001):
+        pair.sending.replicated("T", sequence, answers.append)
+    forgotten = pair.sending.replicated("T", 2, lambda why: pytest.fail("nobody waits for this one"))
+    pair.sending.forget(forgotten)
+    looks: list[str] = []
+    shares = pair.a.shares
+
+    def counted(pattern: str, topic: str) -> bool:
+        looks.append(topic)
+        return shares(pattern, topic)
+
+    monkeypatch.setattr(pair.a, "shares", counted)
+    pair.publish(4)
+    pair.exchange(sender, receiver)
+    assert answers == [None] * 4
+    assert len(looks) < 50
+
+
+def test_the_end_of_a_seed_looks_at_one_topic_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    for store in (pair.a, pair.b):
+        for number in range(30):
+            store.create(f"T{number}")
+        store.step()
+    looks: list[int] = []
+    answers = pair.b.answers
+
+    def answered(name: str, topics: Sequence[TopicKind]) -> list[TopicAnswer]:
+        looks.append(len(topics))
+        return answers(name, topics)
+
+    monkeypatch.setattr(pair.b, "answers", answered)
+    sender, _ = pair.connect()
+    assert not sender.seeding
+    assert looks == [31], "at Hello"
+
+
+def test_a_purge_that_fails_each_time_is_told_once() -> None:
+    pair = Pair()
+    told: list[str] = []
+    pair.sending.observe = lambda event, fields: told.append(event)
+
+    def refuses(*_: object, done: Done, **__: object) -> None:
+        done(Refused(types_pb2.ERROR_REASON_STORE_FAILED, "the disk"))
+
+    pair.a.purge = refuses  # type: ignore[method-assign]  # the store has failed
+    for _ in range(100):
+        pair.now += SECOND
+        pair.sending.tick()
+    assert told.count("purge_failed") == 1
