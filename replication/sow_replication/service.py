@@ -191,7 +191,13 @@ class Replication:
     async def _drive(self, sender: Sender, stub: Stub) -> None:
         call = stub.Replicate(metadata=self._metadata)
         wakened = asyncio.Event()
-        sender.wake = wakened.set
+
+        def wake() -> None:
+            wakened.set()
+            if sender.failure is not None:
+                call.cancel()  # a write that is stuck, as the peer does not read, ends with it
+
+        sender.wake = wake
         hearing = asyncio.create_task(_hear(call, sender))
         try:
             while sender.failure is None:
@@ -201,11 +207,8 @@ class Replication:
                 if read is not None:
                     self._read(sender, read)
                 if message is not None:
-                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                        # When the stream is over, `hearing` learns why.
-                        await call.write(sealed(message))
-                        continue
-                    await hearing
+                    if not await _written(call, sealed(message)):
+                        await asyncio.wait([hearing])  # it learns why
                 elif read is None:
                     await wakened.wait()
         finally:
@@ -236,6 +239,22 @@ def _run(read: Read) -> Fetched | Refused:
     except Exception as error:  # the link ends with it, and is tried again
         log.exception("replication_read_failed")
         return _internal(error)
+
+
+async def _written(
+    call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed], message: replication_pb2.Sealed
+) -> bool:
+    """Whether the stream has taken a message; False when it is over."""
+    try:
+        await call.write(message)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return False
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # this instance is stopping
+        return False  # the call was cancelled, not who makes it
+    return True
 
 
 async def _hear(

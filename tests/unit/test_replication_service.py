@@ -16,6 +16,7 @@ from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.ports import Refused
+from sow_replication.sender import Sender
 from sow_replication.service import Replication, insecure_channel
 from sow_replication.wire import opened, refused_by, sealed
 from tests.support.replica_world import ModelStore
@@ -53,6 +54,7 @@ async def running(
     port: int = 0,
     store: ModelStore | None = None,
     channel: Callable[[str], grpc.aio.Channel] = insecure_channel,
+    silence_micros: int = 10_000_000,
 ) -> AsyncIterator[Running]:
     if store is None:
         store = ModelStore(name, now, [peer.name for peer in peers])
@@ -62,6 +64,7 @@ async def running(
         peers=peers,
         accept=accept,
         heartbeat_micros=50_000,
+        silence_micros=silence_micros,
         backoff_min_micros=10_000,
         backoff_max_micros=50_000,
         sync_timeout_micros=300_000,
@@ -314,3 +317,68 @@ def test_a_damaged_answer_ends_the_link_at_the_sender() -> None:
     with pytest.raises(Refused) as raised:
         opened(replication_pb2.ReplicateResponse, replication_pb2.Sealed(message=b"x", crc32=1))
     assert raised.value.reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
+
+
+def test_a_link_of_which_a_read_or_an_answer_cannot_be_taken_ends_with_that_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(method: str) -> None:
+        taking = getattr(Sender, method)
+        broken: list[object] = []
+
+        def breaks(self: Sender, given: object) -> None:
+            if self.streaming and not broken:
+                broken.append(given)
+                raise ValueError("a fault")
+            taking(self, given)
+
+        async with running("b", accept=("a",)) as b, running("a", (peer("b", b.port),)) as a:
+            ended: list[object] = []
+            a.replication.node.observe = lambda event, fields: ended.append((event, fields.get("message")))
+            await until(lambda: a.outgoing().state == "streaming")
+            monkeypatch.setattr(Sender, method, breaks)
+            a.store.publish("T", "k", "v")
+            await until(lambda: ("link_closed", "ValueError: a fault") in ended)
+            await until(lambda: "k" in b.store.records("T"))
+
+    asyncio.run(body("took"))
+    monkeypatch.undo()
+    asyncio.run(body("received"))
+
+
+def test_a_peer_that_does_not_read_is_given_up_though_a_message_is_stuck_on_its_way() -> None:
+    async def body() -> None:
+        calls: list[object] = []
+
+        async def welcomes_and_no_more(
+            requests: AsyncIterator[replication_pb2.Sealed], context: object
+        ) -> AsyncIterator[replication_pb2.Sealed]:
+            calls.append(await anext(requests))
+            welcome = replication_pb2.Welcome(
+                instance=replication_pb2.Instance(name="b", id="i", epoch="e"),
+                cursor=0,
+                topics=[replication_pb2.TopicAnswer(topic="T", state=replication_pb2.TOPIC_STATE_SEEDED)],
+            )
+            yield sealed(replication_pb2.ReplicateResponse(welcome=welcome))
+            await asyncio.Event().wait()
+
+        handler = grpc.stream_stream_rpc_method_handler(
+            welcomes_and_no_more,
+            request_deserializer=replication_pb2.Sealed.FromString,
+            response_serializer=replication_pb2.Sealed.SerializeToString,
+        )
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("sow.v1.ReplicationService", {"Replicate": handler}),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with running("a", (peer("b", port),), silence_micros=300_000) as a:
+                for number in range(8):
+                    a.store.publish("T", f"k{number}", "v" * 2**22)
+                await until(lambda: len(calls) > 2)
+        finally:
+            await server.stop(0)
+
+    asyncio.run(body())
