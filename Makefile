@@ -42,7 +42,7 @@ clean:
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,dev]'
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[server,spark,dev]'
 	touch $@
 
 # Only its CSV is read. --no-deps, and no extra of ours: it requires pandas, which only its __init__ uses, and that does

@@ -246,6 +246,13 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "RESEED_PENDING": Unavailable,
     "PEER_BEHIND": FailedPrecondition,
     "TOPIC_DIFFERS": FailedPrecondition,
+    "EXPORT_NOT_FOUND": NotFound,
+    "RESUME_TOKEN_INVALID": InvalidArgument,
+    "LOAD_NOT_FOUND": NotFound,
+    "LOAD_COMMITTED": FailedPrecondition,
+    "LOAD_INCOMPLETE": FailedPrecondition,
+    "LOAD_FAILED": FailedPrecondition,
+    "UNIT_DONE": FailedPrecondition,
 }
 """Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
 

@@ -78,6 +78,13 @@ class Reason(enum.IntEnum):
     RESEED_PENDING = 63
     PEER_BEHIND = 64
     TOPIC_DIFFERS = 65
+    EXPORT_NOT_FOUND = 66
+    RESUME_TOKEN_INVALID = 67
+    LOAD_NOT_FOUND = 68
+    LOAD_COMMITTED = 69
+    LOAD_INCOMPLETE = 70
+    LOAD_FAILED = 71
+    UNIT_DONE = 72
 
 
 class StoreError(Exception):

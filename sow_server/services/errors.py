@@ -83,6 +83,13 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.RESEED_PENDING: grpc.StatusCode.UNAVAILABLE,
     Reason.PEER_BEHIND: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOPIC_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.EXPORT_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.RESUME_TOKEN_INVALID: _BAD_REQUEST,
+    Reason.LOAD_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.LOAD_COMMITTED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LOAD_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LOAD_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.UNIT_DONE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

@@ -1008,6 +1008,64 @@ class GetPublisherResponse(_message.Message):
 Global___GetPublisherResponse: _TypeAlias = GetPublisherResponse  # noqa: Y015
 
 @_typing.final
+class OpenPublisherRequest(_message.Message):
+    """Whose epoch to begin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUBLISHER_ID_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    publisher_id: _builtins.str
+    """The publisher's id."""
+    unit: _builtins.int
+    """The unit of work that is about to be published, see PublisherPosition.unit. 0: none."""
+    def __init__(
+        self,
+        *,
+        publisher_id: _builtins.str = ...,
+        unit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["publisher_id", b"publisher_id", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenPublisherRequest: _TypeAlias = OpenPublisherRequest  # noqa: Y015
+
+@_typing.final
+class OpenPublisherResponse(_message.Message):
+    """The new epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUBLISHER_EPOCH_FIELD_NUMBER: _builtins.int
+    UNIT_DONE_FIELD_NUMBER: _builtins.int
+    UNIT_RECORDS_FIELD_NUMBER: _builtins.int
+    publisher_epoch: _builtins.int
+    """The epoch to publish with; its sequences start at 1. With `unit_done` no new one has begun."""
+    unit_done: _builtins.bool
+    """true: the unit has been published whole before, so that nothing is left to do."""
+    unit_records: _builtins.int
+    """With `unit_done`: records that it had, in the attempt that finished it. 0 for a unit before the last one that was
+    finished.
+    """
+    def __init__(
+        self,
+        *,
+        publisher_epoch: _builtins.int = ...,
+        unit_done: _builtins.bool = ...,
+        unit_records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["publisher_epoch", b"publisher_epoch", "unit_done", b"unit_done", "unit_records", b"unit_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenPublisherResponse: _TypeAlias = OpenPublisherResponse  # noqa: Y015
+
+@_typing.final
 class SubscribeRequest(_message.Message):
     """Which changes to stream, and how."""
 

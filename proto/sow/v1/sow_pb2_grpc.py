@@ -75,6 +75,11 @@ class SowServiceStub(object):
                 request_serializer=sow_dot_v1_dot_sow__pb2.GetPublisherRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_sow__pb2.GetPublisherResponse.FromString,
                 _registered_method=True)
+        self.OpenPublisher = channel.unary_unary(
+                '/sow.v1.SowService/OpenPublisher',
+                request_serializer=sow_dot_v1_dot_sow__pb2.OpenPublisherRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_sow__pb2.OpenPublisherResponse.FromString,
+                _registered_method=True)
         self.Acknowledge = channel.unary_unary(
                 '/sow.v1.SowService/Acknowledge',
                 request_serializer=sow_dot_v1_dot_sow__pb2.AcknowledgeRequest.SerializeToString,
@@ -147,6 +152,13 @@ class SowServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenPublisher(self, request, context):
+        """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Acknowledge(self, request, context):
         """Acknowledges what a durable subscription has handed over, up to a position (rule J2).
         """
@@ -203,6 +215,11 @@ def add_SowServiceServicer_to_server(servicer, server):
                     servicer.GetPublisher,
                     request_deserializer=sow_dot_v1_dot_sow__pb2.GetPublisherRequest.FromString,
                     response_serializer=sow_dot_v1_dot_sow__pb2.GetPublisherResponse.SerializeToString,
+            ),
+            'OpenPublisher': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenPublisher,
+                    request_deserializer=sow_dot_v1_dot_sow__pb2.OpenPublisherRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_sow__pb2.OpenPublisherResponse.SerializeToString,
             ),
             'Acknowledge': grpc.unary_unary_rpc_method_handler(
                     servicer.Acknowledge,
@@ -432,6 +449,33 @@ class SowService(object):
             '/sow.v1.SowService/GetPublisher',
             sow_dot_v1_dot_sow__pb2.GetPublisherRequest.SerializeToString,
             sow_dot_v1_dot_sow__pb2.GetPublisherResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenPublisher(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.SowService/OpenPublisher',
+            sow_dot_v1_dot_sow__pb2.OpenPublisherRequest.SerializeToString,
+            sow_dot_v1_dot_sow__pb2.OpenPublisherResponse.FromString,
             options,
             channel_credentials,
             insecure,

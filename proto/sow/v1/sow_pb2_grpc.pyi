@@ -49,6 +49,8 @@ class SowServiceStub:
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _grpc.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]
     """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+    OpenPublisher: _grpc.UnaryUnaryMultiCallable[_sow_pb2.OpenPublisherRequest, _sow_pb2.OpenPublisherResponse]
+    """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6)."""
     Acknowledge: _grpc.UnaryUnaryMultiCallable[_sow_pb2.AcknowledgeRequest, _sow_pb2.AcknowledgeResponse]
     """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
     Rewind: _grpc.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]
@@ -75,6 +77,8 @@ class SowServiceAsyncStub(SowServiceStub):
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _aio.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]  # type: ignore[assignment]
     """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+    OpenPublisher: _aio.UnaryUnaryMultiCallable[_sow_pb2.OpenPublisherRequest, _sow_pb2.OpenPublisherResponse]  # type: ignore[assignment]
+    """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6)."""
     Acknowledge: _aio.UnaryUnaryMultiCallable[_sow_pb2.AcknowledgeRequest, _sow_pb2.AcknowledgeResponse]  # type: ignore[assignment]
     """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
     Rewind: _aio.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]  # type: ignore[assignment]
@@ -146,6 +150,14 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.GetPublisherResponse, _abc.Awaitable[_sow_pb2.GetPublisherResponse]]:
         """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+
+    @_abc_1.abstractmethod
+    def OpenPublisher(
+        self,
+        request: _sow_pb2.OpenPublisherRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sow_pb2.OpenPublisherResponse, _abc.Awaitable[_sow_pb2.OpenPublisherResponse]]:
+        """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6)."""
 
     @_abc_1.abstractmethod
     def Acknowledge(

@@ -249,6 +249,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A peer has not yet received changes of the topic (T5)."""
     ERROR_REASON_TOPIC_DIFFERS: _ErrorReason.ValueType  # 65
     """The topic has other key fields or another message type at the other end (R12)."""
+    ERROR_REASON_EXPORT_NOT_FOUND: _ErrorReason.ValueType  # 66
+    """There is no such export: its lease has ended, it was closed, or the server has restarted since it was opened."""
+    ERROR_REASON_RESUME_TOKEN_INVALID: _ErrorReason.ValueType  # 67
+    """The resume token is not one of this part of the export."""
+    ERROR_REASON_LOAD_NOT_FOUND: _ErrorReason.ValueType  # 68
+    """There is no such load: its lease has ended, it was aborted, its topic was deleted, or it was done long ago."""
+    ERROR_REASON_LOAD_COMMITTED: _ErrorReason.ValueType  # 69
+    """The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
+    ERROR_REASON_LOAD_INCOMPLETE: _ErrorReason.ValueType  # 70
+    """Fewer or more rows are staged than the parts of the commit say."""
+    ERROR_REASON_LOAD_FAILED: _ErrorReason.ValueType  # 71
+    """A committed load cannot go on; GetLoad says why."""
+    ERROR_REASON_UNIT_DONE: _ErrorReason.ValueType  # 72
+    """The unit of work has been published whole before (P6)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -387,6 +401,20 @@ ERROR_REASON_PEER_BEHIND: ErrorReason.ValueType  # 64
 """A peer has not yet received changes of the topic (T5)."""
 ERROR_REASON_TOPIC_DIFFERS: ErrorReason.ValueType  # 65
 """The topic has other key fields or another message type at the other end (R12)."""
+ERROR_REASON_EXPORT_NOT_FOUND: ErrorReason.ValueType  # 66
+"""There is no such export: its lease has ended, it was closed, or the server has restarted since it was opened."""
+ERROR_REASON_RESUME_TOKEN_INVALID: ErrorReason.ValueType  # 67
+"""The resume token is not one of this part of the export."""
+ERROR_REASON_LOAD_NOT_FOUND: ErrorReason.ValueType  # 68
+"""There is no such load: its lease has ended, it was aborted, its topic was deleted, or it was done long ago."""
+ERROR_REASON_LOAD_COMMITTED: ErrorReason.ValueType  # 69
+"""The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
+ERROR_REASON_LOAD_INCOMPLETE: ErrorReason.ValueType  # 70
+"""Fewer or more rows are staged than the parts of the commit say."""
+ERROR_REASON_LOAD_FAILED: ErrorReason.ValueType  # 71
+"""A committed load cannot go on; GetLoad says why."""
+ERROR_REASON_UNIT_DONE: ErrorReason.ValueType  # 72
+"""The unit of work has been published whole before (P6)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -464,22 +492,34 @@ class PublisherPosition(_message.Message):
     PUBLISHER_ID_FIELD_NUMBER: _builtins.int
     PUBLISHER_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    UNIT_DONE_FIELD_NUMBER: _builtins.int
     publisher_id: _builtins.str
     """Chosen by the publisher, 1 to 200 characters of [A-Za-z0-9_.:-]; the server remembers it for 7 days after last use."""
     publisher_epoch: _builtins.int
     """0 or more. A higher epoch fences the older holders of this id and restarts its sequences."""
     first_sequence: _builtins.int
     """Sequence of the first record of this request, 1 or more; the records that follow count up by one."""
+    unit: _builtins.int
+    """Number of the unit of work that these records are a part of, such as a micro-batch: a publisher finishes its units in
+    rising order. What belongs to a unit that is finished, or to an earlier one, is refused with UNIT_DONE. 0: none.
+    """
+    unit_done: _builtins.bool
+    """true: this request ends the unit: that it is finished is on disk with these records, in one commit. It is not finished
+    when one of them is refused. A request that ends a unit may hold no records.
+    """
     def __init__(
         self,
         *,
         publisher_id: _builtins.str = ...,
         publisher_epoch: _builtins.int = ...,
         first_sequence: _builtins.int = ...,
+        unit: _builtins.int = ...,
+        unit_done: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "publisher_epoch", b"publisher_epoch", "publisher_id", b"publisher_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "publisher_epoch", b"publisher_epoch", "publisher_id", b"publisher_id", "unit", b"unit", "unit_done", b"unit_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
