@@ -104,8 +104,15 @@ def test_every_claim_of_the_demo_holds_and_what_it_leaves_can_be_served(tmp_path
             assert done.stdout, command
 
 
-@pytest.mark.parametrize("step", ["Watch records expire", "14:00"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("step", "number", "code"),
+    [
+        ("Watch records expire", signal.SIGINT, 130),
+        ("Watch records expire", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("14:00", signal.SIGINT, 130),
+        pytest.param("14:00", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
 def test_the_server_ends_with_an_interrupted_demo(tmp_path: Path, step: str, number: signal.Signals, code: int) -> None:
     """Once in some forty times the signal came in the middle of a call, and closing the channel then hung for ever.
 
