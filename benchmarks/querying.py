@@ -49,14 +49,14 @@ def whole_topic(setting: Setting) -> Iterator[Row]:
         our_cpu = CpuMeter(server)
         peer_cpu: CpuMeter | None = None
         contestants: dict[str, Callable[[], float]] = {
-            "sow": lambda: our_cpu.measured(records, lambda: _query_rate(client, records))
+            "sow": lambda: our_cpu.measured(records, lambda: query_rate(client, records))
         }
         if redis is not None:
             peer, meter = redis, CpuMeter(redis)
             peer_cpu = meter
             contestants["redis"] = lambda: meter.measured(records, lambda: _scan_rate(peer, records))
         contestants["sow batches"] = lambda: _batch_rate(client, records)
-        contestants["bare stream"] = lambda: _query_rate(bare_client, records)
+        contestants["bare stream"] = lambda: query_rate(bare_client, records)
         contestants["bare scan"] = bare_rocks.scan_rate
         setting.say(f"{rounds} rounds")
         rates = take_turns(rounds, contestants)
@@ -96,7 +96,8 @@ def whole_topic(setting: Setting) -> Iterator[Row]:
     )
 
 
-def _query_rate(client: Client, records: int) -> float:
+def query_rate(client: Client, records: int) -> float:
+    """Reads the whole topic, record by record; records per second."""
     begin = time.perf_counter()
     count = size = 0
     for record in client.query(TOPIC, top_n=records):

@@ -17,6 +17,7 @@ from benchmarks import (
     residing,
     retaining,
     single,
+    sparking,
 )
 from benchmarks.rows import Row
 from benchmarks.setting import Setting
@@ -56,6 +57,9 @@ BENCHMARKS: Final = (
     Benchmark("replication-lag", "from a publish to a subscriber of a peer", replicating.lag, 600),
     Benchmark("catching-up", "a peer that was down catches up", replicating.catching_up, 900),
     Benchmark("resync", "a new peer is seeded", replicating.resync, 900),
+    Benchmark("spark-snapshot", "a snapshot of a topic in Spark", sparking.snapshot, 900),
+    Benchmark("spark-write", "a bulk load from Spark", sparking.bulk_write, 900),
+    Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),
 )
 
 

@@ -1,0 +1,130 @@
+"""A local Spark session to measure with, its Python workers, and files for it to read what our server serves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+
+from benchmarks.documents import documents
+
+SAMPLE_SECONDS: Final = 0.1
+FILES: Final = 4
+CHUNK: Final = 50_000
+SCHEMA: Final = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("symbol", StringType()),
+        StructField("side", StringType()),
+        StructField("price", DoubleType()),
+        StructField("quantity", LongType()),
+        StructField("account", StringType()),
+        StructField("revision", LongType()),
+        StructField("text", StringType()),
+    ]
+)
+"""Of `benchmarks.documents`."""
+
+
+@contextmanager
+def spark_session(directory: Path) -> Iterator[SparkSession]:
+    """Two tasks at a time on this machine, as the targets say."""
+    from sow_spark import SowDataSource
+
+    # Workers are processes of their own: they have to find what this one has found.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, _import_path())))
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("sow-bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.local.dir", str(directory / "local"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        spark.dataSource.register(SowDataSource)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _import_path() -> Sequence[str]:
+    import sys
+
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+def write_lines(directory: Path, records: int) -> str:
+    """The documents 0 to `records` as NDJSON files; returns their directory."""
+    directory.mkdir(parents=True)
+    share = -(-records // FILES)
+    for number in range(FILES):
+        with (directory / f"part-{number}.json").open("wb") as file:
+            for first in range(number * share, min((number + 1) * share, records), CHUNK):
+                last = min(first + CHUNK, (number + 1) * share, records)
+                file.writelines(document + b"\n" for document in documents(range(first, last)))
+    return str(directory)
+
+
+class WorkerMemory:
+    """The greatest resident set of a Python worker of Spark while it is watched."""
+
+    def __init__(self) -> None:
+        self.mebibytes = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="worker-memory", daemon=True)
+
+    def __enter__(self) -> WorkerMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            for pid in _descendants(os.getpid()):
+                self.mebibytes = max(self.mebibytes, _worker_mebibytes(pid))
+
+
+def _descendants(of: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    new = [of]
+    while new:
+        new = [child for parent in new for child in children.get(parent, ())]
+        found += new
+    return found
+
+
+def _worker_mebibytes(pid: int) -> float:
+    """Its greatest resident set so far; 0 for what is no Python of Spark's."""
+    try:
+        if b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return 0.0
+        if b"java" in Path(f"/proc/{pid}/comm").read_bytes():
+            return 0.0
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass  # it has ended
+    return 0.0
