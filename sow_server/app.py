@@ -26,7 +26,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sow.v1 import admin_pb2, replication_pb2_grpc, sow_pb2
+from sow.v1 import admin_pb2, replication_pb2_grpc, snapshot_pb2, sow_pb2
 from sow_replication.service import Replication
 from sow_server import __version__
 from sow_server.config import Config, TlsConfig, clock_options, store_options
@@ -42,6 +42,7 @@ from sow_server.peers import PeerStore
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
+from sow_server.services.changes_service import ChangesService
 from sow_server.services.guard import handlers
 from sow_server.services.replication import NoReplicas
 from sow_server.services.sight import Sight
@@ -62,7 +63,7 @@ as large messages come and go, and after a flood of them a server keeps twice th
 SCAN_RECORDS: Final = 1000
 """Entries that a frame holds where durables are scanned; nobody is sent these."""
 LINKS_SECONDS: Final = 1.0
-SERVICES: Final[tuple[str, ...]] = ("sow.v1.SowService", "sow.v1.AdminService")
+SERVICES: Final[tuple[str, ...]] = ("sow.v1.SowService", "sow.v1.AdminService", "sow.v1.SnapshotService")
 REPLICATION: Final = "sow.v1.ReplicationService"
 """Only where there are peers, or some are accepted."""
 
@@ -148,10 +149,12 @@ async def _serve(config: Config) -> int:
         admin = AdminService(
             store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
         )
+        snapshots = ChangesService(store, hub, consumers, readers, metrics)  # type: ignore[abstract]  # exports are to come
         server.add_generic_rpc_handlers(
             (
                 handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
                 handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
+                handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshots),
             )
         )
         services = SERVICES

@@ -13,8 +13,10 @@
 What is not named in `__all__` is private, whatever module it is in.
 """
 
+from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
+from sow_client._packed import PackedRecords
 from sow_client._publisher import Ack, AsyncPublisher, Publisher
 from sow_client._records import (
     EARLIEST,
@@ -101,6 +103,7 @@ __all__ = [
     "BackupMade",
     "Cancelled",
     "Change",
+    "ChangesPlan",
     "Client",
     "ClockAccepted",
     "Compacted",
@@ -127,8 +130,10 @@ __all__ = [
     "NotFound",
     "OnMissingName",
     "OutgoingLink",
+    "PackedRecords",
     "Page",
     "PermissionDenied",
+    "Pin",
     "Policy",
     "PublishFailed",
     "Published",

@@ -9,6 +9,7 @@ B3  A publish that is repeated, by gRPC or by a publisher, is applied once (rule
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -17,10 +18,12 @@ from typing import Final, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import _channel, _core, _replication, _retention
+from sow.v1 import admin_pb2, admin_pb2_grpc, snapshot_pb2_grpc, sow_pb2, sow_pb2_grpc
+from sow_client import _changes, _channel, _core, _replication, _retention
+from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
+from sow_client._packed import PackedRecords
 from sow_client._publisher import Ack, PublishCore, Publisher, PublisherOptions, StreamCall, StreamDefaults
 from sow_client._records import (
     NEVER,
@@ -144,6 +147,7 @@ class Client:
         )
         self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._channel)
         self._sequencer = _core.Sequencer()
         self._closed = False
 
@@ -653,6 +657,94 @@ class Client:
         subscription = DurableSubscription(core, self._open_subscription, acknowledgements, self._acknowledge)
         subscription.open()
         return subscription
+
+    # ---- ranges of changes ----
+
+    def plan_changes(
+        self,
+        topic: str,
+        *,
+        start: Start,
+        end: str | None = None,
+        max_entries: int = 0,
+        max_bytes: int = 0,
+        parts: int = 0,
+    ) -> ChangesPlan:
+        """Where a range of a topic's changes begins and ends, and how to split it into about `parts` parts.
+
+        `start`: after a bookmark (refused as by `subscribe` where the journal does not reach back to it), with the
+        first change at or after a time, "earliest" or "latest". It ends at `end`, else with the last change that is on
+        disk, or sooner: with the last commit up to which it holds no more than `max_entries` and `max_bytes` of the
+        journal, 0 for any number; a first commit that has more is taken whole. Costs a few look-ups, whatever it holds.
+        """
+        request = _changes.plan_request(topic, start, end, max_entries, max_bytes, parts)
+        return _changes.plan(self._call(self._snapshots.PlanChanges, request))
+
+    def read_changes(
+        self,
+        topic: str,
+        start: str,
+        end: str,
+        *,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        columns: Iterable[str] = ("payload",),
+        lines: bool = False,
+        batch_size: int = 0,
+        history: str | None = None,
+    ) -> Iterator[PackedRecords]:
+        """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order (rule S2).
+
+        `columns`: any of payload, key, version, publish_time, expire_time, origin, sequence (of the change), op (which
+        brings reasons, too); of a delete and an expiry the record is the one that went. `lines`: a line feed after each
+        payload. `batch_size`: the most changes at once, 0 for 10,000.
+        Any range may be read again, with the same result for as long as the journal reaches back to it; with a filter
+        give `history`, the bookmark after which the range as a whole begins or an earlier one, to be sure of that: what
+        records were before it is not looked up, and they count as having matched (rule J1).
+        It ends behind the last change, or raises; a broken connection is made again, and nothing comes twice. Raises
+        ResyncRequired (BOOKMARK_TOO_OLD) where the journal does not reach back to the range any more.
+        """
+        request = _changes.read_request(
+            topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history
+        )
+        return self._read_changes(_changes.ReadChangesCore(request))
+
+    def _read_changes(self, core: _changes.ReadChangesCore) -> Iterator[PackedRecords]:
+        while not core.done:
+            failure: BaseException | None = None
+            try:
+                yield from self._changes_of_call(core)
+            except (grpc.RpcError, SowError) as error:
+                failure = error
+            if not core.done:
+                time.sleep(core.ended(failure, now=time.monotonic(), jitter=random.random()))
+
+    def _changes_of_call(self, core: _changes.ReadChangesCore) -> Iterator[PackedRecords]:
+        request = core.request(now=time.monotonic())
+        self._await_ready()
+        try:
+            call = self._snapshots.ReadChanges(request)
+        except ValueError as error:  # how gRPC says that the channel was closed since
+            raise _core.closed("client") from error
+        try:
+            for response in call:
+                batch = core.batch(response)
+                if batch is not None:
+                    yield batch
+        finally:
+            call.cancel()
+
+    def pin_journal(self, topic: str, name: str, bookmark: str, *, idle_ttl: Ttl | None = None) -> Pin:
+        """Keeps the changes of a topic after a bookmark, whatever its retention, for as long as it is called again.
+
+        It is a durable subscription of that name which nobody consumes: made by the first call, moved forward to the
+        bookmark by later ones, never back; it goes when none comes for `idle_ttl` (of the first call; an hour unless
+        given), or by `delete_durable`. Hard limits and quotas of the topic count all the same. Raises
+        FailedPrecondition where the name is a durable's with a filter or a consumer, ResyncRequired for a bookmark that
+        the journal does not reach back to.
+        """
+        request = _changes.pin_request(topic, name, bookmark, idle_ttl)
+        response = self._call(self._snapshots.PinJournal, request)
+        return Pin(response.bookmark, response.created)
 
     # ---- delete ----
 

@@ -503,6 +503,26 @@ class DurableStage:
         self._removed.pop((topic.id, name), None)
         return Attached(made, created=True, reset=gone or expected)
 
+    def pin(self, topic: Topic, name: str, position: int, declared: Declared) -> tuple[Durable, bool]:
+        """Keeps what comes after a position, for nobody to consume: makes the durable, or acknowledges that far on it,
+        never back; whether it was made. Either is a use of it (rule J10). `declared` counts when it is made.
+
+        Raises StoreError: as `attach`, and DURABLE_IN_USE.
+        """
+        found = self.get(topic, name)
+        if found is not None and topic.settings.journal:
+            check_same(topic, found, "", None)
+            if found.attached:
+                raise in_use(topic, name)
+            moved = self.acknowledge(topic, name, position, told=position)
+            assert moved is not None, "it is there"
+            return moved, False
+        made = self.attach(
+            topic, name, filter_text="", start=position, declared=declared, expected=False, bookmarked=True
+        ).durable._replace(attached=False)
+        self._put(made)
+        return made, True
+
     def detach(self, topic: Topic, name: str) -> None:
         """Nobody consumes it any more."""
         found = self.get(topic, name)
@@ -853,6 +873,15 @@ def not_found(topic: Topic, name: str) -> StoreError:
     """There is no such durable."""
     return StoreError(
         Reason.DURABLE_NOT_FOUND, f"durable: topic {topic.name} has no durable {name[:220]!r}", field="durable"
+    )
+
+
+def in_use(topic: Topic, name: str) -> StoreError:
+    """Somebody is attached."""
+    return StoreError(
+        Reason.DURABLE_IN_USE,
+        f"durable: {name} of {topic.name} has a consumer; use force to end its stream",
+        field="durable",
     )
 
 

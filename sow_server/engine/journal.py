@@ -182,14 +182,15 @@ class JournalCut:
         low, high = unpack_i64(earliest[0]), unpack_i64(latest[0])
         while low < high:  # the commit at or before `low` is before the time
             middle = (low + high + 1) // 2
-            commit = self._commit_at(middle)
+            commit = self.commit_at(middle)
             if commit.commit_time_micros < time_micros:
                 low = middle
             else:
                 high = commit.first_sequence - 1
-        return self._commit_at(low).last_sequence
+        return self.commit_at(low).last_sequence
 
-    def _commit_at(self, sequence: int) -> Commit:
+    def commit_at(self, sequence: int) -> Commit:
+        """The commit that a retained sequence belongs to, or the last one before it."""
         row = self._commits.last_before(i64(sequence))
         assert row is not None, "there is a commit at or before it"
         return decode_commit(*row)
@@ -312,6 +313,40 @@ class Heads:
             Heads.opened_total += 1
             self._cursor = self._rocks.cursor(JOURNAL, fill_cache=False)
         return self._cursor
+
+
+class Ledger:
+    """The journal of one topic as it is counted: where commits end, and what lies between two positions. One thread;
+    close it."""
+
+    def __init__(self, cut: JournalCut, heads: Heads, topic: Topic, figures: StoredStatistics, synced: int) -> None:
+        """Use `Store.journal_ledger`."""
+        heads.open()
+        self.cut: Final = cut
+        self._heads = heads
+        self._topic = topic
+        self._figures = figures
+        self.earliest: Final = max(figures.floor_sequence, figures.created_sequence)
+        """Changes after this position are retained, all of them."""
+        self.head: Final = max(synced, self.earliest)
+        """The last position that is on disk. (Of a topic that keeps nothing the floor may be ahead of that.)"""
+
+    def counts(self, position: int) -> Counts:
+        """What was ever journaled up to a position, which is not before the earliest."""
+        return self._heads.counts(self._topic, self._figures, position)
+
+    def after(self, position: int) -> Chunk | None:
+        """The chunk with the first entry after a position."""
+        return self._heads.after(self._topic, position)
+
+    def first(self, start: int, keeps: Callable[[Chunk], bool]) -> Chunk | None:
+        """As `Heads.first`."""
+        return self._heads.first(self._topic, start, keeps)
+
+    def close(self) -> None:
+        """Lets go of the cursors."""
+        self._heads.close()
+        self.cut.close()
 
 
 def _chunk(key: bytes, value: bytes) -> Chunk:

@@ -58,7 +58,7 @@ from sow_server.engine.indexes import (
     index_prefix,
     record_keys,
 )
-from sow_server.engine.journal import Heads, JournalCut
+from sow_server.engine.journal import Heads, JournalCut, Ledger
 from sow_server.engine.model import MICROS, NEVER, OnMissing, Outcome, Request, TopicSettings, TopicStatistics
 from sow_server.engine.mutations import Job, payload_key
 from sow_server.engine.payloads import index_paths
@@ -109,6 +109,7 @@ from sow_server.engine.topics import (
     Topics,
     check_name,
     check_settings,
+    topic_deleted,
 )
 from sow_server.engine.writer import (
     BOUNDS_KEY,
@@ -578,12 +579,23 @@ class Store:
     def journal_cut(self) -> JournalCut:
         """The journal, cut between two commits."""
         with self.writer.cut_lock:
-            return JournalCut(
-                walk=self._rocks.cursor(JOURNAL, fill_cache=False),
-                entries=self._rocks.cursor(JOURNAL),
-                commits=self._rocks.cursor(COMMITS, fill_cache=False),
-                floors={topic.id: topic.statistics.floor_sequence for topic in self.topics.by_id.values()},
-            )
+            return self._journal_cut()
+
+    def _journal_cut(self) -> JournalCut:
+        return JournalCut(
+            walk=self._rocks.cursor(JOURNAL, fill_cache=False),
+            entries=self._rocks.cursor(JOURNAL),
+            commits=self._rocks.cursor(COMMITS, fill_cache=False),
+            floors={topic.id: topic.statistics.floor_sequence for topic in self.topics.by_id.values()},
+        )
+
+    def journal_ledger(self, topic: Topic) -> Ledger:
+        """The journal of a topic as it is counted, cut between two commits. Raises StoreError TOPIC_DELETED."""
+        synced = self.writer.synced_sequence
+        with self.writer.cut_lock:
+            if self.topics.by_id.get(topic.id) is not topic:
+                raise topic_deleted(topic)
+            return Ledger(self._journal_cut(), Heads(self._rocks), topic, topic.statistics, synced)
 
     def follow_topics(self, follow: Callable[[Collection[Topic]], None]) -> int:
         """Between two commits: `follow` sets how many follow which topics (`Topic.followers`, `.previous_wanted`).

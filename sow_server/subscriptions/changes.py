@@ -228,17 +228,7 @@ def changes_of(
     live: bool = False,
 ) -> list[Change]:
     """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone."""
-    version, origin = changes.version.tolist(), changes.origin.tolist()
-    if DELETE in changes.change or EXPIRE in changes.change:
-        kinds = changes.change
-        version = [
-            removed if kind == DELETE else own
-            for kind, own, removed in zip(kinds, version, changes.removed_version, strict=True)
-        ]
-        origin = [
-            removed if kind in (DELETE, EXPIRE) else own
-            for kind, own, removed in zip(kinds, origin, changes.removed_origin, strict=True)
-        ]
+    version, origin = shown(changes)
     commit_time = changes.commit_time_micros
     before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values
     return [
@@ -258,3 +248,19 @@ def changes_of(
         )
         if kind != BURY
     ]
+
+
+def shown(changes: Changes) -> tuple[list[int], list[int]]:
+    """Versions and origins of the records that subscribers are shown: of a removal those of the record that went."""
+    version, origin = changes.version.tolist(), changes.origin.tolist()
+    if DELETE in changes.change or EXPIRE in changes.change:
+        kinds = changes.change
+        version = [
+            removed if kind == DELETE else own
+            for kind, own, removed in zip(kinds, version, changes.removed_version, strict=True)
+        ]
+        origin = [
+            removed if kind in (DELETE, EXPIRE) else own
+            for kind, own, removed in zip(kinds, origin, changes.removed_origin, strict=True)
+        ]
+    return version, origin

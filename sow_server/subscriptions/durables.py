@@ -33,6 +33,7 @@ from sow_server.engine.durables import (
     GapReason,
     RewindTo,
     check_same,
+    in_use,
     not_found,
 )
 from sow_server.engine.errors import Reason, StoreError
@@ -441,6 +442,37 @@ class Consumers:
             topic, name, before, sent = consumer.topic, consumer.name, durable.position, consumer.sent
             self._change_quietly(lambda staged: staged.follow(topic, name, before, sent), _ignore)
 
+    # -- pinning ----------------------------------------------------------------------------------------------------
+
+    def pin(
+        self,
+        topic: Topic,
+        name: str,
+        position: int,
+        done: Callable[[tuple[Durable, bool] | StoreError], None],
+        *,
+        idle_ttl_micros: int,
+    ) -> None:
+        """Keeps what comes after a position under a name: a durable without a filter and without a consumer, made if
+        need be, and acknowledged up to there. Raises StoreError at once, or `done` hears it: DURABLE_IN_USE,
+        DURABLE_DIFFERS, NO_JOURNAL, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
+        if (topic.id, name) in self._consumers:
+            raise in_use(topic, name)
+        declared = {"idle_ttl_micros": idle_ttl_micros}
+
+        def pin(staged: DurableStage) -> tuple[Durable, bool]:
+            if self._store.topics.by_id.get(topic.id) is not topic:
+                raise topic_deleted(topic)
+            return staged.pin(topic, name, position, declared)
+
+        def pinned(result: tuple[Durable, bool] | StoreError) -> None:
+            if not isinstance(result, StoreError) and result[1]:
+                self._watch(topic)
+                self._look_at(topic, result[0])
+            done(result)
+
+        self._change(pin, pinned)
+
     # -- administering ----------------------------------------------------------------------------------------------
 
     def rewind(
@@ -728,15 +760,6 @@ def exceeds(store: Store, topic: Topic, now_micros: int, under_way: int = 0) -> 
     if size is not None and backlog.bytes + under_way >= size:
         return True
     return age is not None and backlog.oldest_micros is not None and now_micros - backlog.oldest_micros >= age
-
-
-def in_use(topic: Topic, name: str) -> StoreError:
-    """Somebody is attached."""
-    return StoreError(
-        Reason.DURABLE_IN_USE,
-        f"durable: {name} of {topic.name} has a consumer; use force to end its stream",
-        field="durable",
-    )
 
 
 def _detach(topic: Topic, name: str) -> Callable[[DurableStage], None]:

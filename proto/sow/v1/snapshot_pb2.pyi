@@ -460,8 +460,8 @@ class PlanChangesRequest(_message.Message):
     end_bookmark: _builtins.str
     """The range ends here. Empty: with the last change that is on disk."""
     max_entries: _builtins.int
-    """The range ends at the first end of a commit at which it holds this many entries, or sooner at the end of the commit
-    before where that one alone would exceed it; it holds one commit at least. 0: no limit.
+    """The range holds at most this many entries, and ends with a commit; a first commit that has more is taken whole.
+    0: no limit.
     """
     max_bytes: _builtins.int
     """Likewise in bytes of the journal. 0: no limit."""
@@ -555,6 +555,7 @@ class ReadChangesRequest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    HISTORY_BOOKMARK_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     start_bookmark: _builtins.str
@@ -567,6 +568,13 @@ class ReadChangesRequest(_message.Message):
     """true: each payload is followed by a line feed."""
     batch_size: _builtins.int
     """Changes per batch at most, 1 to 100,000. 0: 10,000. Batches also end at about 4 MiB."""
+    history_bookmark: _builtins.str
+    """With a filter: what a record was before is looked up after this position only, which is not behind
+    `start_bookmark`; one whose previous change is not after it counts as having matched (rule J1). With the same position
+    a range gives the same changes whenever it is read, or is refused once the journal does not reach back to it. Empty:
+    as far as the journal reaches at that time, so that a later reading may give puts besides, of records that do not
+    match and of which it is not known any more what they were.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
         """The columns that are wanted."""
@@ -581,10 +589,11 @@ class ReadChangesRequest(_message.Message):
         columns: _abc.Iterable[Global___PackedColumn.ValueType] | None = ...,
         lines: _builtins.bool = ...,
         batch_size: _builtins.int = ...,
+        history_bookmark: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "lines", b"lines", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "lines", b"lines", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,169 @@
+"""Ranges of a topic's changes: what goes out and what comes back, and when a reading is made again. Pure.
+
+CH1  A reading ends with the server's footer, or with an exception: one that was cut off is taken up after the last
+     bookmark, so that every change comes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sow.v1 import snapshot_pb2
+from sow_client import _core
+from sow_client._packed import PackedRecords, column_values, packed
+from sow_client._records import EARLIEST, Start, Ttl, invalid, ttl_micros
+from sow_client._subscription import PASSING_REASONS
+from sow_client.errors import SowError
+
+READ_RETRY_SECONDS: Final = 30.0
+"""How long a reading that is cut off is made again, from the last time that something came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPlan:
+    """A range of changes: what comes after `start`, up to `end`, both bookmarks.
+
+    `entries` and `bytes` are what the journal has in between, before any filter; `part_ends` where its parts end, in
+    order, the last one at `end`, none where there is no entry. `head` is the last position on disk, with `entries_left`
+    between `end` and there; `earliest` the earliest position that changes can be read after.
+    """
+
+    start: str
+    end: str
+    head: str
+    earliest: str
+    entries: int
+    bytes: int
+    entries_left: int
+    part_ends: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The journal is kept from `bookmark` on; `created`: the pin did not exist before."""
+
+    bookmark: str
+    created: bool
+
+
+def plan_request(
+    topic: str, start: Start, end: str | None, max_entries: int, max_bytes: int, parts: int
+) -> snapshot_pb2.PlanChangesRequest:
+    """Which range is asked for."""
+    for name, value in (("max_entries", max_entries), ("max_bytes", max_bytes), ("parts", parts)):
+        if value < 0:
+            raise invalid(name, f"{value} is negative")
+    request = snapshot_pb2.PlanChangesRequest(
+        topic=topic, end_bookmark=end or "", max_entries=max_entries, max_bytes=max_bytes, parts=parts
+    )
+    match start:
+        case datetime():
+            request.start_time_micros = _core.zoned_micros(start, "start")
+        case "earliest":  # before the bookmarks, none of which looks like it
+            request.earliest = True
+        case "latest":
+            request.latest = True
+        case str():
+            request.bookmark = start
+        case _:
+            if start is not EARLIEST:
+                raise invalid("start", f"a {type(start).__name__} is not a bookmark, earliest, latest or a datetime")
+            request.earliest = True
+    return request
+
+
+def plan(response: snapshot_pb2.PlanChangesResponse) -> ChangesPlan:
+    """The range."""
+    return ChangesPlan(
+        response.start_bookmark,
+        response.end_bookmark,
+        response.head_bookmark,
+        response.earliest_bookmark,
+        response.entries,
+        response.bytes,
+        response.entries_left,
+        tuple(response.part_ends),
+    )
+
+
+def pin_request(topic: str, name: str, bookmark: str, idle_ttl: Ttl | None) -> snapshot_pb2.PinJournalRequest:
+    """What is to be kept."""
+    return snapshot_pb2.PinJournalRequest(
+        topic=topic,
+        name=name,
+        bookmark=bookmark,
+        idle_ttl_micros=0 if idle_ttl is None else ttl_micros(idle_ttl, "idle_ttl"),
+    )
+
+
+def read_request(
+    topic: str,
+    start: str,
+    end: str,
+    filter: str | None,  # noqa: A002 - the public name
+    *,
+    columns: Iterable[str],
+    lines: bool,
+    batch_size: int,
+    history: str | None,
+) -> snapshot_pb2.ReadChangesRequest:
+    """Which changes to read."""
+    if batch_size < 0:
+        raise invalid("batch_size", f"{batch_size} is negative")
+    return snapshot_pb2.ReadChangesRequest(
+        topic=topic,
+        start_bookmark=start,
+        end_bookmark=end,
+        filter=filter or "",
+        columns=column_values(columns),
+        lines=lines,
+        batch_size=batch_size,
+        history_bookmark=history or "",
+    )
+
+
+class ReadChangesCore:
+    """How far a reading has come (CH1)."""
+
+    def __init__(self, request: snapshot_pb2.ReadChangesRequest) -> None:
+        self._request = request
+        self._backoff = _core.Backoff()
+        self.done = False
+        """Whether the footer has come."""
+
+    def request(self, *, now: float) -> snapshot_pb2.ReadChangesRequest:
+        """What the next call asks for: what has not come yet. `now` as in `ended`."""
+        self._backoff.begin(now)
+        request = snapshot_pb2.ReadChangesRequest()
+        request.CopyFrom(self._request)
+        return request
+
+    def batch(self, response: snapshot_pb2.ReadChangesResponse) -> PackedRecords | None:
+        """The changes of a response; None for the footer."""
+        self._backoff.reset()
+        match response.WhichOneof("response"):
+            case "batch":
+                if not response.bookmark:
+                    raise _core.malformed("changes without a bookmark")
+                self._request.start_bookmark = response.bookmark
+                return packed(response.batch)
+            case "footer":
+                self.done = True
+                return None
+            case None:
+                raise _core.malformed("an empty response to a reading of changes")
+
+    def ended(self, error: BaseException | None, *, now: float, jitter: float) -> float:
+        """A call ended without a footer, with an error or without: seconds to wait before the next one. Raises SowError
+        where there is to be none. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
+        what = f"the reading of changes of {self._request.topic}"
+        translated: SowError = _core.cut(what) if error is None else _core.stream_error(error, what)
+        delay = None
+        if translated.reason in PASSING_REASONS:
+            delay = self._backoff.delay(translated, now=now, jitter=jitter, limit=READ_RETRY_SECONDS)
+        if delay is None:
+            raise translated from (None if translated is error else error)
+        return delay

@@ -1,0 +1,252 @@
+"""What of `sow.v1.SnapshotService` is about changes: ranges of a topic's journal, planned, read, and pinned."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from collections.abc import AsyncGenerator, Iterable
+from concurrent.futures import Executor
+from itertools import accumulate
+from typing import Final
+
+import structlog
+
+from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
+from sow_server.engine.durables import Durable
+from sow_server.engine.keys import TOPIC_NAME
+from sow_server.engine.model import MICROS
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic
+from sow_server.query.filtering import RecordFilter, record_filter
+from sow_server.services import convert
+from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.sow_service import settle
+from sow_server.subscriptions.durables import Consumers
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.ranges import Columns, Limits, RangeReader, plan
+from sow_server.subscriptions.request import Start, StartKind
+
+log = structlog.get_logger(__name__)
+
+BATCH_RECORDS: Final = 10_000
+BATCH_RECORDS_MAX: Final = 100_000
+PARTS_MAX: Final = 10_000
+IDLE_TTL_MICROS: Final = 3_600 * MICROS
+IDLE_TTL_MICROS_MIN: Final = MICROS
+_COLUMNS: Final = frozenset(snapshot_pb2.PackedColumn.values()) - {snapshot_pb2.PACKED_COLUMN_UNSPECIFIED}
+
+
+class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
+    """Validates, asks the journal, packs; owns nothing."""
+
+    def __init__(self, store: Store, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver) -> None:
+        self._store = store
+        self._hub = hub
+        self._consumers = consumers
+        self._readers = readers
+        self.rpcs = rpcs
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    @unary
+    async def PlanChanges(
+        self, request: snapshot_pb2.PlanChangesRequest, context: Context
+    ) -> snapshot_pb2.PlanChangesResponse:
+        store, topic = self._store, self._store.topics.find(request.topic)
+        start = _start(request)
+        if request.parts > PARTS_MAX:
+            raise convert.invalid("parts", f"must be between 1 and {PARTS_MAX}")
+        limits = Limits(request.max_entries, request.max_bytes, request.parts or 1)
+        position = await self._on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
+        end = await self._on_disk(request.end_bookmark) if request.end_bookmark else None
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._readers, plan, store, topic, start, position, end, limits
+        )
+        return snapshot_pb2.PlanChangesResponse(
+            start_bookmark=store.bookmark(found.start),
+            end_bookmark=store.bookmark(found.end),
+            entries=found.entries,
+            bytes=found.bytes,
+            part_ends=[store.bookmark(position) for position in found.part_ends],
+            head_bookmark=store.bookmark(found.head),
+            entries_left=found.entries_left,
+            earliest_bookmark=store.bookmark(found.earliest),
+        )
+
+    async def _on_disk(self, bookmark: str) -> int:
+        """The position that a bookmark names, once everything up to there is on disk (rule S7). Raises StoreError with
+        one of three reasons."""
+        position = self._hub.position(bookmark)
+        if position > self._store.writer.synced_sequence:
+            passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            self._store.barrier(lambda answer: settle(passed, answer))
+            await passed
+        return position
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    @streaming
+    async def ReadChanges(  # type: ignore[override]  # the bytes of the messages
+        self, request: snapshot_pb2.ReadChangesRequest, context: Context
+    ) -> AsyncGenerator[bytes, None]:
+        """Responses as they go over the wire: packed on the reader threads."""
+        store, topic = self._store, self._store.topics.find(request.topic)
+        columns = _columns(request.columns)
+        batch_size = request.batch_size or BATCH_RECORDS
+        if batch_size > BATCH_RECORDS_MAX:
+            raise convert.invalid("batch_size", f"must be between 1 and {BATCH_RECORDS_MAX}")
+        start, end = await self._on_disk(request.start_bookmark), await self._on_disk(request.end_bookmark)
+        history = await self._on_disk(request.history_bookmark) if request.history_bookmark else None
+        if end < start:
+            raise convert.invalid("end_bookmark", f"names the sequence {end}, and the range begins after {start}")
+        if history is not None and history > start:
+            raise convert.invalid(
+                "history_bookmark", f"names the sequence {history}, and the range begins after {start}"
+            )
+        run = asyncio.get_running_loop().run_in_executor
+        reader = RangeReader(
+            store,
+            topic,
+            await run(self._readers, _filter, topic, request.filter) if request.filter else None,
+            start=start,
+            end=end,
+            history=history,
+            batch_size=batch_size,
+        )
+        footer = snapshot_pb2.ExportFooter()
+
+        def next_batch() -> bytes:
+            """The next changes; b"" for none among those that this step has looked at."""
+            piece = reader.read()
+            count = len(piece.columns.keys)
+            footer.scanned += piece.looked_at
+            footer.returned += count
+            if not count:
+                return b""
+            batch = packed(piece.columns, columns, store, lines=request.lines)
+            return snapshot_pb2.ReadChangesResponse(
+                batch=batch, bookmark=store.bookmark(piece.position)
+            ).SerializeToString()
+
+        # One piece ahead: the next one is read while this one is being sent. Each has let go of its cut when it ends.
+        ahead = run(self._readers, next_batch)
+        try:
+            done = False
+            while not done:
+                encoded = await asyncio.shield(ahead)
+                done = reader.done
+                if not done:
+                    ahead = run(self._readers, next_batch)
+                if encoded:
+                    yield encoded
+        finally:
+            ahead.add_done_callback(_heard)
+        yield snapshot_pb2.ReadChangesResponse(footer=footer).SerializeToString()
+
+    # -- pinning ----------------------------------------------------------------------------------------------------
+
+    @unary
+    async def PinJournal(
+        self, request: snapshot_pb2.PinJournalRequest, context: Context
+    ) -> snapshot_pb2.PinJournalResponse:
+        topic = self._store.topics.find(request.topic)
+        if not TOPIC_NAME.match(request.name):
+            raise convert.invalid("name", f"{request.name[:220]!r} is no name: 1 to 200 of [A-Za-z0-9_.:-] are allowed")
+        idle_ttl = request.idle_ttl_micros or IDLE_TTL_MICROS
+        if idle_ttl < IDLE_TTL_MICROS_MIN:
+            raise convert.invalid("idle_ttl_micros", f"must be at least {IDLE_TTL_MICROS_MIN}, or 0 for an hour")
+        position = self._hub.position(request.bookmark)
+        pinned: asyncio.Future[tuple[Durable, bool]] = asyncio.get_running_loop().create_future()
+        self._consumers.pin(
+            topic, request.name, position, lambda result: settle(pinned, result), idle_ttl_micros=idle_ttl
+        )
+        durable, created = await pinned
+        if created:
+            log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
+        return snapshot_pb2.PinJournalResponse(bookmark=self._store.bookmark(durable.position), created=created)
+
+
+def _heard(ahead: asyncio.Future[bytes]) -> None:
+    """What a step raised has been told already, or nobody listens."""
+    if not ahead.cancelled():
+        ahead.exception()
+
+
+def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:
+    match request.WhichOneof("start"):
+        case "bookmark":
+            return Start(StartKind.BOOKMARK, bookmark=request.bookmark)
+        case "start_time_micros":
+            if request.start_time_micros < 0:
+                raise convert.invalid("start_time_micros", "must not be negative")
+            return Start(StartKind.TIME, time_micros=request.start_time_micros)
+        case "earliest":
+            if not request.earliest:
+                raise convert.invalid("earliest", "false has no meaning; give another start")
+            return Start(StartKind.EARLIEST)
+        case "latest":
+            if not request.latest:
+                raise convert.invalid("latest", "false has no meaning; give another start")
+            return Start(StartKind.NOW)
+        case None:
+            raise convert.invalid("start", "one of bookmark, start_time_micros, earliest or latest is needed")
+
+
+def _columns(given: Iterable[int]) -> frozenset[int]:
+    columns = frozenset(given)
+    for column in columns - _COLUMNS:
+        raise convert.invalid("columns", f"{column} is not a column of this server")
+    return columns
+
+
+def _filter(topic: Topic, text: str) -> RecordFilter:
+    # NOW_MICROS() is refused, so there is no now to give: what is read again must be the same again.
+    return record_filter(topic, text, 0, allow_now=False)
+
+
+# --- packing ---------------------------------------------------------------------------------------------------------
+
+
+def packed(found: Columns, columns: frozenset[int], store: Store, *, lines: bool) -> snapshot_pb2.PackedRecords:
+    """The columns that are wanted, each in one run of bytes."""
+    message = snapshot_pb2.PackedRecords(count=len(found.keys))
+    if snapshot_pb2.PACKED_COLUMN_PAYLOAD in columns:
+        if lines:
+            message.payloads = b"".join([part for payload in found.payloads for part in (payload, b"\n")])
+        else:
+            message.payloads = b"".join(found.payloads)
+        message.payload_offsets = _offsets([len(payload) + lines for payload in found.payloads])
+    if snapshot_pb2.PACKED_COLUMN_KEY in columns:
+        message.keys = b"".join(found.keys)
+        message.key_offsets = _offsets([len(key) for key in found.keys])
+    if snapshot_pb2.PACKED_COLUMN_VERSION in columns:
+        message.versions = _little_endian(found.versions)
+    if snapshot_pb2.PACKED_COLUMN_PUBLISH_TIME in columns:
+        message.publish_times_micros = _little_endian(found.publish_times)
+    if snapshot_pb2.PACKED_COLUMN_EXPIRE_TIME in columns:
+        message.expire_times_micros = _little_endian(found.expire_times)
+    if snapshot_pb2.PACKED_COLUMN_SEQUENCE in columns:
+        message.sequences = _little_endian(found.sequences)
+    if snapshot_pb2.PACKED_COLUMN_ORIGIN in columns:
+        first = found.origins[0]
+        if found.origins.count(first) == len(found.origins):
+            message.origin_names.append(store.origins[first])
+        else:
+            message.origins = _little_endian(found.origins)
+            message.origin_names.extend(store.origins)
+    if snapshot_pb2.PACKED_COLUMN_OP in columns:
+        message.ops = bytes(found.ops)
+        message.reasons = bytes(found.reasons)
+    return message
+
+
+def _offsets(lengths: list[int]) -> bytes:
+    return _little_endian(array("i", accumulate(lengths, initial=0)))
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = array(numbers.typecode, numbers)
+        numbers.byteswap()
+    return numbers.tobytes()

@@ -1,0 +1,364 @@
+"""Bounded ranges of a topic's changes: where they begin and end, how they are split, and reading one of them.
+
+For readers that come for one range after the other, many at a time, and come again for the same one after a failure. A
+range is what lies after one position, up to another; it is followed by nothing, and pins nothing.
+
+RA1  A range ends with a commit, and so does every part of it, unless its caller has said where it ends.
+RA2  Nothing in a range is ahead of what is on disk (rule S7).
+RA3  What is read of a range depends on the journal alone, not on the time; with a filter also on how far back previous
+     records are known, for which there is `history` (rule J1).
+RA4  A range that the journal does not have whole any more is refused, at the beginning of it and in its midst.
+RA5  Every piece can be followed by one that begins where it ends: together they have each change once. A piece ends
+     inside an atomic request only where that alone is larger than a piece may be.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.journal import Chunk, Counts, JournalCut, Ledger
+from sow_server.engine.store import Store
+from sow_server.engine.topics import Topic, topic_deleted
+from sow_server.subscriptions import focus
+from sow_server.subscriptions.changes import Find, changes_of, shown
+from sow_server.subscriptions.frames import Op, Row, Why
+from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.replay import READ_CHANGES
+from sow_server.subscriptions.request import RecordFilter, Start, StartKind, Wants
+
+PIECE_BYTES: Final = 4 * 2**20
+ROW_BYTES: Final = 64
+"""What a row takes on the wire at most, besides its key and its payload."""
+_WANTS: Final = Wants(changes=True)
+_OPS: Final = bytes.maketrans(bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([Op.PUT, Op.PUT, Op.DELETE, Op.EXPIRE]))
+_REASONS: Final = bytes.maketrans(
+    bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([Why.NONE, Why.TOUCHED, Why.NONE, Why.NONE])
+)
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a range may hold; 0: no limit. One commit is taken whole in any case. `parts`: about how many."""
+
+    entries: int = 0
+    bytes: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a range begins and ends, positions all; `entries` and `bytes` are before any filter."""
+
+    start: int
+    end: int
+    head: int
+    earliest: int
+    entries: int
+    bytes: int
+    entries_left: int
+    part_ends: tuple[int, ...]
+
+
+def plan(store: Store, topic: Topic, start: Start, position: int, end: int | None, limits: Limits) -> Plan:
+    """Plans a range of what is on disk, by seeks and bisection. From any thread, but not the event loop's.
+
+    `position`: what `start.bookmark` names, where it starts at one; NOW is the head. `end`: a position that is on disk;
+    None: the head. A range without entries ends as far ahead as one with them, so that the position of an idle topic is
+    not overtaken by its floor. Raises StoreError: NO_JOURNAL, TOPIC_DELETED, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
+    """
+    ledger = store.journal_ledger(topic)
+    try:
+        if not topic.settings.journal:
+            raise _no_journal(topic)
+        first = _start(store, topic, ledger, start, position)
+        head = max(ledger.head, first)
+        last = head if end is None else min(end, head)
+        if last < first:
+            raise StoreError(
+                Reason.INVALID_ARGUMENT,
+                f"end_bookmark: names the sequence {last}, and the range begins after {first}",
+                field="end_bookmark",
+            )
+        base = ledger.counts(first)
+        last = _limited(ledger, first, last, base, limits)
+        held, all_ = ledger.counts(last), ledger.counts(head)
+        return Plan(
+            first,
+            last,
+            head,
+            ledger.earliest,
+            held.entries - base.entries,
+            held.bytes - base.bytes,
+            all_.entries - held.entries,
+            tuple(_parts(ledger, first, last, base, held.entries - base.entries, limits.parts)),
+        )
+    finally:
+        ledger.close()
+
+
+def _start(store: Store, topic: Topic, ledger: Ledger, start: Start, position: int) -> int:
+    match start.kind:
+        case StartKind.BOOKMARK:
+            if position < ledger.earliest:
+                raise _too_old(store, topic, position, ledger.earliest, "start_bookmark")
+            return position
+        case StartKind.NOW:
+            return ledger.head
+        case StartKind.TIME:
+            before = ledger.cut.last_before(start.time_micros)
+            return max(ledger.earliest, min(ledger.head, before or 0))
+        case StartKind.EARLIEST:
+            return ledger.earliest
+
+
+def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: Limits) -> int:
+    """Where the range ends, if limits end it sooner."""
+
+    def exceeds(chunk: Chunk) -> bool:
+        entries = chunk.entries_before + chunk.entries - base.entries
+        size = chunk.bytes_before + chunk.size - base.bytes
+        return 0 < limits.entries < entries or 0 < limits.bytes < size
+
+    first = ledger.after(start)
+    if first is None or first.first_sequence > end:
+        return end
+    over = ledger.first(first.first_sequence, exceeds)
+    if over is None or over.first_sequence > end:
+        return end
+    commit = ledger.cut.commit_at(over.first_sequence)
+    before = commit.first_sequence - 1
+    if before > start and ledger.counts(before).entries > base.entries:
+        return min(end, before)
+    return min(end, commit.last_sequence)
+
+
+def _parts(ledger: Ledger, start: int, end: int, base: Counts, entries: int, parts: int) -> Iterator[int]:
+    """The ends of parts with about equal numbers of entries, none of them empty."""
+    if entries == 0:
+        return
+    first = ledger.after(start)
+    assert first is not None, "there are entries"
+    at, reached = first.first_sequence, 0
+    for part in range(1, min(parts, entries)):
+        goal = entries * part // parts
+        if goal <= reached:
+            continue
+        chunk = ledger.first(at, lambda chunk, upto=base.entries + goal: chunk.entries_before + chunk.entries >= upto)  # type: ignore[misc]
+        if chunk is None:
+            break
+        position = ledger.cut.commit_at(chunk.first_sequence).last_sequence
+        reached = ledger.counts(position).entries - base.entries
+        if position >= end or reached >= entries:
+            break
+        yield position
+        at = position + 1
+    yield end
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Columns(NamedTuple):
+    """Changes in columns of equal length, as change readers get them: of a removal the record is the one that went."""
+
+    keys: list[bytes]
+    payloads: list[bytes]
+    versions: array[int]
+    publish_times: array[int]
+    expire_times: array[int]
+    origins: array[int]
+    sequences: array[int]
+    ops: bytearray
+    reasons: bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step has found: everything after the last one, up to `position`. `looked_at`: entries of the journal."""
+
+    columns: Columns
+    position: int
+    looked_at: int
+
+
+class RangeReader:
+    """Reads one range, piece by piece, each from a cut of its own. From any thread, one at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        topic: Topic,
+        record_filter: RecordFilter | None,
+        *,
+        start: int,
+        end: int,
+        history: int | None = None,
+        batch_size: int = 10_000,
+    ) -> None:
+        """`end` is on disk. `history`: what records were before is not looked up at or before this position; None: as
+        far as the journal reaches. Only a filter asks for it."""
+        self._store = store
+        self._topic = topic
+        self._matcher = Matcher(record_filter)
+        self._end = end
+        self._history = history
+        self._batch_size = batch_size
+        self.position = start
+        """Everything up to here has been read."""
+
+    @property
+    def done(self) -> bool:
+        """Whether that is all."""
+        return self.position >= self._end
+
+    def read(self) -> Piece:
+        """The next piece, perhaps an empty one. Raises StoreError: BOOKMARK_TOO_OLD, TOPIC_DELETED, NO_JOURNAL."""
+        cut = self._store.journal_cut()
+        try:
+            self._check(cut)
+            return self._read(cut)
+        finally:
+            cut.close()
+
+    def _check(self, cut: JournalCut) -> None:
+        """RA4."""
+        topic = self._topic
+        floor = cut.floors.get(topic.id)
+        if floor is None:
+            raise topic_deleted(topic)
+        if not topic.settings.journal:
+            raise _no_journal(topic)
+        earliest = max(floor, topic.statistics.created_sequence)
+        if self.position < earliest:
+            raise _too_old(self._store, topic, self.position, earliest, "start_bookmark")
+        if self._history is not None and self._history < earliest and self._matcher.constant is None:
+            raise _too_old(self._store, topic, self._history, earliest, "history_bookmark")
+
+    def _read(self, cut: JournalCut) -> Piece:
+        history = self._history
+
+        def find(sequence: int) -> Entry | None:
+            return None if history is not None and sequence <= history else cut.entry(self._topic, sequence)
+
+        filtered = self._matcher.constant is not True
+        found = _Found(self._topic, self._matcher if filtered else None, find, self._batch_size)
+        looked_max = READ_CHANGES if filtered else self._batch_size
+        for changes in cut.changes(self._topic, self.position, self._end):
+            start = max(0, self.position + 1 - changes.first_sequence)
+            stop = min(len(changes.keys), self._end + 1 - changes.first_sequence)
+            if changes.atomic and not found.has_room_for(changes, start, stop):
+                break
+            taken = found.add(changes, start, stop)
+            self.position = changes.first_sequence + taken - 1
+            if taken < stop or found.full or found.looked_at >= looked_max:
+                break
+        else:
+            self.position = self._end
+        return Piece(found.columns, self.position, found.looked_at)
+
+
+@dataclass(slots=True)
+class _Found:
+    """Collects the rows of a piece. `matcher`: None where everything matches."""
+
+    topic: Topic
+    matcher: Matcher | None
+    find: Find
+    rows_max: int
+    columns: Columns = field(
+        default_factory=lambda: Columns(
+            [], [], array("q"), array("q"), array("q"), array("H"), array("q"), bytearray(), bytearray()
+        )
+    )
+    size: int = 0
+    looked_at: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.columns.keys) >= self.rows_max or self.size >= PIECE_BYTES
+
+    def has_room_for(self, changes: Changes, start: int, stop: int) -> bool:
+        """Whether an atomic request may be added; to nothing it always is, as far as it goes (RA5)."""
+        count = len(self.columns.keys)
+        if count == 0:
+            return True
+        size = sum([_size(changes, index) for index in range(start, stop)])
+        return count + stop - start <= self.rows_max and self.size + size <= PIECE_BYTES
+
+    def add(self, changes: Changes, start: int, stop: int) -> int:
+        """Adds what there is room for, one at least if the piece is empty; returns where it has stopped."""
+        stop = min(stop, start + self.rows_max - len(self.columns.keys))
+        stop = self._within_size(changes, start, stop)
+        self.looked_at += stop - start
+        if stop == start:
+            return stop
+        if self.matcher is not None or BURY in changes.change:
+            matcher = Matcher(None) if self.matcher is None else self.matcher
+            for change in changes_of(self.topic, changes, start=start, stop=stop, find=self.find):
+                row = focus.row_of(change, _WANTS, matcher, 0)
+                if row is not None:
+                    self._add_row(row)
+            return stop
+        versions, origins = shown(changes)
+        columns, kinds = self.columns, changes.change[start:stop]
+        columns.keys.extend(changes.keys[start:stop])
+        columns.payloads.extend(changes.payloads[start:stop])
+        columns.versions.extend(versions[start:stop])
+        columns.publish_times.extend(changes.publish_time_micros.tolist()[start:stop])
+        columns.expire_times.extend(changes.expire_time_micros.tolist()[start:stop])
+        columns.origins.extend(origins[start:stop])
+        columns.sequences.extend(range(changes.first_sequence + start, changes.first_sequence + stop))
+        columns.ops.extend(kinds.translate(_OPS))
+        columns.reasons.extend(kinds.translate(_REASONS))
+        self.size += sum([_size(changes, index) for index in range(start, stop)])
+        return stop
+
+    def _within_size(self, changes: Changes, start: int, stop: int) -> int:
+        """How far the bytes allow it, were all of them rows."""
+        sizes = accumulate([_size(changes, index) for index in range(start, stop)])
+        for index, size in enumerate(sizes):
+            if self.size + size > PIECE_BYTES and (index or self.columns.keys):
+                return start + index
+        return stop
+
+    def _add_row(self, row: Row) -> None:
+        columns = self.columns
+        columns.keys.append(row.key)
+        columns.payloads.append(row.payload)
+        columns.versions.append(row.version)
+        columns.publish_times.append(row.publish_time)
+        columns.expire_times.append(row.expire_time)
+        columns.origins.append(row.origin)
+        columns.sequences.append(row.sequence)
+        columns.ops.append(row.op)
+        columns.reasons.append(row.why)
+        self.size += ROW_BYTES + len(row.key) + len(row.payload)
+
+
+def _size(changes: Changes, index: int) -> int:
+    return ROW_BYTES + len(changes.keys[index]) + len(changes.payloads[index])
+
+
+def _no_journal(topic: Topic) -> StoreError:
+    return StoreError(
+        Reason.NO_JOURNAL, f"topic: {topic.name} has no journal, so its changes cannot be read", field="topic"
+    )
+
+
+def _too_old(store: Store, topic: Topic, position: int, earliest: int, name: str) -> StoreError:
+    return StoreError(
+        Reason.BOOKMARK_TOO_OLD,
+        f"{name}: names the sequence {position}, and the journal of {topic.name} begins at {earliest + 1}; "
+        "take a new snapshot",
+        field=name,
+        details={"earliest_sequence": str(earliest + 1), "earliest_bookmark": store.bookmark(earliest)},
+    )
