@@ -1,80 +1,78 @@
-"""Records whose columns are one run of bytes each, as exports and ranges of changes come: to be used as they are."""
+"""Records in packed columns, as they came over the wire: for programs that take columns, such as Arrow's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from sow.v1 import snapshot_pb2
 from sow_client._records import invalid
 
-ColumnName: TypeAlias = Literal["payload", "key", "version", "publish_time", "expire_time", "origin", "sequence", "op"]
-
-_COLUMNS: Final[dict[str, snapshot_pb2.PackedColumn.ValueType]] = {
-    "payload": snapshot_pb2.PACKED_COLUMN_PAYLOAD,
-    "key": snapshot_pb2.PACKED_COLUMN_KEY,
-    "version": snapshot_pb2.PACKED_COLUMN_VERSION,
-    "publish_time": snapshot_pb2.PACKED_COLUMN_PUBLISH_TIME,
-    "expire_time": snapshot_pb2.PACKED_COLUMN_EXPIRE_TIME,
-    "origin": snapshot_pb2.PACKED_COLUMN_ORIGIN,
-    "sequence": snapshot_pb2.PACKED_COLUMN_SEQUENCE,
-    "op": snapshot_pb2.PACKED_COLUMN_OP,
+PackedColumn: TypeAlias = Literal[
+    "payload", "key", "version", "publish_time", "expire_time", "origin", "sequence", "op"
+]
+_COLUMNS: Final = {
+    name: snapshot_pb2.PackedColumn.Value(f"PACKED_COLUMN_{name.upper()}") for name in get_args(PackedColumn)
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRecords:
-    """Some records; columns that were not asked for are empty. Numbers are little-endian.
-
-    `payloads` and `keys` stand one after the other, `payload_offsets` and `key_offsets` (int32, one more than there are
-    records) say where each begins. `versions`, `publish_times`, `expire_times` (microseconds since 1970; the largest
-    int64 stands for never) and `sequences` are int64. `origins`: uint16, indexes of `origin_names`; empty where all
-    are the first one. Of changes: `ops` has a byte for each, 1 put, 3 delete, 4 expire, and `reasons` 1 for a touch.
-    """
+    """Some records. Numbers are little-endian; a column that was not asked for is empty."""
 
     count: int
-    payloads: bytes = b""
-    payload_offsets: bytes = b""
-    keys: bytes = b""
-    key_offsets: bytes = b""
-    versions: bytes = b""
-    publish_times: bytes = b""
-    expire_times: bytes = b""
-    sequences: bytes = b""
-    origins: bytes = b""
-    origin_names: tuple[str, ...] = ()
-    ops: bytes = b""
-    reasons: bytes = b""
+    payloads: bytes
+    """One after the other, with `lines` each with a line feed at its end."""
+    payload_offsets: bytes
+    """`count` + 1 int32: where each payload begins, and where the last one ends, its line feed included."""
+    keys: bytes
+    """UTF-8, one after the other."""
+    key_offsets: bytes
+    """`count` + 1 int32."""
+    versions: bytes
+    """`count` int64."""
+    publish_times: bytes
+    """`count` int64: microseconds since the epoch."""
+    expire_times: bytes
+    """`count` int64: microseconds since the epoch; 2^63 - 1 stands for never."""
+    sequences: bytes
+    """`count` int64."""
+    origins: bytes
+    """`count` uint16: index into `origin_names`; empty: all are `origin_names[0]`."""
+    origin_names: tuple[str, ...]
+    ops: bytes
+    """Of changes: `count` bytes, each a `sow.v1.ChangeOp`."""
+    reasons: bytes
+    """Of changes: `count` bytes, each a `sow.v1.ChangeReason`."""
 
 
 def packed(message: snapshot_pb2.PackedRecords) -> PackedRecords:
-    """Records as they came."""
+    """The records of a message."""
     return PackedRecords(
-        message.count,
-        message.payloads,
-        message.payload_offsets,
-        message.keys,
-        message.key_offsets,
-        message.versions,
-        message.publish_times_micros,
-        message.expire_times_micros,
-        message.sequences,
-        message.origins,
-        tuple(message.origin_names),
-        message.ops,
-        message.reasons,
+        count=message.count,
+        payloads=message.payloads,
+        payload_offsets=message.payload_offsets,
+        keys=message.keys,
+        key_offsets=message.key_offsets,
+        versions=message.versions,
+        publish_times=message.publish_times_micros,
+        expire_times=message.expire_times_micros,
+        sequences=message.sequences,
+        origins=message.origins,
+        origin_names=tuple(message.origin_names),
+        ops=message.ops,
+        reasons=message.reasons,
     )
 
 
 def column_values(columns: Iterable[str]) -> list[snapshot_pb2.PackedColumn.ValueType]:
-    """The columns by their names."""
+    """Columns by their names. Raises InvalidArgument."""
     if isinstance(columns, str):
-        raise invalid("columns", "is one text; give a list of names")
-    found: list[snapshot_pb2.PackedColumn.ValueType] = []
+        raise invalid("columns", f"is the text {columns!r}, not names of columns")
+    values: list[snapshot_pb2.PackedColumn.ValueType] = []
     for name in columns:
-        value = _COLUMNS.get(name)
-        if value is None:
-            raise invalid("columns", f"{name!r} is none of {', '.join(_COLUMNS)}")
-        found.append(value)
-    return found
+        if name not in _COLUMNS:
+            raise invalid("columns", f"{name!r} is not one of {', '.join(_COLUMNS)}")
+        values.append(_COLUMNS[name])
+    return values

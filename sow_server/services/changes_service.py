@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from array import array
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
-from itertools import accumulate
 from typing import Final
 
 import structlog
@@ -15,11 +12,11 @@ import structlog
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_server.engine.durables import Durable
 from sow_server.engine.keys import TOPIC_NAME
-from sow_server.engine.model import MICROS
+from sow_server.engine.model import MICROS, MessageType
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.query.filtering import RecordFilter, record_filter
-from sow_server.services import convert
+from sow_server.services import convert, packing
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
 from sow_server.services.sow_service import settle
 from sow_server.subscriptions.durables import Consumers
@@ -29,12 +26,9 @@ from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)
 
-BATCH_RECORDS: Final = 10_000
-BATCH_RECORDS_MAX: Final = 100_000
 PARTS_MAX: Final = 10_000
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
-_COLUMNS: Final = frozenset(snapshot_pb2.PackedColumn.values()) - {snapshot_pb2.PACKED_COLUMN_UNSPECIFIED}
 
 
 class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
@@ -92,10 +86,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Responses as they go over the wire: packed on the reader threads."""
         store, topic = self._store, self._store.topics.find(request.topic)
-        columns = _columns(request.columns)
-        batch_size = request.batch_size or BATCH_RECORDS
-        if batch_size > BATCH_RECORDS_MAX:
-            raise convert.invalid("batch_size", f"must be between 1 and {BATCH_RECORDS_MAX}")
+        columns = packing.columns(request.columns, packing.CHANGE_COLUMNS)
+        batch_size = packing.batch_size(request.batch_size)
+        json = topic.settings.message_type is MessageType.JSON
         start, end = await self._on_disk(request.start_bookmark), await self._on_disk(request.end_bookmark)
         history = await self._on_disk(request.history_bookmark) if request.history_bookmark else None
         if end < start:
@@ -124,10 +117,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             footer.returned += count
             if not count:
                 return b""
-            batch = packed(piece.columns, columns, store, lines=request.lines)
-            return snapshot_pb2.ReadChangesResponse(
-                batch=batch, bookmark=store.bookmark(piece.position)
-            ).SerializeToString()
+            response = snapshot_pb2.ReadChangesResponse(bookmark=store.bookmark(piece.position))
+            _fill(response.batch, piece.columns, columns, store.origins, lines=request.lines, json=json)
+            return response.SerializeToString()
 
         # One piece ahead: the next one is read while this one is being sent. Each has let go of its cut when it ends.
         ahead = run(self._readers, next_batch)
@@ -193,60 +185,27 @@ def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:
             raise convert.invalid("start", "one of bookmark, start_time_micros, earliest or latest is needed")
 
 
-def _columns(given: Iterable[int]) -> frozenset[int]:
-    columns = frozenset(given)
-    for column in columns - _COLUMNS:
-        raise convert.invalid("columns", f"{column} is not a column of this server")
-    return columns
-
-
 def _filter(topic: Topic, text: str) -> RecordFilter:
     # NOW_MICROS() is refused, so there is no now to give: what is read again must be the same again.
     return record_filter(topic, text, 0, allow_now=False)
 
 
-# --- packing ---------------------------------------------------------------------------------------------------------
-
-
-def packed(found: Columns, columns: frozenset[int], store: Store, *, lines: bool) -> snapshot_pb2.PackedRecords:
-    """The columns that are wanted, each in one run of bytes."""
-    message = snapshot_pb2.PackedRecords(count=len(found.keys))
-    if snapshot_pb2.PACKED_COLUMN_PAYLOAD in columns:
-        if lines:
-            message.payloads = b"".join([part for payload in found.payloads for part in (payload, b"\n")])
-        else:
-            message.payloads = b"".join(found.payloads)
-        message.payload_offsets = _offsets([len(payload) + lines for payload in found.payloads])
-    if snapshot_pb2.PACKED_COLUMN_KEY in columns:
-        message.keys = b"".join(found.keys)
-        message.key_offsets = _offsets([len(key) for key in found.keys])
-    if snapshot_pb2.PACKED_COLUMN_VERSION in columns:
-        message.versions = _little_endian(found.versions)
-    if snapshot_pb2.PACKED_COLUMN_PUBLISH_TIME in columns:
-        message.publish_times_micros = _little_endian(found.publish_times)
-    if snapshot_pb2.PACKED_COLUMN_EXPIRE_TIME in columns:
-        message.expire_times_micros = _little_endian(found.expire_times)
-    if snapshot_pb2.PACKED_COLUMN_SEQUENCE in columns:
-        message.sequences = _little_endian(found.sequences)
-    if snapshot_pb2.PACKED_COLUMN_ORIGIN in columns:
-        first = found.origins[0]
-        if found.origins.count(first) == len(found.origins):
-            message.origin_names.append(store.origins[first])
-        else:
-            message.origins = _little_endian(found.origins)
-            message.origin_names.extend(store.origins)
-    if snapshot_pb2.PACKED_COLUMN_OP in columns:
+def _fill(
+    message: snapshot_pb2.PackedRecords,
+    found: Columns,
+    wanted: frozenset[int],
+    origins: Sequence[str],
+    *,
+    lines: bool,
+    json: bool,
+) -> None:
+    """Fills a message with changes. `lines`, `json`: as for `packing.fill_payloads`."""
+    message.count = len(found.keys)
+    if packing.PAYLOAD in wanted:
+        packing.fill_payloads(message, found.payloads, lines=lines, json=json)
+    if packing.KEY in wanted:
+        packing.fill_keys(message, found.keys)
+    packing.fill_headers(message, found.headers, wanted, origins)
+    if packing.OP in wanted:
         message.ops = bytes(found.ops)
         message.reasons = bytes(found.reasons)
-    return message
-
-
-def _offsets(lengths: list[int]) -> bytes:
-    return _little_endian(array("i", accumulate(lengths, initial=0)))
-
-
-def _little_endian(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers = array(numbers.typecode, numbers)
-        numbers.byteswap()
-    return numbers.tobytes()

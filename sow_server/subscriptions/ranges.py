@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry
+from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.journal import Chunk, Counts, JournalCut, Ledger
 from sow_server.engine.store import Store
@@ -172,13 +172,15 @@ class Columns(NamedTuple):
 
     keys: list[bytes]
     payloads: list[bytes]
-    versions: array[int]
-    publish_times: array[int]
-    expire_times: array[int]
-    origins: array[int]
-    sequences: array[int]
+    headers: HeaderColumns
+    """The sequences are those of the changes."""
     ops: bytearray
     reasons: bytearray
+
+
+def _no_columns() -> Columns:
+    headers = HeaderColumns(array("q"), array("q"), array("q"), array("q"), array("H"))
+    return Columns([], [], headers, bytearray(), bytearray())
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +276,7 @@ class _Found:
     matcher: Matcher | None
     find: Find
     rows_max: int
-    columns: Columns = field(
-        default_factory=lambda: Columns(
-            [], [], array("q"), array("q"), array("q"), array("H"), array("q"), bytearray(), bytearray()
-        )
-    )
+    columns: Columns = field(default_factory=_no_columns)
     size: int = 0
     looked_at: int = 0
 
@@ -312,11 +310,11 @@ class _Found:
         columns, kinds = self.columns, changes.change[start:stop]
         columns.keys.extend(changes.keys[start:stop])
         columns.payloads.extend(changes.payloads[start:stop])
-        columns.versions.extend(versions[start:stop])
-        columns.publish_times.extend(changes.publish_time_micros.tolist()[start:stop])
-        columns.expire_times.extend(changes.expire_time_micros.tolist()[start:stop])
-        columns.origins.extend(origins[start:stop])
-        columns.sequences.extend(range(changes.first_sequence + start, changes.first_sequence + stop))
+        columns.headers.version.extend(versions[start:stop])
+        columns.headers.publish_time.extend(changes.publish_time_micros.tolist()[start:stop])
+        columns.headers.expire_time.extend(changes.expire_time_micros.tolist()[start:stop])
+        columns.headers.origin.extend(origins[start:stop])
+        columns.headers.sequence.extend(range(changes.first_sequence + start, changes.first_sequence + stop))
         columns.ops.extend(kinds.translate(_OPS))
         columns.reasons.extend(kinds.translate(_REASONS))
         self.size += sum([_size(changes, index) for index in range(start, stop)])
@@ -334,11 +332,11 @@ class _Found:
         columns = self.columns
         columns.keys.append(row.key)
         columns.payloads.append(row.payload)
-        columns.versions.append(row.version)
-        columns.publish_times.append(row.publish_time)
-        columns.expire_times.append(row.expire_time)
-        columns.origins.append(row.origin)
-        columns.sequences.append(row.sequence)
+        columns.headers.version.append(row.version)
+        columns.headers.publish_time.append(row.publish_time)
+        columns.headers.expire_time.append(row.expire_time)
+        columns.headers.origin.append(row.origin)
+        columns.headers.sequence.append(row.sequence)
         columns.ops.append(row.op)
         columns.reasons.append(row.why)
         self.size += ROW_BYTES + len(row.key) + len(row.payload)
