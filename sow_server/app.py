@@ -2,8 +2,8 @@
 
 start   config → clock → store (verified, topics declared, overdue expired) → writer → gRPC → timers → links → healthy
         → `ready`
-stop    unhealthy → end subscriptions → end links → refuse new calls → end calls → timers → drain the writer, sync
-        → close RocksDB
+stop    unhealthy → end subscriptions, exports → end links → refuse new calls → end calls → timers
+        → drain the writer, sync → close RocksDB
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from sow_server.engine.topics import Topic
 from sow_server.linking import Linked, link
 from sow_server.metrics import ListenError, Metrics, serve_metrics
 from sow_server.peers import PeerStore
+from sow_server.query.exports import ExportOptions, Exports
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
-from sow_server.services.changes_service import ChangesService
 from sow_server.services.guard import handlers
 from sow_server.services.replication import NoReplicas
 from sow_server.services.sight import Sight
+from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.subscriptions.durables import Consumers, Door
 from sow_server.subscriptions.hub import Hub, HubOptions
@@ -117,6 +118,8 @@ async def _serve(config: Config) -> int:
         metrics.watch_durables(consumers, admission)
         idle = IdleTopics(store, clock)
         metrics.watch_idle(idle)
+        exports = Exports(store, options=ExportOptions(config.limits.exports_max))
+        metrics.watch_exports(exports)
         links = _link(store, clock, config, readers) if config.replicates else None
         if links is not None:
             store.writer.follow(lambda commits, synced: links.wake())
@@ -127,6 +130,7 @@ async def _serve(config: Config) -> int:
             readers,
             consumers,
             idle,
+            exports,
             prune_interval_micros=config.journal.prune_interval_micros,
             mark_interval_micros=config.clock.mark_interval_micros,
             go_on=lambda: not stopped.is_set(),
@@ -149,12 +153,12 @@ async def _serve(config: Config) -> int:
         admin = AdminService(
             store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
         )
-        snapshots = ChangesService(store, hub, consumers, readers, metrics)  # type: ignore[abstract]  # exports are to come
+        snapshot = SnapshotService(store, exports, hub, consumers, readers, metrics)
         server.add_generic_rpc_handlers(
             (
                 handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
                 handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
-                handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshots),
+                handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
             )
         )
         services = SERVICES
@@ -194,6 +198,7 @@ async def _serve(config: Config) -> int:
         await healthy.enter_graceful_shutdown()
         idle.stop()
         hub.stop()
+        exports.stop()
         if links is not None:
             await links.stop()
         await server.stop(config.server.stop_grace_micros / MICROS)

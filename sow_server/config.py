@@ -43,6 +43,7 @@ from sow_server.engine.topics import check_name, check_settings
 from sow_server.engine.writer import WriterOptions
 from sow_server.filters.errors import FilterError
 from sow_server.filters.parser import parse as parse_filter
+from sow_server.query.exports import ExportOptions
 from sow_server.subscriptions.hub import HubOptions
 
 KIB: Final = 2**10
@@ -388,6 +389,7 @@ _LIMITS: Final = Limits()
 _CLOCK: Final = ClockOptions()
 _HUB: Final = HubOptions()
 _REPLICAS: Final = ReplicaOptions()
+_EXPORTS: Final = ExportOptions()
 _TOPIC: Final = TopicSettings()
 
 
@@ -487,7 +489,7 @@ class JournalConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """[limits]: the largest requests (rule K8), and what may wait for the writer."""
+    """[limits]: the largest requests (rule K8), what may wait for the writer, and what may be held open."""
 
     payload_bytes_max: int = _size(_LIMITS.payload_bytes_max, 1, 64 * MIB)
     key_bytes_max: int = _size(_LIMITS.key_bytes_max, 16, 16 * KIB)
@@ -496,6 +498,7 @@ class LimitsConfig:
     atomic_records_max: int = _count(_LIMITS.atomic_records_max, 1, 10_000)
     queue_requests_max: int = _count(_WRITER.queue_requests_max, 1, 1_000_000)
     queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
+    exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
 
     @property
     def message_bytes_max(self) -> int:

@@ -28,6 +28,7 @@ from sow_server.engine.errors import Reason
 from sow_server.engine.model import MICROS
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
+from sow_server.query.exports import Exports
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import Consumers
@@ -117,6 +118,7 @@ class Metrics(Collector):
         self._consumers: Consumers | None = None
         self._admission: Admission | None = None
         self._idle: IdleTopics | None = None
+        self._exports: Exports | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
         self._commit_seconds = Distribution(_COMMIT_SECONDS)
@@ -150,10 +152,16 @@ class Metrics(Collector):
         with self._scrape:
             self._idle = idle
 
+    def watch_exports(self, exports: Exports) -> None:
+        """From now on a scrape tells of the exports too."""
+        with self._scrape:
+            self._exports = exports
+
     def release(self) -> None:
         """Waits for a scrape that is under way; later ones leave the store alone (Z3). Before the store is closed."""
         with self._scrape:
-            self._store = self._clock = self._hub = self._consumers = self._admission = self._idle = None
+            self._store = self._clock = self._hub = self._consumers = self._admission = None
+            self._idle = self._exports = None
 
     # -- what the writer tells: engine.writer.Observer --------------------------------------------------------------
 
@@ -213,6 +221,8 @@ class Metrics(Collector):
                 held += _durable_metrics(store, clock)
             if self._idle is not None:
                 held += _idle_metrics(self._idle)
+            if self._exports is not None:
+                held += _export_metrics(self._exports)
             if self._consumers is not None and self._admission is not None:
                 held += _consumer_metrics(self._consumers, self._admission)
         yield from held
@@ -287,6 +297,11 @@ def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
     for cause, count in idle.deleted_total.items():
         deleted.add_metric([cause.value], count)
     yield deleted
+
+
+def _export_metrics(exports: Exports) -> Iterator[Metric]:
+    yield GaugeMetricFamily("sow_exports", "Exports that are open.", exports.count)
+    yield CounterMetricFamily("sow_export_records", "Records read from exports.", exports.records_total)
 
 
 def _subscription_metrics(hub: Hub) -> Iterator[Metric]:

@@ -1,5 +1,5 @@
-"""The periodic jobs, on APScheduler: pruning, what time does to durables, deleting unused topics, writing down what
-peers have acknowledged, forgetting idle publishers, the clock's mark and watch, compaction.
+"""The periodic jobs, on APScheduler: pruning, what time does to durables and exports, deleting unused topics, writing
+down what peers have acknowledged, forgetting idle publishers, the clock's mark and watch, compaction.
 
 Expiry is not among them: the writer's thread waits for the next deadline itself, so that a busy event loop cannot
 delay it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
@@ -22,6 +22,7 @@ from sow_server.engine.errors import StoreError
 from sow_server.engine.model import MICROS
 from sow_server.engine.rocks import RocksError
 from sow_server.engine.store import Store
+from sow_server.query.exports import Exports
 from sow_server.retention.idle import TICK_SECONDS, IdleTopics
 from sow_server.subscriptions.durables import Consumers
 
@@ -29,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 CLOCK_WATCH_SECONDS: Final = 1
 DURABLES_SECONDS: Final = 1
+EXPORTS_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 RECLAIM_SECONDS: Final = 30
@@ -46,6 +48,7 @@ class Timers:
         readers: Executor,
         consumers: Consumers,
         idle: IdleTopics,
+        exports: Exports,
         *,
         prune_interval_micros: int,
         mark_interval_micros: int,
@@ -68,6 +71,7 @@ class Timers:
         every(store.forget_publishers, "interval", seconds=FORGET_SECONDS)
         every(store.forget_durables, "interval", seconds=FORGET_SECONDS)
         every(consumers.upkeep, "interval", seconds=DURABLES_SECONDS, max_instances=1)
+        every(exports.tick, "interval", seconds=EXPORTS_SECONDS)
         every(self._delete_unused, "interval", seconds=TICK_SECONDS, max_instances=1)
         every(self._reclaim, "interval", seconds=RECLAIM_SECONDS, max_instances=1)
 

@@ -16,7 +16,8 @@ What is not named in `__all__` is private, whatever module it is in.
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
-from sow_client._packed import PackedRecords
+from sow_client._exports import Export
+from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._publisher import Ack, AsyncPublisher, Publisher
 from sow_client._records import (
     EARLIEST,
@@ -119,6 +120,7 @@ __all__ = [
     "DurableSettingsArguments",
     "DurableSubscription",
     "EffectiveSetting",
+    "Export",
     "FailedPrecondition",
     "Gap",
     "IncomingLink",
@@ -130,6 +132,7 @@ __all__ = [
     "NotFound",
     "OnMissingName",
     "OutgoingLink",
+    "PackedColumn",
     "PackedRecords",
     "Page",
     "PermissionDenied",

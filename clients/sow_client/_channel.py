@@ -46,12 +46,15 @@ CAUSE_SECONDS_MAX: Final = 0.2
 
 _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
+_SNAPSHOT: Final = "sow.v1.SnapshotService"
 _REPEATABLE: Final = (
     (_SOW, "Publish"),
     (_SOW, "Get"),
     (_SOW, "Query"),
     (_SOW, "GetPublisher"),
     (_SOW, "Acknowledge"),
+    (_SNAPSHOT, "RenewExport"),
+    (_SNAPSHOT, "CloseExport"),
     (_ADMIN, "ListTopics"),
     (_ADMIN, "DescribeTopic"),
     (_ADMIN, "GetStatus"),

@@ -15,6 +15,7 @@ T9  `close` frees the lock only when every handle and iterator is gone: `Rocks` 
 T10 Keys and values are exactly bytes; errors are bare exceptions, told apart by prefix in `_translate` only.
 T11 A database whose CURRENT file is gone would be created anew, empty: `create` says whether that is meant.
 T12 A checkpoint holds the GIL while it writes memtables out: `flush` goes before it, which does not.
+T13 A step beyond the last row crashes the process: before each the cursor asks whether there is a row.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat, starmap
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,10 @@ INDEXES: Final = "indexes"
 TOMBSTONES: Final = "tombstones"
 META: Final = "meta"
 FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, META)
+
+
+STEPS_AT_ONCE: Final = 500
+"""Steps of a cursor in one go, in which the GIL is not given to anybody."""
 
 
 class RocksError(Exception):
@@ -201,6 +206,40 @@ class Cursor:
             step()
         self._check(at)
         return None
+
+    def sample_keys(
+        self, start: bytes, stop: bytes, stride: int, limit: int, keys: list[bytes]
+    ) -> tuple[bytes | None, int]:
+        """Appends every `stride`-th key from `start` (which need not be there) to `stop` (excluded), beginning with the
+        first, until `limit` rows or more are passed; returns where to go on (None: that was all), and how many were.
+
+        It steps without a line of Python a row: half the cost of reading the keys.
+        """
+        at = self._open()
+        at.seek(start)
+        passed = 0
+        step, nothing = at.next, ()
+        while passed < limit:
+            if not at.valid():
+                self._check(at)
+                return None, passed
+            key: bytes = at.key()
+            if key >= stop:
+                return None, passed
+            keys.append(key)
+            for first in range(0, stride, STEPS_AT_ONCE):
+                # Each step is asked for first: one from the end on would be into memory that is not there (T13).
+                count = repeat(nothing, min(STEPS_AT_ONCE, stride - first))
+                deque(zip(count, iter(at.valid, False), starmap(step, repeat(nothing)), strict=False), maxlen=0)
+            if not at.valid() or at.key() >= stop:
+                # The end is within this stride: how many are left is counted.
+                self._check(at)
+                left: list[bytes] = []
+                self.fill_keys_before(key, stop, stride, left)
+                return None, passed + len(left)
+            passed += stride
+        following: bytes = at.key()
+        return following, passed
 
     def keys(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[bytes]:
         """Like `rows`, keys only."""

@@ -111,7 +111,7 @@ class Scan:
         a page token of another query."""
         _check(query)
         self.query: Final = query
-        self._after = _read_token(query) if query.page_token else None
+        self._begin = _read_token(query) + b"\0" if query.page_token else b""
         self._plan = _plan(query)
         # A count goes through all of them, and then says how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
@@ -125,12 +125,12 @@ class Scan:
         self._more = False
         self._ended = False
         self._matched = self._returned = self._scanned = 0
-        self._rows: _Rows | None = None
+        self._rows: Rows | None = None
         self._way = Explanation(self._plan.access, "", 0, 0)
         self.cut: Final[Cut] = store.cut(
             query.topic, [bound.steps for bound in self._plan.bounds], counted=_counts_all(query)
         )
-        self._sieve = _sieve(query, self.cut.now_micros)
+        self._sieve = sieve(query.topic, query.filter, self.cut.now_micros)
 
     def next_batch(self) -> RecordBatch | None:
         """The next records; None when there are no more. With a filter this may take as long as the topic is large:
@@ -180,13 +180,13 @@ class Scan:
 
     # -- choosing a way ---------------------------------------------------------------------------------------------
 
-    def _choose(self) -> _Rows:
+    def _choose(self) -> Rows:
         """Settles what the plan has left open, for which it has to be read."""
         access, points, ranges = self._plan.access, self._plan.points, self._plan.ranges
         bounds = [bound for bound in self._plan.bounds if bound.steps in self.cut.indexes]
         entries = 0
         if bounds:
-            race = _Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ())
+            race = Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ())
             # Who wants but the first few gets them sooner from an index that gives records in key order.
             found = race.run(for_few=self._limit is not None and self._sorter is None)
             entries = race.entries
@@ -194,22 +194,22 @@ class Scan:
                 bound, keys = found
                 self._way = Explanation(Access.INDEX, print_path(bound.steps), len(bound.intervals), entries)
                 if keys is None:
-                    return _merged(self.cut, bound, self._after)
-                return _Points(self.cut, self._behind(sorted(set(keys))))
+                    return merged(self.cut, bound, self._begin)
+                return Points(self.cut, self._behind(sorted(set(keys))))
         probes = {Access.POINTS: len(points), Access.KEY_RANGES: len(ranges)}
         self._way = Explanation(access, "", probes.get(access, 0), entries)
         if ranges:
-            return _Ranges(self.cut, ranges, self._after)
-        return _Points(self.cut, self._behind(points))
+            return Ranges(self.cut, ranges, self._begin)
+        return Points(self.cut, self._behind(points))
 
     def _behind(self, keys: Iterable[bytes]) -> Iterator[bytes]:
         """Those of this page and the pages to come."""
-        after = self._after
-        return iter(keys) if after is None else (key for key in keys if key > after)
+        begin = self._begin
+        return (key for key in keys if key >= begin) if begin else iter(keys)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def _read(self, rows: _Rows) -> None:
+    def _read(self, rows: Rows) -> None:
         """Reads stored records, and keeps those that match."""
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -223,7 +223,7 @@ class Scan:
             keys, values = list(compress(keys, wanted)), list(compress(values, wanted))
         self._keys, self._values = keys, values
 
-    def _next_found(self, rows: _Rows) -> RecordBatch:
+    def _next_found(self, rows: Rows) -> RecordBatch:
         """A batch of what has been found, after skipping, and up to the limit."""
         query = self.query
         if query.count_only:
@@ -322,7 +322,7 @@ def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
 
 # --- what matches ----------------------------------------------------------------------------------------------------
 
-_Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
+Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
 """From record keys and stored values to which of them match."""
 
 
@@ -331,13 +331,13 @@ def _counts_all(query: Query) -> bool:
     return query.count_only and not query.keys and (query.filter is None or query.filter.predicate.constant is True)
 
 
-def _sieve(query: Query, now_micros: int) -> _Sieve | None:
+def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | None:
     """The filter for many records at once, which does no more for each than it must; None: all of them match."""
-    if query.filter is None or query.filter.predicate.constant:
+    if given is None or given.predicate.constant:
         return None
-    topic, predicate = query.topic, query.filter.predicate
+    predicate = given.predicate
     matches = predicate.matches
-    fixed = query.filter.fixed_meta._replace(now_micros=now_micros)
+    fixed = given.fixed_meta._replace(now_micros=now_micros)
     names = dict.fromkeys([str(steps[0]) for steps in predicate.paths])
     decode = topic.format.decoder(tuple(names)) if predicate.uses_payload else None
 
@@ -353,7 +353,7 @@ def _sieve(query: Query, now_micros: int) -> _Sieve | None:
             repeat(now_micros),
         )
 
-    if query.filter.uses_metadata:
+    if given.uses_metadata:
         if decode is None:
             return lambda keys, values: [matches(None, meta) for meta in metas(keys, values)]
         decoded = decode
@@ -371,7 +371,7 @@ def _sieve(query: Query, now_micros: int) -> _Sieve | None:
 # --- where records come from -----------------------------------------------------------------------------------------
 
 
-class _Rows(Protocol):
+class Rows(Protocol):
     """Live records, in key order."""
 
     @property
@@ -382,20 +382,24 @@ class _Rows(Protocol):
     def entries(self) -> int:
         """Index entries read."""
 
+    @property
+    def position(self) -> bytes:
+        """The record key from which it goes on, which need not be there; ABOVE_ALL at the end."""
+
     def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
         """Appends the live ones of at most the next `limit` stored records; returns how many those were."""
 
 
-class _Ranges:
+class Ranges:
     """The records in ranges of keys."""
 
     entries = 0
 
-    def __init__(self, cut: Cut, ranges: Sequence[Range], after: bytes | None) -> None:
+    def __init__(self, cut: Cut, ranges: Sequence[Range], begin: bytes) -> None:
+        """Those from `begin` on (included)."""
         # Reading on behind a short range would cost more than the range.
         self._reach = SCAN_CHUNK if ranges == EVERYTHING else RANGE_FIRST
-        if after is not None:
-            begin = after + b"\0"
+        if begin:
             ranges = [Range(max(start, begin), stop) for start, stop in ranges if stop > begin]
         self._cut = cut
         self._ranges = iter(ranges)
@@ -406,6 +410,10 @@ class _Ranges:
     @property
     def ended(self) -> bool:
         return self._at is None
+
+    @property
+    def position(self) -> bytes:
+        return ABOVE_ALL if self._at is None else self._at[len(self._cut.topic.prefix) :]
 
     def _next_range(self) -> None:
         following = next(self._ranges, None)
@@ -435,7 +443,7 @@ class _Ranges:
         return scanned
 
 
-class _Points:
+class Points:
     """The records of known keys; these come in order, and each once."""
 
     def __init__(self, cut: Cut, keys: Iterator[bytes], streams: Sequence[_Entries] = ()) -> None:
@@ -448,6 +456,10 @@ class _Points:
     @property
     def ended(self) -> bool:
         return self._next is None
+
+    @property
+    def position(self) -> bytes:
+        return ABOVE_ALL if self._next is None else self._next
 
     @property
     def entries(self) -> int:
@@ -508,17 +520,17 @@ _Fill: TypeAlias = Callable[[bytes, bytes, int, list[bytes]], bytes | None]
 """As `IndexCursor.fill`."""
 
 
-def _merged(cut: Cut, bound: IndexBound, after: bytes | None) -> _Points:
-    """The records of a bound of points while its entries are read: those of each point are in key order."""
+def merged(cut: Cut, bound: IndexBound, begin: bytes) -> Points:
+    """The records of a bound of points, from the key `begin` on (included), while its entries are read: those of each
+    point are in key order."""
     cursor = cut.indexes[bound.steps]
-    behind = b"" if after is None else after + b"\0"
-    streams = [_Entries(cursor.fill, [(start + behind, stop)]) for start, stop in bound.intervals]
+    streams = [_Entries(cursor.fill, [(start + begin, stop)]) for start, stop in bound.intervals]
     chunk = max(16, FIND_CHUNK // len(streams))
     keys = heapq.merge(*[stream.stream(chunk) for stream in streams])
-    return _Points(cut, (key for key, _ in groupby(keys)), streams)
+    return Points(cut, (key for key, _ in groupby(keys)), streams)
 
 
-class _Race:
+class Race:
     """Which way ends first? Indexes, and ranges of record keys if there are any, are read in turns."""
 
     def __init__(self, cut: Cut, bounds: Sequence[IndexBound], ranges: Sequence[Range]) -> None:

@@ -52,8 +52,8 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         if request.parts > PARTS_MAX:
             raise convert.invalid("parts", f"must be between 1 and {PARTS_MAX}")
         limits = Limits(request.max_entries, request.max_bytes, request.parts or 1)
-        position = await self._on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
-        end = await self._on_disk(request.end_bookmark) if request.end_bookmark else None
+        position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
+        end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
         found = await asyncio.get_running_loop().run_in_executor(
             self._readers, plan, store, topic, start, position, end, limits
         )
@@ -68,15 +68,19 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             earliest_bookmark=store.bookmark(found.earliest),
         )
 
-    async def _on_disk(self, bookmark: str) -> int:
-        """The position that a bookmark names, once everything up to there is on disk (rule S7). Raises StoreError with
-        one of three reasons."""
+    async def _position_on_disk(self, bookmark: str) -> int:
+        """The position that a bookmark names, once everything up to there is on disk. Raises StoreError with one of
+        three reasons."""
         position = self._hub.position(bookmark)
-        if position > self._store.writer.synced_sequence:
+        await self._on_disk(position)
+        return position
+
+    async def _on_disk(self, sequence: int) -> None:
+        """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
+        if sequence > self._store.writer.synced_sequence:
             passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             self._store.barrier(lambda answer: settle(passed, answer))
             await passed
-        return position
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -89,8 +93,11 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         columns = packing.columns(request.columns, packing.CHANGE_COLUMNS)
         batch_size = packing.batch_size(request.batch_size)
         json = topic.settings.message_type is MessageType.JSON
-        start, end = await self._on_disk(request.start_bookmark), await self._on_disk(request.end_bookmark)
-        history = await self._on_disk(request.history_bookmark) if request.history_bookmark else None
+        start, end = (
+            await self._position_on_disk(request.start_bookmark),
+            await self._position_on_disk(request.end_bookmark),
+        )
+        history = await self._position_on_disk(request.history_bookmark) if request.history_bookmark else None
         if end < start:
             raise convert.invalid("end_bookmark", f"names the sequence {end}, and the range begins after {start}")
         if history is not None and history > start:

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from sow_client import Client, Tls, Unavailable
 from tests.support.server import DidNotStart, ServerProcess, free_port, health, until
 
-SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService")
+SERVICES: Final = ("sow.v1.SowService", "sow.v1.AdminService", "sow.v1.SnapshotService")
 
 
 # --- health, reflection, metrics -------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Itera
 
 
 def test_health_is_known_for_the_whole_and_for_each_service(server: ServerProcess) -> None:
-    assert [health(server.address, name) for name in ("", *SERVICES)] == ["SERVING"] * 3
+    assert [health(server.address, name) for name in ("", *SERVICES)] == ["SERVING"] * (1 + len(SERVICES))
     with pytest.raises(grpc.RpcError):
         health(server.address, "no.such.Service")
 

@@ -16,6 +16,7 @@ from sow_server.engine.codec import i64
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import Expiration, Outcome, Publish, TopicSettings
 from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
+from sow_server.query.exports import Exports
 from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.durables import Consumers, Door
 from sow_server.subscriptions.hub import Hub
@@ -249,6 +250,7 @@ def timers(rig: Rig, readers: ThreadPoolExecutor, go_on: Callable[[], bool] = ye
         readers,
         consumers,
         IdleTopics(rig.store, rig.clock),
+        Exports(rig.store),
         prune_interval_micros=MINUTE,
         mark_interval_micros=SECOND,
         go_on=go_on,

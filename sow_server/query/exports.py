@@ -1,0 +1,543 @@
+"""Consistent exports: one cut of a topic, split into parts that may be read at the same time, and again (rule Q6).
+
+    EX1  All records come from the one cut, and are judged at its one `now`: expired or not, and by the filter. So
+         whatever happens meanwhile, the parts together have each record that was alive and matched, once.
+    EX2  Reading changes nothing: each piece of work begins with a seek of the export's cursor, so any number of
+         readings of any parts take turns on it. One piece at a time; who drives the readings sees to that.
+    EX3  An export ends by itself, a lease after its last use; while somebody reads it, it does not.
+    EX4  Closing waits for the piece that is under way: a cursor must not be closed under a reader's hands.
+
+Exports live in memory: a restart of the server ends them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+import secrets
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import compress, pairwise
+from typing import Final, NamedTuple
+
+from sow.durations import format_micros
+from sow_server.engine.clock import boot_micros
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import MICROS
+from sow_server.engine.payloads import key_paths
+from sow_server.engine.store import Cut, Store
+from sow_server.engine.topics import Topic, topic_deleted
+from sow_server.query.filtering import RecordFilter
+from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
+from sow_server.query.scan import SCAN_CHUNK, Points, Race, Ranges, Rows, merged, sieve
+
+PARTS_MAX: Final = 10_000
+PARTS_APT_MAX: Final = 64
+PART_RECORDS_APT: Final = 100_000
+"""Stored records of a part where the client leaves the number of parts to the server."""
+PART_RECORDS_MIN: Final = 100
+"""Parts are not made smaller than this, whatever was asked for."""
+SAMPLES_PER_PART: Final = 16
+"""Places at which a part may end: how even parts are."""
+SAMPLES_MIN: Final = 2048
+"""Places that are noted of a topic at least, so that they serve another number of parts, too."""
+SAMPLE_CHUNK: Final = 20_000
+"""Stored records that a piece of sampling passes: some ten milliseconds."""
+DRIFT_SHARE: Final = 4
+"""What was noted of a topic serves until a quarter as many changes have been written as it had records."""
+TOPICS_KEPT: Final = 100
+"""Topics of which that is noted."""
+LEASE_MICROS: Final = 600 * MICROS
+LEASE_MICROS_MIN: Final = MICROS
+LEASE_MICROS_MAX: Final = 24 * 3600 * MICROS
+ENDED_KEPT: Final = 1000
+"""Exports that have ended of which it is remembered why, for who asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What exports may use."""
+
+    exports_max: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What to read for one part: records in ranges of keys, records of known keys, or what an index gives."""
+
+    records: int
+    """Stored records that are read for it, or about as many."""
+    ranges: tuple[Range, ...] = ()
+    keys: Sequence[bytes] = ()
+    """In order, each once."""
+    bound: IndexBound | None = None
+
+    def rows(self, cut: Cut, begin: bytes) -> Rows:
+        """Its records from the key `begin` on (included)."""
+        if self.ranges:
+            return Ranges(cut, self.ranges, begin)
+        if self.bound is not None:
+            return merged(cut, self.bound, begin)
+        first = bisect.bisect_left(self.keys, begin)
+        return Points(cut, (self.keys[index] for index in range(first, len(self.keys))))
+
+
+class Piece(NamedTuple):
+    """Records that a piece of work has found, in key order, and where to go on after them."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    position: bytes
+
+
+class Export:
+    """One cut, and its parts. Readings and `prepare` run on reader threads, one piece at a time."""
+
+    def __init__(self, store: Store, topic: Topic, given: RecordFilter | None, parts: int, splits: Splits) -> None:
+        """`parts`: about how many; 0: as many as are apt. Before it is read, `prepare` has to say that it is ready."""
+        self.id: Final = secrets.token_hex(12)
+        self.topic: Final = topic
+        self.parts: tuple[Part, ...] = ()
+        self._wanted = parts
+        self._splits = splits
+        self._plan = _plan(topic, given)
+        self._guard = threading.Lock()
+        self._busy = False
+        self._closed = False
+        self.cut: Final[Cut] = store.cut(topic, [bound.steps for bound in self._plan.bounds])
+        self.stored: Final = topic.statistics.records
+        """Stored records of the topic, or nearly so: as of a moment after the cut."""
+        self._sieve = sieve(topic, given, self.cut.now_micros)
+        self._preparing: Iterator[tuple[Part, ...] | None] = self._prepare()
+
+    def prepare(self) -> bool:
+        """A bounded piece of what finds the parts; True: they are found."""
+        with self.piece():
+            found = next(self._preparing)
+        if found is None:
+            return False
+        self.parts = found
+        return True
+
+    def _prepare(self) -> Iterator[tuple[Part, ...] | None]:
+        access, points, ranges = self._plan.access, self._plan.points, self._plan.ranges
+        bounds = [bound for bound in self._plan.bounds if bound.steps in self.cut.indexes]
+        if bounds:
+            found = Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ()).run(for_few=False)
+            if found is not None and found[1] is None:
+                # Too many for memory, and yet too few for a scan: one part, read from the index as it stands.
+                yield (Part(self.stored, bound=found[0]),)
+                return
+            if found is not None:
+                yield self._of_keys(sorted(set(found[1] or ())))
+                return
+        if not ranges:
+            yield self._of_keys(points)
+            return
+        if self._wanted == 1 or (ranges == EVERYTHING and self.stored <= PART_RECORDS_MIN):
+            yield (Part(self.stored, ranges),) if self.stored else ()
+            return
+        at_least = self._wanted * SAMPLES_PER_PART
+        known = self._splits.of(self.topic, self.cut)
+        if known is not None:
+            known = known.within(ranges)
+            if len(known.keys) >= max(at_least, SAMPLES_PER_PART):
+                yield self._of_ranges(ranges, known)
+                return
+        # As many as will do for what is wanted now, and for other numbers of parts later.
+        samples = Samples(max(1, self.stored // max(SAMPLES_MIN, at_least)))
+        prefix = self.topic.prefix
+        for start, stop in ranges:
+            at: bytes | None = prefix + start
+            end = self.topic.stop if stop == ABOVE_ALL else prefix + stop
+            while at is not None:
+                keys: list[bytes] = []
+                at, passed = self.cut.records.sample_keys(at, end, samples.stride, SAMPLE_CHUNK, keys)
+                samples.add([key[len(prefix) :] for key in keys], passed)
+                yield None
+        if ranges == EVERYTHING:
+            self._splits.keep(self.topic, self.cut, samples)
+        yield self._of_ranges(ranges, samples) if samples.records else ()
+
+    def _of_keys(self, keys: Sequence[bytes]) -> tuple[Part, ...]:
+        count = _parts(self._wanted, len(keys))
+        edges = [len(keys) * index // count for index in range(count + 1)] if count else []
+        return tuple([Part(stop - start, keys=keys[start:stop]) for start, stop in pairwise(edges)])
+
+    def _of_ranges(self, ranges: Sequence[Range], samples: Samples) -> tuple[Part, ...]:
+        """The parts together are the ranges, whatever the samples say."""
+        count = _parts(self._wanted, samples.records)
+        parts: list[Part] = []
+        left, before = list(ranges), 0
+        for index in range(1, count):
+            edge, upto = samples.place(index / count)
+            mine, behind = _split(left, edge)
+            if mine and upto > before:
+                parts.append(Part(upto - before, tuple(mine)))
+                left, before = behind, upto
+        if left:
+            parts.append(Part(samples.records - before, tuple(left)))
+        return tuple(parts)
+
+    def reading(self, index: int, begin: bytes) -> Reading:
+        """A reading of a part, from the key `begin` on."""
+        return Reading(self, self.parts[index], begin)
+
+    def find(self, rows: Rows, limit: int) -> tuple[list[bytes], list[bytes], int]:
+        """A piece of work: the records that match of at most the next `limit` stored ones, and how many those were."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        scanned = rows.read(limit, keys, values)
+        if self._sieve is not None and keys:
+            wanted = self._sieve(keys, values)
+            keys, values = list(compress(keys, wanted)), list(compress(values, wanted))
+        return keys, values, scanned
+
+    @contextmanager
+    def piece(self) -> Generator[None, None, None]:
+        """Around all that uses the cut (EX4). Raises StoreError once it is closed."""
+        with self._guard:
+            if self._closed:
+                raise not_found(self.id, "it has ended")
+            assert not self._busy, "one piece at a time"
+            self._busy = True
+        try:
+            yield
+        finally:
+            if self._put_down():
+                self.cut.close()
+
+    def _put_down(self) -> bool:
+        """Whether it was closed while it was in use."""
+        with self._guard:
+            self._busy = False
+            return self._closed
+
+    def close(self) -> None:
+        """Lets go of the cut, once nobody has it in hands. Again: nothing."""
+        with self._guard:
+            closed, self._closed = self._closed, True
+            if closed or self._busy:
+                return
+        self.cut.close()
+
+
+class Reading:
+    """Owns the position in a part. Used by one thread at a time."""
+
+    def __init__(self, export: Export, part: Part, begin: bytes) -> None:
+        self._export = export
+        self._part = part
+        self._begin = begin
+        self._rows: Rows | None = None
+        self.returned = 0
+        self.scanned = 0
+        """Stored records read."""
+
+    def step(self, limit: int) -> Piece | None:
+        """A piece of work: what it has found, perhaps nothing, of at most `limit` stored records; None: there are no
+        more. Raises StoreError once the export has ended."""
+        with self._export.piece():
+            if self._rows is None:
+                self._rows = self._part.rows(self._export.cut, self._begin)
+            if self._rows.ended:
+                return None
+            keys, values, scanned = self._export.find(self._rows, min(limit, SCAN_CHUNK))
+            self.scanned += scanned
+            self.returned += len(keys)
+            return Piece(keys, values, self._rows.position)
+
+
+def _plan(topic: Topic, given: RecordFilter | None) -> Plan:
+    if given is not None and given.predicate.constant is False:
+        return NOTHING
+    return plan(
+        None if given is None else given.tree,
+        key_paths=key_paths(topic.settings),
+        indexed=[index.steps for index in topic.indexes.all],
+    )
+
+
+def _parts(wanted: int, records: int) -> int:
+    """How many parts are made of so many stored records."""
+    if wanted == 0:
+        wanted = min(PARTS_APT_MAX, math.ceil(records / PART_RECORDS_APT))
+    return min(wanted, math.ceil(records / PART_RECORDS_MIN))
+
+
+def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Range]]:
+    """What lies before a key, and what from it on."""
+    before: list[Range] = []
+    for index, (start, stop) in enumerate(ranges):
+        if stop > edge:
+            if start < edge:
+                return [*before, Range(start, edge)], [Range(edge, stop), *ranges[index + 1 :]]
+            return before, list(ranges[index:])
+        before.append(Range(start, stop))
+    return before, []
+
+
+# --- where records are ------------------------------------------------------------------------------------------------
+
+
+class Samples:
+    """Every so-manieth record key of some ranges, in order."""
+
+    def __init__(self, stride: int) -> None:
+        self.stride: Final = stride
+        self.keys: list[bytes] = []
+        self.before: list[int] = []
+        """Stored records before each of them."""
+        self.records = 0
+
+    def add(self, keys: Sequence[bytes], records: int) -> None:
+        """The next ones, and of how many records they are."""
+        self.keys += keys
+        self.before += [self.records + index * self.stride for index in range(len(keys))]
+        self.records += records
+
+    def within(self, ranges: Sequence[Range]) -> Samples:
+        """Those in the ranges; their records are then about right."""
+        if ranges == EVERYTHING:
+            return self
+        found = Samples(self.stride)
+        for start, stop in ranges:
+            first, last = bisect.bisect_left(self.keys, start), bisect.bisect_left(self.keys, stop)
+            if first < last:
+                upto = self.records if last == len(self.keys) else self.before[last]
+                found.add(self.keys[first:last], upto - self.before[first])
+        return found
+
+    def place(self, share: float) -> tuple[bytes, int]:
+        """A key with about that share of the records before it, and how many those are."""
+        index = bisect.bisect_left(self.before, share * self.records)
+        if index == len(self.keys):
+            return ABOVE_ALL, self.records
+        return self.keys[index], self.before[index]
+
+
+class Splits:
+    """What is remembered of where the records of topics are, so that a topic need not be gone through for each export.
+
+    It only decides how even parts are. From any thread.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, tuple[int, Samples]] = {}
+        """By topic id: as of which sequence, and what."""
+        self._lock = threading.Lock()
+
+    def of(self, topic: Topic, cut: Cut) -> Samples | None:
+        """Samples of a topic that are not too old."""
+        with self._lock:
+            found = self._samples.get(topic.id)
+        if found is None:
+            return None
+        sequence, samples = found
+        return samples if abs(cut.sequence - sequence) <= samples.records // DRIFT_SHARE else None
+
+    def keep(self, topic: Topic, cut: Cut, samples: Samples) -> None:
+        """Remembers samples of all of a topic, if its journal tells how much it has changed since."""
+        if not topic.settings.journal:
+            return
+        with self._lock:
+            self._samples.pop(topic.id, None)
+            self._samples[topic.id] = (cut.sequence, samples)
+            while len(self._samples) > TOPICS_KEPT:
+                del self._samples[next(iter(self._samples))]
+
+
+# --- which exports there are ------------------------------------------------------------------------------------------
+
+
+class _Held:
+    """An export that is open."""
+
+    __slots__ = ("due_micros", "export", "lease_micros", "readers", "whole")
+
+    def __init__(self, export: Export, lease_micros: int, due_micros: int) -> None:
+        self.export = export
+        self.lease_micros = lease_micros
+        self.due_micros = due_micros
+        self.readers = 0
+        self.whole: set[int] = set()
+        """Parts that were read to their end."""
+
+    @property
+    def read_whole(self) -> bool:
+        return not self.readers and len(self.whole) == len(self.export.parts)
+
+
+class Exports:
+    """Knows which exports there are, and ends them. On one thread, the event loop's."""
+
+    def __init__(
+        self, store: Store, *, options: ExportOptions | None = None, elapsed: Callable[[], int] = boot_micros
+    ) -> None:
+        """`elapsed`: microseconds that leases are measured in."""
+        self._store = store
+        self._options = options or ExportOptions()
+        self._elapsed = elapsed
+        self._held: dict[str, _Held] = {}
+        """In the order of their opening."""
+        self._opening = 0
+        self._ended: dict[str, str | Topic] = {}
+        """Why those that were there are not; a topic: it was deleted."""
+        self._stopping = False
+        self.splits: Final = Splits()
+        self.records_total = 0
+        """Records handed out."""
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def room(self) -> Generator[None, None, None]:
+        """Room for one more while it is being opened; `add` belongs inside. Raises StoreError OVERLOADED, STOPPING."""
+        self._check_running()
+        most = self._options.exports_max
+        self.tick()
+        while len(self._held) + self._opening >= most:
+            # Who has read all of it will hardly come back; the oldest first.
+            spent = next((held for held in self._held.values() if held.read_whole), None)
+            if spent is None:
+                raise StoreError(
+                    Reason.OVERLOADED,
+                    f"there are {most} exports, as many as this server allows; close one, or let its lease end",
+                    retry_after_micros=MICROS,
+                )
+            self._end(spent, "it was read whole, and made room for another one")
+        self._opening += 1
+        try:
+            yield
+        finally:
+            self._opening -= 1
+
+    def add(self, export: Export, lease_micros: int) -> None:
+        """A prepared export is open from now on. Raises StoreError STOPPING; it is then to be closed."""
+        self._check_running()
+        self._held[export.id] = _Held(export, lease_micros, self._elapsed() + lease_micros)
+
+    def _check_running(self) -> None:
+        if self._stopping:
+            raise StoreError(Reason.STOPPING, "the server is stopping")
+
+    # -- using ------------------------------------------------------------------------------------------------------
+
+    def find(self, export_id: str) -> Export:
+        """The export of that id. Raises StoreError: EXPORT_NOT_FOUND, TOPIC_DELETED, STOPPING."""
+        return self._find(export_id).export
+
+    def _find(self, export_id: str) -> _Held:
+        self._check_running()
+        held = self._held.get(export_id)
+        if held is not None:
+            self._judge(held)
+        if export_id in self._held:
+            return self._held[export_id]
+        why = self._ended.get(export_id)
+        if isinstance(why, Topic):
+            raise topic_deleted(why)
+        raise not_found(export_id, why or "this server has not opened it since it was started")
+
+    def _judge(self, held: _Held) -> None:
+        """Ends one whose time is over."""
+        topic = held.export.topic
+        if self._store.topics.by_id.get(topic.id) is not topic:
+            self._end(held, topic)
+        elif not held.readers and self._elapsed() >= held.due_micros:
+            self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
+
+    @contextmanager
+    def reader(self, export_id: str) -> Generator[Export, None, None]:
+        """While somebody reads it, an export does not end by itself (EX3). Raises StoreError as `find`."""
+        held = self._find(export_id)
+        held.readers += 1
+        try:
+            yield held.export
+        finally:
+            held.readers -= 1
+            held.due_micros = self._elapsed() + held.lease_micros
+
+    def read(self, records: int) -> None:
+        """So many records were handed out."""
+        self.records_total += records
+
+    def ended(self, export_id: str, part: int) -> None:
+        """A part was read to its end."""
+        held = self._held.get(export_id)
+        if held is not None:
+            held.whole.add(part)
+
+    def renew(self, export_id: str) -> int:
+        """The lease begins anew; returns it. Raises StoreError as `find`."""
+        held = self._find(export_id)
+        held.due_micros = self._elapsed() + held.lease_micros
+        return held.lease_micros
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def close(self, export_id: str) -> None:
+        """Ends one; readings of it end with EXPORT_NOT_FOUND. One that is not there has ended."""
+        held = self._held.get(export_id)
+        if held is not None:
+            self._end(held, "it was closed")
+
+    def tick(self) -> None:
+        """Ends those whose time is over: every second or so."""
+        for held in list(self._held.values()):
+            self._judge(held)
+
+    def stop(self) -> None:
+        """Ends all, and refuses new ones: the server stops."""
+        self._stopping = True
+        for held in list(self._held.values()):
+            self._end(held, "the server is stopping")
+
+    def _end(self, held: _Held, why: str | Topic) -> None:
+        export = held.export
+        del self._held[export.id]
+        while len(self._ended) >= ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+        self._ended[export.id] = why
+        export.close()
+
+    @property
+    def count(self) -> int:
+        """Exports that are open."""
+        return len(self._held)
+
+
+def not_found(export_id: str, why: str) -> StoreError:
+    """An export is not there, or no longer."""
+    return StoreError(
+        Reason.EXPORT_NOT_FOUND, f"export_id: there is no export {export_id[:80]!r}: {why}", field="export_id"
+    )
+
+
+# --- resume tokens ---------------------------------------------------------------------------------------------------
+
+TAG_BYTES: Final = 8
+
+
+def write_token(export: Export, part: int, position: bytes) -> bytes:
+    """Where to go on in a part."""
+    return _tag(export, part, position) + position
+
+
+def read_token(export: Export, part: int, token: bytes) -> bytes:
+    """The record key from which a part goes on. Raises StoreError RESUME_TOKEN_INVALID."""
+    position = token[TAG_BYTES:]
+    if token and token[:TAG_BYTES] != _tag(export, part, position):
+        raise StoreError(
+            Reason.RESUME_TOKEN_INVALID,
+            "resume_token: is none of this part of the export; send that of the last batch, or none",
+            field="resume_token",
+        )
+    return position
+
+
+def _tag(export: Export, part: int, position: bytes) -> bytes:
+    return hashlib.blake2s(f"{export.id}/{part}/".encode() + position, digest_size=TAG_BYTES).digest()

@@ -1,0 +1,177 @@
+"""`sow.v1.SnapshotService`: exports of topics, read in parts; `changes_service` has what is about changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from sow.v1 import snapshot_pb2
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import MessageType
+from sow_server.engine.store import Store
+from sow_server.query.exports import (
+    LEASE_MICROS,
+    LEASE_MICROS_MAX,
+    LEASE_MICROS_MIN,
+    PARTS_MAX,
+    Export,
+    Exports,
+    read_token,
+    write_token,
+)
+from sow_server.query.filtering import record_filter
+from sow_server.services import packing
+from sow_server.services.changes_service import ChangesService
+from sow_server.services.convert import invalid
+from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.subscriptions.durables import Consumers
+from sow_server.subscriptions.hub import Hub
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class SnapshotService(ChangesService):
+    """Validates, calls, translates; sees to it that the readings of an export take turns."""
+
+    def __init__(
+        self, store: Store, exports: Exports, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver
+    ) -> None:
+        super().__init__(store, hub, consumers, readers, rpcs)
+        self._exports = exports
+        self._turns: WeakKeyDictionary[Export, asyncio.Lock] = WeakKeyDictionary()
+        self._pieces: set[asyncio.Task[Any]] = set()
+        """Under way; the event loop holds tasks weakly."""
+
+    # -- exports ----------------------------------------------------------------------------------------------------
+
+    @unary
+    async def OpenExport(
+        self, request: snapshot_pb2.OpenExportRequest, context: Context
+    ) -> snapshot_pb2.OpenExportResponse:
+        if request.parts > PARTS_MAX:
+            raise invalid("parts", f"must be between 1 and {PARTS_MAX}, or 0")
+        lease = request.lease_micros or LEASE_MICROS
+        if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
+            raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
+        topic = self._store.topics.find(request.topic)
+
+        def opened() -> Export:
+            given = record_filter(topic, request.filter, 0) if request.filter else None
+            return Export(self._store, topic, given, request.parts, self._exports.splits)
+
+        with self._exports.room():
+            opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
+            try:
+                export = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_close_opened)
+                raise
+            try:
+                while not await asyncio.shield(self._piece(export, export.prepare)):
+                    pass
+                await self._on_disk(export.cut.sequence)
+                self._exports.add(export, lease)
+            except BaseException:
+                export.close()
+                raise
+        log.info("export_opened", topic=topic.name, export=export.id, parts=len(export.parts))
+        return snapshot_pb2.OpenExportResponse(
+            export_id=export.id,
+            bookmark=self._store.bookmark(export.cut.sequence) if topic.settings.journal else "",
+            as_of_micros=export.cut.now_micros,
+            lease_micros=lease,
+            parts=[snapshot_pb2.ExportPart(records=part.records) for part in export.parts],
+        )
+
+    @streaming
+    async def ReadExport(  # type: ignore[override]  # the bytes of the messages
+        self, request: snapshot_pb2.ReadExportRequest, context: Context
+    ) -> AsyncGenerator[bytes, None]:
+        """Messages as they go over the wire, made on the reader threads."""
+        wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
+        size = packing.batch_size(request.batch_size)
+        with self._exports.reader(request.export_id) as export:
+            if request.part >= len(export.parts):
+                raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
+            reading = export.reading(request.part, read_token(export, request.part, request.resume_token))
+            origins = self._store.origins
+            json = export.topic.settings.message_type is MessageType.JSON
+
+            def next_response() -> tuple[int, bytes] | None:
+                piece = reading.step(size)
+                if piece is None:
+                    return None
+                if not piece.keys:
+                    return 0, b""
+                response = snapshot_pb2.ReadExportResponse(
+                    resume_token=write_token(export, request.part, piece.position)
+                )
+                packing.fill_records(
+                    response.batch, piece.keys, piece.values, wanted, origins, lines=request.lines, json=json
+                )
+                return len(piece.keys), response.SerializeToString()
+
+            # One piece of work ahead: the next one is done while the records of this one are being sent.
+            ahead = self._piece(export, next_response)
+            while True:
+                try:
+                    answered = await asyncio.shield(ahead)
+                except StoreError as error:
+                    if error.reason is Reason.EXPORT_NOT_FOUND:
+                        self._exports.find(export.id)  # knows why
+                    raise
+                self._exports.find(export.id)
+                if answered is None:
+                    break
+                ahead = self._piece(export, next_response)
+                records, response = answered
+                if records:
+                    self._exports.read(records)
+                    yield response
+            self._exports.ended(export.id, request.part)
+            footer = snapshot_pb2.ExportFooter(returned=reading.returned, scanned=reading.scanned)
+            yield snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
+
+    def _piece(self, export: Export, run: Callable[[], T]) -> asyncio.Task[T]:
+        """A piece of work on an export, done on a reader thread when it is its turn. It is not to be cancelled: the
+        cursor is in a thread's hands until it is over."""
+        turn = self._turns.setdefault(export, asyncio.Lock())
+
+        async def take_turn() -> T:
+            async with turn:
+                return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+        piece = asyncio.get_running_loop().create_task(take_turn())
+        self._pieces.add(piece)
+        piece.add_done_callback(self._done)
+        return piece
+
+    def _done(self, piece: asyncio.Task[Any]) -> None:
+        self._pieces.discard(piece)
+        if not piece.cancelled():
+            piece.exception()  # told already, or nobody listens
+
+    @unary
+    async def RenewExport(
+        self, request: snapshot_pb2.RenewExportRequest, context: Context
+    ) -> snapshot_pb2.RenewExportResponse:
+        return snapshot_pb2.RenewExportResponse(lease_micros=self._exports.renew(request.export_id))
+
+    @unary
+    async def CloseExport(
+        self, request: snapshot_pb2.CloseExportRequest, context: Context
+    ) -> snapshot_pb2.CloseExportResponse:
+        self._exports.close(request.export_id)
+        return snapshot_pb2.CloseExportResponse()
+
+
+def _close_opened(opening: asyncio.Future[Export]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
