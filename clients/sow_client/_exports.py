@@ -32,6 +32,7 @@ class Export:
     """A consistent export of a topic, open on the server until its lease ends."""
 
     id: str
+    topic: str
     bookmark: str | None
     """Changes after it are those after the export; None where the topic has no journal."""
     as_of: datetime
@@ -53,10 +54,11 @@ def open_request(topic: str, filter: str | None, *, parts: int, lease: Ttl | Non
     )
 
 
-def export(response: snapshot_pb2.OpenExportResponse) -> Export:
+def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_pb2.RenewExportResponse) -> Export:
     """An export that is open."""
     return Export(
-        response.export_id,
+        export_id,
+        response.topic,
         response.bookmark or None,
         datetime_of(response.as_of_micros),
         timedelta(microseconds=response.lease_micros),

@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, overload
@@ -514,9 +513,8 @@ class AsyncClient:
         itself.
         """
         request = _exports.open_request(topic, filter, parts=parts, lease=lease)
-        return _exports.export(
-            await self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
-        )
+        response = await self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
+        return _exports.export(response.export_id, response)
 
     def read_export(
         self,
@@ -560,11 +558,11 @@ class AsyncClient:
                     call.cancel()
             await asyncio.sleep(delay)
 
-    async def renew_export(self, export_id: str) -> timedelta:
-        """The lease of an export begins anew; returns it. Raises NotFound (EXPORT_NOT_FOUND) when it has ended."""
+    async def renew_export(self, export_id: str) -> Export:
+        """Begins the lease of an export anew, and returns it. Raises NotFound (EXPORT_NOT_FOUND) when it has ended."""
         request = snapshot_pb2.RenewExportRequest(export_id=export_id)
         response = await self._call(self._snapshots.RenewExport, request)
-        return timedelta(microseconds=response.lease_micros)
+        return _exports.export(export_id, response)
 
     async def close_export(self, export_id: str) -> None:
         """Lets go of an export, and of what it holds back on the server. One that has ended already is fine."""

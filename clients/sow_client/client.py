@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from itertools import chain
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack, overload
@@ -525,9 +524,8 @@ class Client:
         itself.
         """
         request = _exports.open_request(topic, filter, parts=parts, lease=lease)
-        return _exports.export(
-            self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
-        )
+        response = self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
+        return _exports.export(response.export_id, response)
 
     def read_export(
         self,
@@ -570,11 +568,11 @@ class Client:
                     call.cancel()
             time.sleep(delay)
 
-    def renew_export(self, export_id: str) -> timedelta:
-        """The lease of an export begins anew; returns it. Raises NotFound (EXPORT_NOT_FOUND) when it has ended."""
+    def renew_export(self, export_id: str) -> Export:
+        """Begins the lease of an export anew, and returns it. Raises NotFound (EXPORT_NOT_FOUND) when it has ended."""
         request = snapshot_pb2.RenewExportRequest(export_id=export_id)
         response = self._call(self._snapshots.RenewExport, request)
-        return timedelta(microseconds=response.lease_micros)
+        return _exports.export(export_id, response)
 
     def close_export(self, export_id: str) -> None:
         """Lets go of an export, and of what it holds back on the server. One that has ended already is fine."""

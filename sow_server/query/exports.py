@@ -471,11 +471,11 @@ class Exports:
         if held is not None:
             held.whole.add(part)
 
-    def renew(self, export_id: str) -> int:
-        """The lease begins anew; returns it. Raises StoreError as `find`."""
+    def renew(self, export_id: str) -> tuple[Export, int]:
+        """The lease begins anew; returns the export, and it. Raises StoreError as `find`."""
         held = self._find(export_id)
         held.due_micros = self._elapsed() + held.lease_micros
-        return held.lease_micros
+        return held.export, held.lease_micros
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

@@ -82,11 +82,23 @@ class SnapshotService(ChangesService):
                 export.close()
                 raise
         log.info("export_opened", topic=topic.name, export=export.id, parts=len(export.parts))
+        told = self._described(export, lease)
         return snapshot_pb2.OpenExportResponse(
             export_id=export.id,
+            topic=told.topic,
+            bookmark=told.bookmark,
+            as_of_micros=told.as_of_micros,
+            lease_micros=told.lease_micros,
+            parts=told.parts,
+        )
+
+    def _described(self, export: Export, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
+        topic = export.topic
+        return snapshot_pb2.RenewExportResponse(
+            lease_micros=lease_micros,
+            topic=topic.name,
             bookmark=self._store.bookmark(export.cut.sequence) if topic.settings.journal else "",
             as_of_micros=export.cut.now_micros,
-            lease_micros=lease,
             parts=[snapshot_pb2.ExportPart(records=part.records) for part in export.parts],
         )
 
@@ -162,7 +174,7 @@ class SnapshotService(ChangesService):
     async def RenewExport(
         self, request: snapshot_pb2.RenewExportRequest, context: Context
     ) -> snapshot_pb2.RenewExportResponse:
-        return snapshot_pb2.RenewExportResponse(lease_micros=self._exports.renew(request.export_id))
+        return self._described(*self._exports.renew(request.export_id))
 
     @unary
     async def CloseExport(

@@ -190,6 +190,7 @@ class OpenExportResponse(_message.Message):
     AS_OF_MICROS_FIELD_NUMBER: _builtins.int
     LEASE_MICROS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     export_id: _builtins.str
     """Names it in other calls."""
     bookmark: _builtins.str
@@ -200,6 +201,8 @@ class OpenExportResponse(_message.Message):
     """The one instant at which expiry was judged (rule L8)."""
     lease_micros: _builtins.int
     """The lease that was granted."""
+    topic: _builtins.str
+    """The export's topic."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportPart]:
         """The parts; part i is read by its index. Empty: nothing can match."""
@@ -212,10 +215,11 @@ class OpenExportResponse(_message.Message):
         as_of_micros: _builtins.int = ...,
         lease_micros: _builtins.int = ...,
         parts: _abc.Iterable[Global___ExportPart] | None = ...,
+        topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "export_id", b"export_id", "lease_micros", b"lease_micros", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "export_id", b"export_id", "lease_micros", b"lease_micros", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,16 +382,34 @@ class RenewExportResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_MICROS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    AS_OF_MICROS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     lease_micros: _builtins.int
     """Its length."""
+    topic: _builtins.str
+    """The export's topic."""
+    bookmark: _builtins.str
+    """As OpenExportResponse.bookmark."""
+    as_of_micros: _builtins.int
+    """As OpenExportResponse.as_of_micros."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportPart]:
+        """As OpenExportResponse.parts."""
+
     def __init__(
         self,
         *,
         lease_micros: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        bookmark: _builtins.str = ...,
+        as_of_micros: _builtins.int = ...,
+        parts: _abc.Iterable[Global___ExportPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_micros", b"lease_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "lease_micros", b"lease_micros", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,7 +92,7 @@ class SnapshotServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewExport(self, request, context):
-        """Renews the lease. Reading a part renews it, too.
+        """Renews the lease, and describes the export again, to whoever has been given its name. Reading a part renews it, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,7 @@ class SnapshotServiceStub:
     ReadExport: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.ReadExportRequest, _snapshot_pb2.ReadExportResponse]
     """Streams the records of one part: batches, then a footer. Parts may be read at the same time, and again."""
     RenewExport: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewExportRequest, _snapshot_pb2.RenewExportResponse]
-    """Renews the lease. Reading a part renews it, too."""
+    """Renews the lease, and describes the export again, to whoever has been given its name. Reading a part renews it, too."""
     CloseExport: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CloseExportRequest, _snapshot_pb2.CloseExportResponse]
     """Lets go of what the export holds. What does not exist any more is closed already."""
     PlanChanges: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PlanChangesRequest, _snapshot_pb2.PlanChangesResponse]
@@ -68,7 +68,7 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     ReadExport: _aio.UnaryStreamMultiCallable[_snapshot_pb2.ReadExportRequest, _snapshot_pb2.ReadExportResponse]  # type: ignore[assignment]
     """Streams the records of one part: batches, then a footer. Parts may be read at the same time, and again."""
     RenewExport: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewExportRequest, _snapshot_pb2.RenewExportResponse]  # type: ignore[assignment]
-    """Renews the lease. Reading a part renews it, too."""
+    """Renews the lease, and describes the export again, to whoever has been given its name. Reading a part renews it, too."""
     CloseExport: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CloseExportRequest, _snapshot_pb2.CloseExportResponse]  # type: ignore[assignment]
     """Lets go of what the export holds. What does not exist any more is closed already."""
     PlanChanges: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PlanChangesRequest, _snapshot_pb2.PlanChangesResponse]  # type: ignore[assignment]
@@ -109,7 +109,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.RenewExportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.RenewExportResponse, _abc.Awaitable[_snapshot_pb2.RenewExportResponse]]:
-        """Renews the lease. Reading a part renews it, too."""
+        """Renews the lease, and describes the export again, to whoever has been given its name. Reading a part renews it, too."""
 
     @_abc_1.abstractmethod
     def CloseExport(
