@@ -18,7 +18,7 @@ from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._packed import PackedColumn, PackedRecords
-from sow_client._publisher import Ack, AsyncPublisher, Publisher
+from sow_client._publisher import Ack, AsyncPublisher, OpenedPublisher, Publisher
 from sow_client._records import (
     EARLIEST,
     NEVER,
@@ -131,6 +131,7 @@ __all__ = [
     "MessageTypeName",
     "NotFound",
     "OnMissingName",
+    "OpenedPublisher",
     "OutgoingLink",
     "PackedColumn",
     "PackedRecords",

@@ -18,13 +18,21 @@ import grpc
 import grpc.aio
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, snapshot_pb2, snapshot_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import _changes, _channel, _core, _exports, _replication, _retention
+from sow_client import _changes, _channel, _core, _exports, _publisher, _replication, _retention
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
 from sow_client._exports import Export
 from sow_client._packed import PackedColumn, PackedRecords
-from sow_client._publisher import Ack, AioStreamCall, AsyncPublisher, PublishCore, PublisherOptions, StreamDefaults
+from sow_client._publisher import (
+    Ack,
+    AioStreamCall,
+    AsyncPublisher,
+    OpenedPublisher,
+    PublishCore,
+    PublisherOptions,
+    StreamDefaults,
+)
 from sow_client._records import (
     NEVER,
     BackupMade,
@@ -287,13 +295,17 @@ class AsyncClient:
         on_refusal: Callable[[Refusal], object] | None = None,
         delta: bool = False,
         unset: Iterable[str] | None = None,
+        epoch: int | None = None,
+        unit: int = 0,
     ) -> AsyncPublisher:
         """A buffered, pipelined, ordered stream of publishes; see `AsyncPublisher`.
 
         Records go out in batches of `batch_records`, at most `max_in_flight` of them unacknowledged, and no later than
         `linger` seconds after they were handed over. Broken connections are made again for `retry_for` seconds.
-        A `publisher_id` of your own fences every older publisher of that id (rule P6). With `delta` each record is
-        merged, less the fields `unset`, as by `delta_publish` (P2).
+        A `publisher_id` of your own fences every older publisher of that id (rule P6): it begins a new epoch, unless it
+        is given the `epoch` of `open_publisher`. All records belong to the `unit` of work with that number, if there is
+        one, which `finish_unit` ends; it needs a `publisher_id`. With `delta` each record is merged, less the fields
+        `unset`, as by `delta_publish` (P2).
         """
         defaults = StreamDefaults(
             topic,
@@ -302,18 +314,32 @@ class AsyncClient:
             _core.durability_value(durability),
             delta,
             _core.unset_paths(delta, unset) or (),
+            _publisher.checked_unit(publisher_id, epoch, unit),
         )
         options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
         core = PublishCore(
-            defaults, options, publisher_id=publisher_id or _core.random_publisher_id(), publisher_epoch=1
+            defaults, options, publisher_id=publisher_id or _core.random_publisher_id(), publisher_epoch=epoch or 1
         )
         return AsyncPublisher(
             core,
             self._open_stream,
-            next_epoch=None if publisher_id is None else partial(self._next_epoch, publisher_id),
+            next_epoch=None
+            if publisher_id is None or epoch is not None
+            else partial(self._new_epoch, publisher_id, unit),
             on_ack=on_ack,
             on_refusal=on_refusal,
         )
+
+    async def open_publisher(self, publisher_id: str, *, unit: int = 0) -> OpenedPublisher:
+        """Begins a new epoch of a publisher, above all before it, and on disk: whoever still publishes under an older
+        one is refused with PUBLISHER_FENCED (rule P6). Two calls never get the same epoch.
+
+        With the number of a `unit` of work that is finished no epoch begins, and `unit_done` says so. The server
+        forgets a publisher, its units included, when it is idle for `publisher_ttl` (7 days).
+        """
+        request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
+        response = await self._call(self._sow.OpenPublisher, request)
+        return OpenedPublisher(response.publisher_epoch, response.unit_done, response.unit_records)
 
     @overload
     async def touch(
@@ -1093,9 +1119,8 @@ class AsyncClient:
         with _channel.unless_closed():
             return self._sow.PublishStream(requests)
 
-    async def _next_epoch(self, publisher_id: str) -> int:
-        request = sow_pb2.GetPublisherRequest(publisher_id=publisher_id)
-        return (await self._call(self._sow.GetPublisher, request)).publisher_epoch + 1
+    async def _new_epoch(self, publisher_id: str, unit: int) -> int:
+        return _publisher.new_epoch(await self.open_publisher(publisher_id, unit=unit), publisher_id, unit)
 
     def _follow(
         self,

@@ -94,6 +94,20 @@ class PublisherPosition(NamedTuple):
     publisher_id: str
     epoch: int
     first_sequence: int
+    unit: int = 0
+    """The unit of work that the records are a part of; 0: none."""
+    unit_done: bool = False
+    """Whether the request ends its unit."""
+
+
+class OpenedPublisher(NamedTuple):
+    """What a publisher that asked for a new epoch is told (rule P6)."""
+
+    epoch: int
+    unit_done: bool = False
+    """The unit that it named is finished, and no epoch was begun."""
+    unit_records: int = 0
+    """Records of that unit, in the attempt that finished it; 0 where a later unit is finished, too."""
 
 
 RecordMatcher = Callable[[bytes, bytes], bool]

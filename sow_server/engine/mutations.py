@@ -6,6 +6,7 @@ returns a `Slice`, the outcome of which the writer merges only after the commit:
     M1  Records are decided in the order of the request (rules P4, P7).
     M2  A refused record changes nothing but the memory of its publisher.
     M3  Publisher sequences at or below the highest seen are never applied again (rule P6).
+    M4  A request that ends a unit of work finishes it with its last records, if none of all its records is refused.
 """
 
 from __future__ import annotations
@@ -168,8 +169,9 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
         case Publish():
             check_size(request, job.size, limits)
             job.delta = _delta(request, topic, limits)
-            job.keys = _publish_keys(request, topic)
-            _check_lengths(job.keys, request.payloads, limits)
+            if request.payloads:  # else it ends a unit, and nothing more
+                job.keys = _publish_keys(request, topic)
+                _check_lengths(job.keys, request.payloads, limits)
         case Touch():
             job.keys = _given_keys(request.keys, limits)
         case Restamp():
@@ -190,8 +192,12 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
 def check_size(request: Publish, size: int, limits: Limits) -> None:
     """Raises StoreError for a request beyond the limits of rule K8, or with columns of unequal length."""
     count = len(request.payloads)
-    if count == 0:
-        raise StoreError(Reason.INVALID_ARGUMENT, "payload: a publish needs at least one record", field="payload")
+    if count == 0 and not (request.publisher is not None and request.publisher.unit_done):
+        raise StoreError(
+            Reason.INVALID_ARGUMENT,
+            "payload: a publish needs at least one record, unless it ends a unit",
+            field="payload",
+        )
     for name, column in (("key", request.keys), ("lifetime_kind", request.lifetimes)):
         if column is not None and len(column) != count:
             raise StoreError(
@@ -395,21 +401,31 @@ def _stage_publish(
     start, stop = job.position, job.position + count
     position = request.publisher
     publisher: Publisher | None = None
+    ends_unit = False
     if position is not None:
         publisher = stage.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
-        publisher = publisher.admit(position)
+        publisher = publisher.admit(position, len(job.keys))
+        ends_unit = position.unit_done and position.unit > publisher.unit
+        if ends_unit and start == 0:
+            publisher.check_finish(position)
         start = _skip_duplicates(job, request, position, publisher, part, start, stop)
     _put_all(stage, job, request, topic, start, stop, part)
     if request.atomic and part.refusals and part.applied:
         raise AtomicAborted(part.refusals)
-    if publisher is not None and position is not None and start < stop:
+    finishes = ends_unit and stop == len(job.keys) and not (job.outcome.refusals or part.refusals)
+    if publisher is not None and position is not None and (start < stop or finishes):
         refused = [
             refusal._replace(index=position.first_sequence + refusal.index)
             for refusal in part.refusals
             if refusal.index >= start
         ]
         stage.publishers[position.publisher_id] = publisher.advance(
-            position.first_sequence + stop - 1, refused, stage.now
+            position.first_sequence + stop - 1,
+            refused,
+            stage.now,
+            unit=position.unit,
+            applied=part.applied,
+            finishes=finishes,
         )
     return part
 

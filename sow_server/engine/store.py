@@ -59,7 +59,16 @@ from sow_server.engine.indexes import (
     record_keys,
 )
 from sow_server.engine.journal import Heads, JournalCut, Ledger
-from sow_server.engine.model import MICROS, NEVER, OnMissing, Outcome, Request, TopicSettings, TopicStatistics
+from sow_server.engine.model import (
+    MICROS,
+    NEVER,
+    OnMissing,
+    OpenedPublisher,
+    Outcome,
+    Request,
+    TopicSettings,
+    TopicStatistics,
+)
 from sow_server.engine.mutations import Job, payload_key
 from sow_server.engine.payloads import index_paths
 from sow_server.engine.policies import (
@@ -513,6 +522,19 @@ class Store:
     def sync(self) -> None:
         """Without the thread: makes what is written durable, as the thread does within moments."""
         self.writer.sync_now()
+
+    def open_publisher(
+        self, publisher_id: str, unit: int, done: Callable[[OpenedPublisher | StoreError], None]
+    ) -> None:
+        """Begins the next epoch of a publisher, unless `unit` (0: none) is finished; `done` hears of it once it is on
+        disk (rule P6)."""
+
+        def stage_open(stage: Stage) -> Callable[[], OpenedPublisher]:
+            publisher, opened = self.writer.publishers.find(publisher_id).open(unit, publisher_id, stage.now)
+            stage.publishers[publisher_id] = publisher
+            return lambda: opened
+
+        self.control(stage_open, done)
 
     def control(
         self,

@@ -474,7 +474,7 @@ class Writer:
         taken: list[tuple[Job, int]] = []
         for at, (job, count) in enumerate(chosen):
             fits = count
-            if job.delta is not None:
+            if job.delta is not None and count:
                 fits, size = merged_fits(stage, job, count, room)
                 room -= size
             if fits < count and job.alone:
@@ -483,9 +483,9 @@ class Writer:
                     f"payload: this atomic request is merged into records of more bytes than the limit of {limit}",
                     field="payload",
                 )
-            if fits == 0 and not taken:
+            if fits == 0 and count and not taken:
                 fits = 1  # one record by itself, however large
-            if fits:
+            if fits or not count:
                 taken.append((job, fits))
             if fits < count:
                 # The last of them may be still there, as only a part of it was chosen.
@@ -528,11 +528,13 @@ class Writer:
         part = Slice(job.left, refusals=refusals, results=list(refusals))
         stage = self._stage()
         if request.publisher is not None:
-            name, _, first = request.publisher
-            publisher = self.publishers.find(name).admit(request.publisher)
+            name, first = request.publisher.publisher_id, request.publisher.first_sequence
+            publisher = self.publishers.find(name).admit(request.publisher, len(refusals))
             new = publisher.highest_sequence - first + 1
             kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
-            stage.publishers[name] = publisher.advance(first + len(refusals) - 1, kept, stage.now)
+            stage.publishers[name] = publisher.advance(
+                first + len(refusals) - 1, kept, stage.now, unit=request.publisher.unit
+            )
         self._finish_jobs(stage, [(job, part)], time.perf_counter())
 
     def _end(self, job: Job, error: StoreError) -> None:

@@ -117,7 +117,12 @@ def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
         raise invalid("publisher.publisher_epoch", "must not be negative")
     if not 1 <= message.first_sequence <= 2**62:
         raise invalid("publisher.first_sequence", "must be between 1 and 2^62")
-    return PublisherPosition(message.publisher_id, message.publisher_epoch, message.first_sequence)
+    unit = publisher_unit(message.unit, "publisher.unit")
+    if message.unit_done and not unit:
+        raise invalid("publisher.unit_done", "needs the number of the unit that it ends, in publisher.unit")
+    return PublisherPosition(
+        message.publisher_id, message.publisher_epoch, message.first_sequence, unit, message.unit_done
+    )
 
 
 def publisher_id(text: str, field: str) -> str:
@@ -125,6 +130,13 @@ def publisher_id(text: str, field: str) -> str:
     if not PUBLISHER_ID.match(text):
         raise invalid(field, "must be 1 to 200 characters of [A-Za-z0-9_.:-]")
     return text
+
+
+def publisher_unit(unit: int, field: str) -> int:
+    """The number of a unit of work; 0: none."""
+    if unit < 0:
+        raise invalid(field, "must not be negative")
+    return unit
 
 
 def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:

@@ -273,6 +273,19 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         epoch, sequence = self._store.publisher_position(convert.publisher_id(request.publisher_id, "publisher_id"))
         return sow_pb2.GetPublisherResponse(publisher_epoch=epoch, highest_sequence=sequence)
 
+    @unary
+    async def OpenPublisher(
+        self, request: sow_pb2.OpenPublisherRequest, context: Context
+    ) -> sow_pb2.OpenPublisherResponse:
+        publisher_id = convert.publisher_id(request.publisher_id, "publisher_id")
+        unit = convert.publisher_unit(request.unit, "unit")
+        future: asyncio.Future[model.OpenedPublisher] = asyncio.get_running_loop().create_future()
+        self._store.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
+        opened = await future
+        return sow_pb2.OpenPublisherResponse(
+            publisher_epoch=opened.epoch, unit_done=opened.unit_done, unit_records=opened.unit_records
+        )
+
     # -- reading ----------------------------------------------------------------------------------------------------
 
     @unary

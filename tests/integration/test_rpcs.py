@@ -181,7 +181,7 @@ def test_an_own_publisher_id_survives_and_fences(client: Client, topic: str) -> 
         request.publisher.publisher_id, request.publisher.publisher_epoch = "feed", 1
         request.publisher.first_sequence = 2
         assert reason_of(lambda: client._call(client._sow.Publish, request)) == "PUBLISHER_FENCED"
-    position = client._get_publisher("feed")
+    position = client._call(client._sow.GetPublisher, sow_pb2.GetPublisherRequest(publisher_id="feed"))
     assert (position.publisher_epoch, position.highest_sequence) == (2, 1)
     record = client.get(topic, "1")
     assert record is not None

@@ -43,6 +43,7 @@ from sow_server.engine.model import (
     Lifetime,
     LifetimeKind,
     MessageType,
+    OpenedPublisher,
     Outcome,
     Publish,
     PublisherPosition,
@@ -54,7 +55,9 @@ from sow_server.engine.model import (
     TtlMode,
 )
 from sow_server.engine.mutations import Limits
+from sow_server.engine.publishers import decode as decode_publisher
 from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS
+from sow_server.engine.stage import PUBLISHER_KEY
 from sow_server.engine.store import REARM_KEY, StoreOptions
 from sow_server.engine.topics import Topic
 from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
@@ -220,6 +223,9 @@ class StoreMachine(RuleBasedStateMachine):
         publisher=st.sampled_from([None, None, "p", "q"]),
         epoch_step=st.sampled_from([0, 0, 0, 0, -1, 1]),
         overlap=st.sampled_from([0, 0, 0, 1, 2, 9]),
+        unit_step=st.sampled_from([None, 1, 1, 1, 0, -1]),
+        unit_done=st.booleans(),
+        nothing=st.sampled_from([False, False, True]),
         delta=st.booleans(),
         unset=unset_paths,
         hold=st.booleans(),
@@ -238,6 +244,9 @@ class StoreMachine(RuleBasedStateMachine):
         publisher: str | None,
         epoch_step: int,
         overlap: int,
+        unit_step: int | None,
+        unit_done: bool,
+        nothing: bool,
         delta: bool,
         unset: tuple[str, ...],
         hold: bool,
@@ -265,9 +274,26 @@ class StoreMachine(RuleBasedStateMachine):
             # An atomic request is sent anew or again, never in part.
             first = following if atomic else max(1, following - overlap)
             self.next_sequence[publisher, epoch] = max(following, first + len(records))
-            request.publisher = PublisherPosition(publisher, epoch, first)
+            if unit_step is None:
+                request.publisher = PublisherPosition(publisher, epoch, first)
+            else:
+                unit = max(1, (known.unit if known else 0) + unit_step)
+                request.publisher = PublisherPosition(publisher, epoch, first, unit, unit_done)
+                if unit_done and nothing:
+                    request = replace(request, payloads=[], keys=None, lifetimes=None, conditions=None)
             self.sent.append(request)
         self._request(request, hold=hold)
+
+    @rule(publisher=st.sampled_from(["p", "q"]), unit_step=st.sampled_from([None, 1, 0, -1]))
+    def open_publisher(self, publisher: str, unit_step: int | None) -> None:
+        """Somebody takes a publisher over, perhaps for a unit that is finished (rule P6)."""
+        self._flush()
+        known = self.model.publishers.get(publisher)
+        unit = 0 if unit_step is None else max(0, (known.unit if known else 0) + unit_step)
+        answers: list[OpenedPublisher | StoreError] = []
+        self.rig.store.open_publisher(publisher, unit, answers.append)
+        self.rig.store.writer.step()
+        assert answers == [self.model.open_publisher(publisher, unit)]
 
     @precondition(lambda self: self.sent)
     @rule(which=st.integers(0, 9), hold=st.booleans(), want_results=st.booleans())
@@ -841,6 +867,10 @@ class StoreMachine(RuleBasedStateMachine):
     def sequences_of_publishers_are_remembered(self) -> None:
         for name, publisher in self.model.publishers.items():
             assert self.rig.store.publisher_position(name) == (publisher.epoch, publisher.highest)
+            key = PUBLISHER_KEY + name.encode()
+            ((_, row),) = self.rig.rows(META, key, key + b"\0")
+            found = decode_publisher(row)
+            assert (found.unit, found.unit_records) == (publisher.unit, publisher.unit_records)
 
 
 QUICK = settings(max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))

@@ -127,6 +127,13 @@ class ModelPublisher:
     epoch: int = 0
     highest: int = 0
     refusals: dict[int, Refused] = field(default_factory=dict)
+    unit: int = 0
+    """The last one that is finished."""
+    unit_records: int = 0
+    open_unit: int = 0
+    open_records: int = 0
+    ever_refused: set[int] = field(default_factory=set)
+    """The sequences that were, for ever."""
 
 
 class Accepted(NamedTuple):
@@ -243,19 +250,26 @@ class ModelStore:
         topic = self.topics[request.topic]
         if (refused := _refused_delta(topic.settings, request)) is not None:
             return Expected(refused=refused)
-        keys = _keys(topic.settings, request)
+        keys = _keys(topic.settings, request) if request.payloads else []
         if request.delta and request.atomic and len(keys) > 1:
             stored = [topic.records[key] for key in keys if isinstance(key, bytes) and key in topic.records]
             if sum(len(kept.payload) for kept in stored) > self._merged_bytes_max:
                 return Expected(refused=Reason.ATOMIC_TOO_LARGE)
-        publisher, first = ModelPublisher(), 1
+        publisher, first, unit, unit_done = ModelPublisher(), 1, 0, False
         if request.publisher is not None:
-            name, epoch, first = request.publisher
+            name, epoch, first, unit, unit_done = request.publisher
             publisher = copy.deepcopy(self.publishers.get(name, ModelPublisher()))
             if epoch < publisher.epoch:
                 return Expected(refused=Reason.PUBLISHER_FENCED)
+            repeated = epoch == publisher.epoch and first + len(keys) - 1 <= publisher.highest
+            if 0 < unit <= publisher.unit and not (repeated and (keys or unit == publisher.unit)):
+                return Expected(refused=Reason.UNIT_DONE)
             if epoch > publisher.epoch:
-                publisher = ModelPublisher(epoch)
+                publisher = ModelPublisher(epoch, unit=publisher.unit, unit_records=publisher.unit_records)
+            last_refused = max(publisher.ever_refused, default=0)
+            forgotten = first <= last_refused <= publisher.highest - self._outcomes_kept
+            if unit_done and unit > publisher.unit and forgotten:
+                return Expected(refused=Reason.OUTCOME_UNKNOWN)
         before = copy.deepcopy(topic)
         if request.atomic and len(keys) > 1:
             self._later = []
@@ -280,15 +294,34 @@ class ModelStore:
         later, self._later = self._later or [], None
         for letter in later:
             self._deliver(*letter, now)
-        if request.publisher is not None and new:
+        finishes = False
+        if request.publisher is not None:
+            if unit_done and unit > publisher.unit and not any(isinstance(result, Refused) for result in results):
+                finishes = True
+        if request.publisher is not None and (new or finishes):
             for index, result in enumerate(results):
                 if first + index > decided_before and isinstance(result, Refused):
                     publisher.refusals[first + index] = result
+                    publisher.ever_refused.add(first + index)
+            if unit != publisher.open_unit:
+                publisher.open_unit, publisher.open_records = unit, 0
+            publisher.open_records += sum(isinstance(result, Accepted) and not result.duplicate for result in results)
+            if finishes:
+                publisher.unit, publisher.unit_records = unit, publisher.open_records
             publisher.highest = max(publisher.highest, first + len(keys) - 1)
             oldest = publisher.highest - self._outcomes_kept
             publisher.refusals = {at: why for at, why in publisher.refusals.items() if at > oldest}
             self.publishers[request.publisher.publisher_id] = publisher
         return Expected(results=results)
+
+    def open_publisher(self, name: str, unit: int) -> tuple[int, bool, int]:
+        """Begins an epoch: (epoch, whether the unit is finished, records of it)."""
+        known = self.publishers.get(name, ModelPublisher())
+        if 0 < unit <= known.unit:
+            return known.epoch, True, known.unit_records if unit == known.unit else 0
+        begun = ModelPublisher(known.epoch + 1, unit=known.unit, unit_records=known.unit_records)
+        self.publishers[name] = begun
+        return begun.epoch, False, 0
 
     def _decided_before(
         self,

@@ -1192,7 +1192,7 @@ def test_publisher_raises_a_full_disk_at_once_and_says_how_far_it_came(server: S
 
 def test_publisher_that_is_fenced_stops(server: Server) -> None:
     call = server.begin(lambda: server.client.publisher("orders", publisher_id="loader"))
-    request = server.answer("GetPublisher", sow_pb2.GetPublisherResponse(publisher_epoch=4, highest_sequence=10))
+    request = server.answer("OpenPublisher", sow_pb2.OpenPublisherResponse(publisher_epoch=5))
     publisher = call.result(SECONDS_MAX)
     assert request.publisher_id == "loader"
     publisher.publish("1")

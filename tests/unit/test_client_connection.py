@@ -116,6 +116,9 @@ class Store(sow_pb2_grpc.SowServiceServicer):
     def GetPublisher(self, request: sow_pb2.GetPublisherRequest, context: object) -> sow_pb2.GetPublisherResponse:
         return sow_pb2.GetPublisherResponse(publisher_epoch=4)
 
+    def OpenPublisher(self, request: sow_pb2.OpenPublisherRequest, context: object) -> sow_pb2.OpenPublisherResponse:
+        return sow_pb2.OpenPublisherResponse(publisher_epoch=5)
+
 
 def serve(store: Store, address: str) -> grpc.Server:
     server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])

@@ -18,17 +18,17 @@ def refusal(sequence: int, reason: Reason = Reason.CONDITION_FAILED) -> Refusal:
 
 def test_a_publisher_comes_back_under_its_epoch() -> None:
     known = Publisher(epoch=3, highest_sequence=10, last_use_micros=NOW, refusals=(refusal(4),))
-    assert known.admit(PublisherPosition("p", 3, 11)) == known
+    assert known.admit(PublisherPosition("p", 3, 11), 1) == known
 
 
 def test_a_higher_epoch_starts_sequences_anew() -> None:
     known = Publisher(epoch=3, highest_sequence=10, last_use_micros=NOW, refusals=(refusal(4),))
-    assert known.admit(PublisherPosition("p", 4, 1)) == Publisher(epoch=4)
+    assert known.admit(PublisherPosition("p", 4, 1), 1) == Publisher(epoch=4)
 
 
 def test_a_lower_epoch_is_fenced() -> None:
     with pytest.raises(StoreError) as caught:
-        Publisher(epoch=3).admit(PublisherPosition("p", 2, 1))
+        Publisher(epoch=3).admit(PublisherPosition("p", 2, 1), 1)
     assert caught.value.reason is Reason.PUBLISHER_FENCED
     assert caught.value.field == "publisher.publisher_epoch"
     assert "epoch 2 of 'p' is fenced by epoch 3" in caught.value.message

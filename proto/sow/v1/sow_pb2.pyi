@@ -185,7 +185,7 @@ class PublishRequest(_message.Message):
     """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRecord]:
-        """1 to 10,000 records, applied in this order."""
+        """1 to 10,000 records, applied in this order. None is allowed where `publisher.unit_done` ends a unit."""
 
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
@@ -333,7 +333,7 @@ class PublishStreamRequest(_message.Message):
 
     @_builtins.property
     def payload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The documents, 1 to 10,000."""
+        """The documents, 1 to 10,000. None is allowed where `publisher.unit_done` ends a unit."""
 
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
