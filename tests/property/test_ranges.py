@@ -1,0 +1,299 @@
+"""Ranges of changes against an oracle: random histories, limits, splits, filters, pruning and crashes in between.
+
+Whatever is planned ends with a commit, and whatever is read, in whatever pieces, is the naive filter of all that ever
+happened between two positions; read again it is the same again, or it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sow_server.engine.codec import DELETE, EXPIRE, TOUCH
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import Delete, Lifetime, LifetimeKind, Publish, TopicSettings, Touch
+from sow_server.engine.stage import Stage
+from sow_server.engine.writer import Writer
+from sow_server.query.filtering import record_filter
+from sow_server.subscriptions import ranges
+from sow_server.subscriptions.frames import Op, Why
+from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, plan
+from sow_server.subscriptions.request import Start, StartKind
+from tests.property.test_subscriptions import (
+    FILTERS,
+    KEYED,
+    KEYS,
+    OPTIONS,
+    Happened,
+    Oracle,
+    _directory,
+    documents,
+    lifetimes,
+    matches,
+)
+from tests.support.stores import MINUTE, SECOND, Rig
+
+SETTINGS = KEYED._replace(retain_time_micros=MINUTE, retain_bytes=None)
+OTHER = TopicSettings()
+
+
+class Row(NamedTuple):
+    """One change, as a reader gets it."""
+
+    sequence: int
+    op: int
+    why: int
+    key: bytes
+    payload: bytes
+    version: int
+    expire_time: int
+
+
+class World:
+    """A store, and everything that has ever been committed to it."""
+
+    def __init__(self) -> None:
+        self.oracle = Oracle()
+        self.commits: list[list[tuple[int, int]]] = []
+        """Of each commit the first and the last sequences of the topic's chunks."""
+        self.patches = ExitStack()
+        original = Writer._take_over
+
+        def take_over(writer: Writer, stage: Stage) -> None:
+            original(writer, stage)
+            self.oracle.committed(stage.chunks, stage.now)
+            self.commits.append(
+                [
+                    (chunk.first_sequence, chunk.first_sequence + len(chunk.keys) - 1)
+                    for chunk in stage.chunks
+                    if chunk.topic.name == "keyed"
+                ]
+            )
+
+        self.patches.enter_context(mock.patch.object(Writer, "_take_over", take_over))
+        self.patches.enter_context(mock.patch.object(ranges, "READ_CHANGES", 3))
+        self.directory = _directory()
+        self.rig = Rig(self.directory, options=OPTIONS)
+        self.rig.create_topic("keyed", SETTINGS)
+        self.rig.create_topic("other", OTHER)
+        self.read_before: list[tuple[int, int, str, list[Row]]] = []
+
+    def close(self) -> None:
+        self.rig.close()
+        self.patches.close()
+        shutil.rmtree(self.directory)
+
+    @property
+    def floor(self) -> int:
+        return self.rig.topic("keyed").statistics.floor_sequence
+
+    @property
+    def last(self) -> int:
+        return self.rig.store.writer.last_sequence
+
+    def plan(self, start: int, limits: Limits) -> Plan:
+        begin = Start(StartKind.BOOKMARK)
+        return plan(self.rig.store, self.rig.topic("keyed"), begin, start, None, limits)
+
+    def entries(self, start: int, end: int) -> int:
+        return sum(event.topic == "keyed" and start < event.sequence <= end for event in self.oracle.history)
+
+    def naive(self, start: int, end: int, text: str, history: int | None) -> Iterator[Row]:
+        known = max(self.floor, 0 if history is None else history)
+        for event in self.oracle.history:
+            if event.topic == "keyed" and start < event.sequence <= end and _concerns(event, text, known):
+                op = {DELETE: Op.DELETE, EXPIRE: Op.EXPIRE}.get(event.kind, Op.PUT)
+                why = Why.TOUCHED if event.kind == TOUCH else Why.NONE
+                record = event.record
+                yield Row(event.sequence, op, why, event.key, record.payload, record.version, record.expire_time)
+
+    def read(self, start: int, end: int, text: str, history: int | None, batch_size: int) -> list[Row]:
+        """Reads a range, and goes on by another reader after each piece, as after a cut connection."""
+        topic = self.rig.topic("keyed")
+        wanted = record_filter(topic, text, 0, allow_now=False) if text else None
+        found: list[Row] = []
+        position = start
+        while position < end:
+            reader = RangeReader(
+                self.rig.store, topic, wanted, start=position, end=end, history=history, batch_size=batch_size
+            )
+            piece = reader.read()
+            assert position < piece.position <= end
+            position = piece.position
+            columns, headers = piece.columns, piece.columns.headers
+            assert len(columns.keys) <= batch_size
+            found += map(
+                Row,
+                headers.sequence,
+                columns.ops,
+                columns.reasons,
+                columns.keys,
+                columns.payloads,
+                headers.version,
+                headers.expire_time,
+            )
+        return found
+
+
+def _concerns(event: Happened, text: str, known_after: int) -> bool:
+    if matches(text, "keyed", event.key, event.record):
+        return True
+    if event.kind in (DELETE, EXPIRE) or event.before is None:
+        return False
+    return event.before_sequence <= known_after or matches(text, "keyed", event.key, event.before)
+
+
+Operation = Callable[[World], object]
+
+
+def _publish(records: list[tuple[str, dict[str, object]]], lifetime: Lifetime, atomic: bool, topic: str) -> Operation:
+    def run(world: World) -> None:
+        payloads = [b'{"k":"%s",%s' % (key.encode(), _json(document)) for key, document in records]
+        keys = None if topic == "keyed" else [key for key, _ in records]
+        world.rig.run(Publish(topic, payloads, keys, lifetime=lifetime, atomic=atomic))
+
+    return run
+
+
+def _json(document: dict[str, object]) -> bytes:
+    return json.dumps(document).encode()[1:]
+
+
+def _together(many: list[list[tuple[str, dict[str, object]]]], atomic: bool) -> Operation:
+    def run(world: World) -> None:
+        world.rig.run_together(
+            [
+                Publish(
+                    "keyed",
+                    [b'{"k":"%s",%s' % (key.encode(), _json(document)) for key, document in records],
+                    atomic=atomic and number % 2 == 0,
+                )
+                for number, records in enumerate(many)
+            ]
+        )
+
+    return run
+
+
+def _tick(micros: int) -> Operation:
+    def run(world: World) -> None:
+        world.rig.time.tick(micros)
+        world.rig.store.sweep()
+        world.rig.store.writer.step()
+
+    return run
+
+
+some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=3)
+records = st.lists(st.tuples(st.sampled_from(KEYS), documents), min_size=1, max_size=6)
+operations = st.one_of(
+    st.builds(_publish, records, lifetimes, st.booleans(), st.sampled_from(["keyed", "keyed", "keyed", "other"])),
+    st.builds(_together, st.lists(records, min_size=2, max_size=4), st.booleans()),
+    some_keys.map(lambda keys: lambda world: world.rig.run(Delete("keyed", keys))),
+    st.builds(
+        lambda keys, lifetime: lambda world: world.rig.run(Touch("keyed", keys, lifetime)),
+        some_keys,
+        st.sampled_from([Lifetime(LifetimeKind.TTL, SECOND), Lifetime(LifetimeKind.NEVER)]),
+    ),
+    st.sampled_from([SECOND, 5 * SECOND, 20 * SECOND]).map(_tick),
+    st.sampled_from([lambda world: world.rig.prune(), lambda world: world.rig.crash()]),
+)
+checks = st.fixed_dictionaries(
+    {
+        "back": st.integers(0, 40),
+        "entries": st.sampled_from([0, 0, 1, 2, 5, 9]),
+        "size": st.sampled_from([0, 0, 0, 1, 300, 700]),
+        "parts": st.integers(1, 5),
+        "text": st.sampled_from(FILTERS),
+        "batch_size": st.sampled_from([1, 2, 4, 100]),
+        "known": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.lists(st.one_of(operations, operations, operations, checks), min_size=5, max_size=60))
+def test_ranges_are_the_naive_filter_of_the_whole_history(steps: list[Operation | dict[str, object]]) -> None:
+    world = World()
+    try:
+        for step in steps:
+            if callable(step):
+                step(world)
+            else:
+                check(world, **step)  # type: ignore[arg-type]  # by their names
+        for start, end, text, before in world.read_before:
+            if start < world.floor:
+                with pytest.raises(StoreError) as refused:
+                    world.read(start, max(end, start + 1), text, start, 3)
+                assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+            else:
+                assert world.read(start, end, text, start, 3) == before, "the same when it is read again"
+    finally:
+        world.close()
+
+
+def check(
+    world: World, *, back: int, entries: int, size: int, parts: int, text: str, batch_size: int, known: bool
+) -> None:
+    start = max(world.last - back, 0)
+    created = world.rig.topic("keyed").statistics.created_sequence
+    earliest = max(world.floor, created)
+    if start < earliest:
+        with pytest.raises(StoreError) as refused:
+            world.plan(start, Limits())
+        assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+        start = earliest
+    whole = world.plan(start, Limits())
+    assert whole.end == whole.head >= start
+    assert whole.entries == world.entries(start, whole.head)
+    found = world.plan(start, Limits(entries, size, parts))
+    held = world.entries(start, found.end)
+    assert (found.start, found.entries) == (start, held)
+    assert found.entries_left == whole.entries - held
+    assert found.entries > 0 or whole.entries == 0
+    _check_end(world, found, entries, size)
+    assert list(found.part_ends) == sorted(set(found.part_ends))
+    assert found.part_ends[-1:] == ((found.end,) if found.entries else ())
+    rows: list[Row] = []
+    begin = start
+    for end in found.part_ends:
+        _check_whole(world, start, end)
+        assert world.entries(begin, end) > 0
+        # One that is planned by the part, with the history of the whole.
+        rows += world.read(begin, end, text, None if known else start, batch_size)
+        begin = end
+    assert rows == list(world.naive(start, found.end, text, None if known else start))
+    if not known:
+        world.read_before.append((start, found.end, text, rows))
+
+
+def _check_whole(world: World, start: int, end: int) -> None:
+    for commit in world.commits:
+        inside = [first <= end for first, last in commit if last > start]
+        assert len(set(inside)) <= 1, "a commit is on one side of an end"
+        assert not any(max(first, start + 1) <= end < last for first, last in commit), "no chunk is split"
+
+
+def _check_end(world: World, found: Plan, entries: int, size: int) -> None:
+    _check_whole(world, found.start, found.end)
+    if not found.entries_left or not (entries or size):
+        return
+    commits = [
+        commit for commit in world.commits if any(found.start < last and first <= found.end for first, last in commit)
+    ]
+    if len(commits) > 1:
+        assert not entries or found.entries <= entries
+        assert not size or found.bytes <= size
+    following = next(
+        last for commit in world.commits for last in [max([last for _, last in commit], default=0)] if last > found.end
+    )
+    more = plan(world.rig.store, world.rig.topic("keyed"), Start(StartKind.BOOKMARK), found.start, following, Limits())
+    assert (entries and more.entries > entries) or (size and more.bytes > size), "one commit more would be too much"

@@ -1,0 +1,467 @@
+"""Ranges of changes: planned, split, read, read again; the journal pinned for their readers (S2, S4, S7, J1, J10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.durables import Durable
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import BacklogAction, Durability, Expiration, Publish, TopicSettings
+from sow_server.query.filtering import record_filter
+from sow_server.subscriptions import ranges
+from sow_server.subscriptions.frames import Op, Why
+from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, plan
+from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
+from tests.support.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.subscribers import EARLIEST, NAMES, Subscribers
+
+JSON = TopicSettings(expiration=Expiration.ENABLED, retain_time_micros=10 * MINUTE, retain_bytes=None)
+BOOKMARK = Start(StartKind.BOOKMARK)
+SHORT = TopicSettings(retain_time_micros=SECOND, retain_bytes=None)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders", JSON)
+    rig.create_topic("other", JSON)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def subscribers(rig: Rig) -> Subscribers:
+    return Subscribers(rig)
+
+
+def put(rig: Rig, *keys: str, px: int = 1, topic: str = "orders", atomic: bool = False) -> None:
+    """One commit."""
+    rig.run(Publish(topic, [b'{"px":%d}' % px] * len(keys), list(keys), atomic=atomic))
+
+
+def planned(
+    rig: Rig,
+    start: Start | int = EARLIEST,
+    end: int | None = None,
+    *,
+    entries: int = 0,
+    size: int = 0,
+    parts: int = 1,
+    topic: str = "orders",
+) -> Plan:
+    position = start if isinstance(start, int) else 0
+    kind = BOOKMARK if isinstance(start, int) else start
+    return plan(rig.store, rig.topic(topic), kind, position, end, Limits(entries, size, parts))
+
+
+Seen = tuple[str, str, int]
+"""What happened, to which key, and the price."""
+
+
+def read(
+    rig: Rig,
+    start: int,
+    end: int,
+    text: str = "",
+    *,
+    history: int | None = None,
+    batch_size: int = 10_000,
+    topic: str = "orders",
+) -> list[list[Seen]]:
+    """The pieces of a range."""
+    found = rig.topic(topic)
+    given = record_filter(found, text, 0, allow_now=False) if text else None
+    reader = RangeReader(rig.store, found, given, start=start, end=end, history=history, batch_size=batch_size)
+    pieces: list[list[Seen]] = []
+    while not reader.done:
+        columns = reader.read().columns
+        pieces.append(
+            [
+                (NAMES[Op(op), Why(why)], key.decode(), int(payload[6:-1]))
+                for op, why, key, payload in zip(
+                    columns.ops, columns.reasons, columns.keys, columns.payloads, strict=True
+                )
+            ]
+        )
+    return pieces
+
+
+def rows(rig: Rig, start: int, end: int, text: str = "", *, history: int | None = None) -> list[Seen]:
+    return [row for piece in read(rig, start, end, text, history=history) for row in piece]
+
+
+def last(rig: Rig) -> int:
+    return rig.store.writer.last_sequence
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_reaches_from_its_start_to_the_head(rig: Rig) -> None:
+    begin = last(rig)
+    put(rig, "a", "b")
+    put(rig, "c")
+    whole = planned(rig, begin)
+    assert (whole.start, whole.end, whole.head, whole.entries, whole.entries_left) == (
+        begin,
+        last(rig),
+        last(rig),
+        3,
+        0,
+    )
+    assert whole.part_ends == (last(rig),)
+    assert whole.bytes == rig.topic("orders").statistics.appended_bytes
+    assert planned(rig, EARLIEST).entries == 3
+    assert planned(rig, FROM_NOW) == planned(rig, last(rig))
+    assert planned(rig, FROM_NOW).part_ends == ()
+
+
+def test_a_plan_of_an_idle_topic_follows_the_head(rig: Rig) -> None:
+    """Else the offset of a query on a topic that is quiet would fall behind the journal of the instance."""
+    put(rig, "a")
+    begin = last(rig)
+    put(rig, "x", topic="other")
+    idle = planned(rig, begin)
+    assert (idle.end, idle.entries, idle.part_ends) == (last(rig), 0, ())
+    assert last(rig) > begin
+
+
+def test_a_plan_is_never_ahead_of_the_disk(rig: Rig) -> None:
+    """S7."""
+    put(rig, "a")
+    synced = last(rig)
+    rig.run(Publish("orders", [b'{"px":2}'], ["b"], durability=Durability.BUFFERED))
+    assert last(rig) > synced
+    found = planned(rig)
+    assert (found.end, found.head, found.entries, found.entries_left) == (synced, synced, 1, 0)
+
+
+def test_a_plan_starts_at_a_time(rig: Rig) -> None:
+    put(rig, "a")
+    first = last(rig)
+    rig.time.tick(MINUTE)
+    put(rig, "b")
+    begin = rig.clock.now_micros()
+    assert planned(rig, Start(StartKind.TIME, time_micros=begin - SECOND)).start == first
+    assert planned(rig, Start(StartKind.TIME, time_micros=begin + HOUR)).start == last(rig)
+    assert planned(rig, Start(StartKind.TIME, time_micros=1)) == planned(rig, EARLIEST)
+
+
+def test_limits_end_a_plan_with_a_commit(rig: Rig) -> None:
+    begin = last(rig)
+    put(rig, "a", "b", "c")
+    one = last(rig)
+    put(rig, "x", "y", topic="other")
+    put(rig, "d", "e", atomic=True)
+    two = last(rig)
+    put(rig, "f")
+    size = planned(rig, begin, one).bytes
+    for limit, end, entries in (
+        (1, one, 3),
+        (3, one, 3),
+        (4, one, 3),
+        (5, two, 5),
+        (6, last(rig), 6),
+        (99, last(rig), 6),
+    ):
+        found = planned(rig, begin, entries=limit)
+        assert found.entries == entries
+        assert rows(rig, begin, found.end) == rows(rig, begin, end)
+        assert found.entries_left == 6 - entries
+        assert [len(piece) for piece in read(rig, found.end, last(rig))] in ([6 - entries], [])
+    assert planned(rig, begin, size=1).entries == 3
+    assert planned(rig, begin, size=size).entries == 3
+    assert planned(rig, begin, size=size, entries=99).entries == 3
+    assert planned(rig, begin, size=10**9, entries=5).entries == 5
+
+
+def test_a_plan_that_begins_inside_a_commit_ends_with_it(rig: Rig) -> None:
+    begin = last(rig)
+    put(rig, "a", "b", "c")
+    put(rig, "d")
+    found = planned(rig, begin + 1, entries=1)
+    assert (found.end, found.entries) == (begin + 3, 2)
+
+
+def test_parts_are_about_equal_and_none_is_empty(rig: Rig) -> None:
+    begin = last(rig)
+    for number in range(20):
+        put(rig, *[f"k{number}-{index}" for index in range(5)])
+        put(rig, "x", topic="other")
+    for parts in (1, 2, 3, 4, 7, 20, 50):
+        found = planned(rig, begin, parts=parts)
+        starts = (begin, *found.part_ends)
+        counts = [planned(rig, start, end).entries for start, end in zip(starts, found.part_ends, strict=False)]
+        assert found.part_ends[-1] == found.end
+        assert sum(counts) == found.entries == 100
+        assert len(counts) == min(parts, 20)
+        assert max(counts) <= 100 / min(parts, 20) + 5
+        assert min(counts) > 0
+        assert all(count % 5 == 0 for count in counts), "commits are whole"
+
+
+@pytest.mark.parametrize("kind", ["old", "backwards"])
+def test_plans_that_cannot_be(rig: Rig, kind: str) -> None:
+    begin = last(rig)
+    put(rig, "a")
+    if kind == "old":
+        rig.time.tick(HOUR)
+        rig.prune()
+        with pytest.raises(StoreError) as refused:
+            planned(rig, begin)
+        assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+        earliest = rig.topic("orders").statistics.floor_sequence
+        assert refused.value.details["earliest_sequence"] == str(earliest + 1)
+        assert refused.value.details["earliest_bookmark"] == rig.store.bookmark(earliest)
+        assert planned(rig, earliest).entries == 0
+        assert planned(rig, EARLIEST).start == planned(rig, FROM_NOW).earliest == earliest
+    else:
+        with pytest.raises(StoreError) as refused:
+            planned(rig, begin + 1, begin)
+        assert refused.value.reason is Reason.INVALID_ARGUMENT
+
+
+def test_a_topic_made_anew_does_not_go_on_with_the_old_one(rig: Rig) -> None:
+    begin = last(rig)
+    put(rig, "a")
+    rig.delete_topic("orders")
+    rig.create_topic("orders", JSON)
+    with pytest.raises(StoreError) as refused:
+        planned(rig, begin)
+    assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+
+
+def test_a_topic_without_a_journal_has_no_ranges(rig: Rig) -> None:
+    rig.alter_topic("orders", journal=False)
+    with pytest.raises(StoreError) as refused:
+        planned(rig, EARLIEST)
+    assert refused.value.reason is Reason.NO_JOURNAL
+    with pytest.raises(StoreError) as refused:
+        read(rig, last(rig) - 1, last(rig))
+    assert refused.value.reason is Reason.NO_JOURNAL
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_has_every_change_with_the_record_that_went(rig: Rig) -> None:
+    begin = last(rig)
+    rig.put("orders", "a", b'{"px":1}', ttl=MINUTE)
+    put(rig, "b", px=2)
+    rig.touch("orders", "b", ttl=HOUR)
+    rig.delete("orders", "b")
+    rig.time.tick(2 * MINUTE)
+    rig.store.sweep()
+    rig.store.writer.step()
+    expected = [("put", "a", 1), ("put", "b", 2), ("touched", "b", 2), ("delete", "b", 2), ("expire", "a", 1)]
+    assert rows(rig, begin, last(rig)) == expected
+    assert rows(rig, begin, last(rig)) == expected, "also when it is read again"
+
+
+def test_a_filter_counts_for_what_was_and_for_what_is(rig: Rig) -> None:
+    """S2."""
+    begin = last(rig)
+    put(rig, "a", "b", px=1)
+    put(rig, "a", px=5)
+    put(rig, "b", px=6)
+    put(rig, "a", px=2)
+    rig.delete("orders", "a", "b")
+    assert rows(rig, begin, last(rig), "/px > 4") == [
+        ("put", "a", 5),
+        ("put", "b", 6),
+        ("put", "a", 2),
+        ("delete", "b", 6),
+    ]
+
+
+def test_with_a_history_a_range_reads_the_same_when_the_journal_has_lost_what_was_before(rig: Rig) -> None:
+    """J1: what a record was before is not known below the floor, which rises; from `history` on it never is."""
+    put(rig, "a", "b", px=1)
+    begin = last(rig)
+    rig.time.tick(9 * MINUTE)
+    put(rig, "a", px=2)
+    put(rig, "a", px=3)
+    end = last(rig)
+    known, cautious = rows(rig, begin, end, "/px > 4"), rows(rig, begin, end, "/px > 4", history=begin)
+    assert known == []
+    assert cautious == [("put", "a", 2)], "it may have matched; after the range has begun it is known"
+    rig.time.tick(2 * MINUTE)
+    rig.prune()
+    assert rig.topic("orders").statistics.floor_sequence == begin
+    assert rows(rig, begin, end, "/px > 4") == rows(rig, begin, end, "/px > 4", history=begin) == cautious
+    rig.time.tick(8 * MINUTE)
+    rig.prune()
+    with pytest.raises(StoreError) as refused:
+        rows(rig, end, end + 1, "/px > 4", history=begin)
+    assert (refused.value.reason, refused.value.field) == (Reason.BOOKMARK_TOO_OLD, "history_bookmark")
+
+
+def test_pieces_are_bounded_and_each_can_be_gone_on_from(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RA5."""
+    monkeypatch.setattr(ranges, "READ_CHANGES", 2)
+    begin = last(rig)
+    put(rig, "a", "b", "c", px=5)
+    put(rig, "d", "e", "f", px=5, atomic=True)
+    put(rig, *"ghijk", px=5, atomic=True)
+    whole = rows(rig, begin, last(rig))
+    assert [len(piece) for piece in read(rig, begin, last(rig), batch_size=4) if piece] == [3, 3, 4, 1]
+    for text in ("", "/px > 4"):
+        for batch_size in (1, 2, 3, 4, 5, 100):
+            pieces = read(rig, begin, last(rig), text, batch_size=batch_size)
+            assert [row for piece in pieces for row in piece] == whole
+            assert max(map(len, pieces)) <= batch_size
+        for position in range(begin, last(rig) + 1):
+            assert rows(rig, begin, position, text) + rows(rig, position, last(rig), text) == whole
+    monkeypatch.setattr(ranges, "PIECE_BYTES", 3 * (ranges.ROW_BYTES + 9))
+    assert [len(piece) for piece in read(rig, begin, last(rig)) if piece] == [3, 3, 3, 2]
+    monkeypatch.setattr(ranges, "PIECE_BYTES", 1)
+    assert [row for piece in read(rig, begin, last(rig)) for row in piece] == whole, "one at least"
+
+
+@pytest.mark.parametrize("how", ["pruned", "deleted", "journal off"])
+def test_a_range_that_is_lost_while_it_is_read_is_refused(rig: Rig, how: str) -> None:
+    """RA4: never a silent gap."""
+    begin = last(rig)
+    put(rig, *"abcdef")
+    rig.time.tick(MINUTE)
+    put(rig, "g")
+    reader = RangeReader(rig.store, rig.topic("orders"), None, start=begin, end=last(rig), batch_size=2)
+    assert len(reader.read().columns.keys) == 2
+    match how:
+        case "pruned":
+            rig.time.tick(9 * MINUTE + SECOND)
+            rig.prune()
+        case "deleted":
+            rig.delete_topic("orders")
+        case _:
+            rig.alter_topic("orders", journal=False)
+    with pytest.raises(StoreError) as refused:
+        reader.read()
+    reasons = {"pruned": Reason.BOOKMARK_TOO_OLD, "deleted": Reason.TOPIC_DELETED, "journal off": Reason.NO_JOURNAL}
+    assert refused.value.reason is reasons[how]
+
+
+# --- pinning ---------------------------------------------------------------------------------------------------------
+
+
+def pin(subscribers: Subscribers, position: int, name: str = "query", *, idle_ttl: int = HOUR) -> tuple[Durable, bool]:
+    answers: list[tuple[Durable, bool] | StoreError] = []
+    topic = subscribers.rig.topic("orders")
+    subscribers.consumers.pin(topic, name, position, answers.append, idle_ttl_micros=idle_ttl)
+    return subscribers.answer(answers)
+
+
+def test_a_pin_keeps_the_journal_from_its_position_on(rig: Rig, subscribers: Subscribers) -> None:
+    put(rig, "a")
+    begin = last(rig)
+    put(rig, "b")
+    middle = last(rig)
+    put(rig, "c")
+    end = last(rig)
+    durable, created = pin(subscribers, begin)
+    assert (created, durable.position, durable.attached, durable.filter) == (True, begin, False, "")
+    rig.time.tick(30 * MINUTE)
+    rig.prune()
+    assert rows(rig, begin, end) == [("put", "b", 1), ("put", "c", 1)]
+    with pytest.raises(StoreError):
+        planned(rig, begin - 1)
+    durable, created = pin(subscribers, middle)
+    assert (created, durable.position) == (False, middle)
+    assert pin(subscribers, begin)[0].position == middle, "never back"
+    rig.prune()
+    assert rows(rig, middle, end) == [("put", "c", 1)]
+    with pytest.raises(StoreError):
+        planned(rig, begin)
+
+
+def test_a_pin_goes_when_it_is_not_renewed(rig: Rig, subscribers: Subscribers) -> None:
+    """J10. To renew it is to use it, also where it stays where it is; `idle_ttl` is that of the first call."""
+    put(rig, "a")
+    begin = last(rig)
+    put(rig, "b")
+    pin(subscribers, begin, idle_ttl=MINUTE)
+    for _ in range(30):
+        rig.time.tick(59 * SECOND)
+        subscribers.upkeep()
+        rig.prune()
+        assert not pin(subscribers, begin, idle_ttl=SECOND)[1]
+    assert planned(rig, begin).entries == 1
+    rig.time.tick(59 * SECOND)
+    subscribers.upkeep()
+    assert rig.store.durables.count(rig.topic("orders")) == 1
+    rig.time.tick(SECOND)
+    subscribers.upkeep()
+    assert rig.store.durables.count(rig.topic("orders")) == 0
+    rig.prune()
+    with pytest.raises(StoreError) as refused:
+        pin(subscribers, begin)
+    assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+    assert pin(subscribers, last(rig))[1]
+
+
+def test_a_pin_outlives_the_process(rig: Rig, subscribers: Subscribers) -> None:
+    put(rig, "a")
+    begin = last(rig)
+    put(rig, "b")
+    pin(subscribers, begin, idle_ttl=HOUR)
+    rig.crash()
+    again = Subscribers(rig)
+    rig.time.tick(30 * MINUTE)
+    again.upkeep()
+    rig.prune()
+    assert rows(rig, begin, planned(rig, begin).end) == [("put", "b", 1)]
+    assert not pin(again, begin)[1]
+    rig.time.tick(HOUR)
+    again.upkeep()
+    assert rig.store.durables.count(rig.topic("orders")) == 0
+
+
+def test_a_pin_is_no_consumers_durable(rig: Rig, subscribers: Subscribers) -> None:
+    put(rig, "a")
+    subscribers.attach("orders", "filtered", filter="/px > 4").close()
+    with pytest.raises(StoreError) as refused:
+        pin(subscribers, last(rig), "filtered")
+    assert refused.value.reason is Reason.DURABLE_DIFFERS
+    consumer = subscribers.attach("orders", "used")
+    with pytest.raises(StoreError) as refused:
+        pin(subscribers, last(rig), "used")
+    assert refused.value.reason is Reason.DURABLE_IN_USE
+    consumer.close()
+    subscribers.settle()
+    assert not pin(subscribers, last(rig), "used")[1]
+    pin(subscribers, last(rig))
+    consumer = subscribers.attach("orders", "query")
+    with pytest.raises(StoreError) as refused:
+        pin(subscribers, last(rig))
+    assert refused.value.reason is Reason.DURABLE_IN_USE
+    consumer.close()
+
+
+def test_hard_limits_and_quotas_count_for_pins(rig: Rig, subscribers: Subscribers) -> None:
+    begin = last(rig)
+    put(rig, *"abc")
+    put(rig, *"def")
+    pin(subscribers, begin)
+    rig.alter_topic("orders", max_entries=3)
+    rig.prune()
+    with pytest.raises(StoreError) as refused:
+        planned(rig, begin)
+    assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
+    assert pin(subscribers, begin)[0].position == begin + 3, "it tells what it keeps"
+    rig.alter_topic("orders", max_entries=None, backlog_quota_age_micros=MINUTE, backlog_action=BacklogAction.EVICT)
+    rig.time.tick(2 * MINUTE)
+    subscribers.upkeep()
+    assert pin(subscribers, begin)[0].position == last(rig)
+    assert not pin(subscribers, last(rig))[0].gaps, "gaps that lie behind are of no use to anybody"
+
+
+def test_a_topic_without_a_journal_cannot_be_pinned(rig: Rig, subscribers: Subscribers) -> None:
+    pin(subscribers, last(rig))
+    rig.alter_topic("orders", journal=False)
+    for name in ("query", "new"):
+        with pytest.raises(StoreError) as refused:
+            pin(subscribers, last(rig), name)
+        assert refused.value.reason is Reason.NO_JOURNAL
