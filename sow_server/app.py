@@ -26,7 +26,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sow.v1 import admin_pb2, replication_pb2_grpc, snapshot_pb2, sow_pb2
+from sow.v1 import admin_pb2, load_pb2, replication_pb2_grpc, snapshot_pb2, sow_pb2
 from sow_replication.service import Replication
 from sow_server import __version__
 from sow_server.config import Config, TlsConfig, clock_options, store_options
@@ -44,6 +44,8 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
 from sow_server.services.guard import handlers
+from sow_server.services.load_service import LoadService
+from sow_server.services.loading import Loading
 from sow_server.services.replication import NoReplicas
 from sow_server.services.sight import Sight
 from sow_server.services.snapshot_service import SnapshotService
@@ -64,7 +66,12 @@ as large messages come and go, and after a flood of them a server keeps twice th
 SCAN_RECORDS: Final = 1000
 """Entries that a frame holds where durables are scanned; nobody is sent these."""
 LINKS_SECONDS: Final = 1.0
-SERVICES: Final[tuple[str, ...]] = ("sow.v1.SowService", "sow.v1.AdminService", "sow.v1.SnapshotService")
+SERVICES: Final[tuple[str, ...]] = (
+    "sow.v1.SowService",
+    "sow.v1.AdminService",
+    "sow.v1.SnapshotService",
+    "sow.v1.LoadService",
+)
 REPLICATION: Final = "sow.v1.ReplicationService"
 """Only where there are peers, or some are accepted."""
 
@@ -154,8 +161,11 @@ async def _serve(config: Config) -> int:
             store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
         )
         snapshot = SnapshotService(store, exports, hub, consumers, readers, metrics)
+        loading = Loading(store, clock, admission, readers)
+        loads = LoadService(store, loading, readers, store_options(config).writer.limits, metrics)
         server.add_generic_rpc_handlers(
             (
+                handlers(load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
                 handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
                 handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
                 handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
@@ -179,6 +189,7 @@ async def _serve(config: Config) -> int:
         _serve_metrics(config.metrics.listen, metrics)
         await server.start()
         timers.start()
+        loading.start()
         watches = [asyncio.create_task(_watch_failure(store, healthy, services))]
         if links is not None:
             await links.start()
@@ -202,6 +213,7 @@ async def _serve(config: Config) -> int:
         if links is not None:
             await links.stop()
         await server.stop(config.server.stop_grace_micros / MICROS)
+        await loading.stop()
         timers.stop()
     finally:
         metrics.release()

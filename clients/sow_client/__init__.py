@@ -17,6 +17,7 @@ from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
+from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._publisher import Ack, AsyncPublisher, OpenedPublisher, Publisher
 from sow_client._records import (
@@ -97,6 +98,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "AsyncDurableSubscription",
+    "AsyncLoadStager",
     "AsyncPublisher",
     "AsyncQueryResult",
     "AsyncSubscription",
@@ -128,6 +130,12 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "LinkTopic",
+    "Load",
+    "LoadFigures",
+    "LoadInfo",
+    "LoadPart",
+    "LoadProgress",
+    "LoadStager",
     "MessageTypeName",
     "NotFound",
     "OnMissingName",

@@ -47,6 +47,7 @@ CAUSE_SECONDS_MAX: Final = 0.2
 _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
 _SNAPSHOT: Final = "sow.v1.SnapshotService"
+_LOAD: Final = "sow.v1.LoadService"
 _REPEATABLE: Final = (
     (_SOW, "Publish"),
     (_SOW, "Get"),
@@ -63,6 +64,10 @@ _REPEATABLE: Final = (
     (_ADMIN, "GetPolicy"),
     (_ADMIN, "ListDurables"),
     (_ADMIN, "DescribeDurable"),
+    (_LOAD, "GetLoad"),
+    (_LOAD, "ListLoads"),
+    (_LOAD, "RenewLoad"),
+    (_LOAD, "AbortLoad"),
 )
 _RETRY_POLICY: Final = {
     "maxAttempts": 5,

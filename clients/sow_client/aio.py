@@ -17,12 +17,31 @@ from typing import Self, TypeVar, Unpack, overload
 import grpc
 import grpc.aio
 
-from sow.v1 import admin_pb2, admin_pb2_grpc, snapshot_pb2, snapshot_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import _changes, _channel, _core, _exports, _publisher, _replication, _retention
+from sow.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    load_pb2,
+    load_pb2_grpc,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
+    sow_pb2,
+    sow_pb2_grpc,
+)
+from sow_client import _changes, _channel, _core, _exports, _loads, _publisher, _replication, _retention
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
 from sow_client._exports import Export
+from sow_client._loads import (
+    AioStageCall,
+    AsyncLoadStager,
+    CommitRetry,
+    Load,
+    LoadInfo,
+    LoadPart,
+    LoadProgress,
+    StageCore,
+)
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._publisher import (
     Ack,
@@ -145,6 +164,7 @@ class AsyncClient:
         self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._channel)
+        self._load = load_pb2_grpc.LoadServiceStub(self._channel)
         self._sequencer = _core.Sequencer()
         self._closed = False
 
@@ -1075,7 +1095,82 @@ class AsyncClient:
         request = admin_pb2.BackupRequest(directory=directory)
         return _replication.backup_made(await self._call(self._admin.Backup, request, once=True, unbounded=True))
 
+    # ---- loads ----
+
+    async def open_load(self, topic: str, *, lease: timedelta | None = None) -> Load:
+        """As `Client.open_load`."""
+        request = _loads.open_request(topic, lease)
+        return _loads.opened(await self._call(self._load.OpenLoad, request, once=True))
+
+    def stage_load(self, load_id: str, part: int, attempt: int, *, retry_for: float = 30.0) -> AsyncLoadStager:
+        """As `Client.stage_load`."""
+        return AsyncLoadStager(StageCore(load_id, part, attempt, retry_for=retry_for), self._open_staging)
+
+    async def commit_load(
+        self, load_id: str, parts: Iterable[LoadPart], *, retry_for: float = 60.0
+    ) -> AsyncIterator[LoadProgress]:
+        """As `Client.commit_load`: committed when it returns, and then `async for` tells how far it is."""
+        told = self._commit_load(_loads.commit_request(load_id, parts), CommitRetry(retry_for))
+        first = await anext(told)
+
+        async def all_told() -> AsyncIterator[LoadProgress]:
+            async with aclosing(told):
+                yield first
+                async for progress in told:
+                    yield progress
+
+        return all_told()
+
+    async def _commit_load(
+        self, request: load_pb2.CommitLoadRequest, retry: CommitRetry
+    ) -> AsyncGenerator[LoadProgress, None]:
+        while True:
+            call = None
+            try:
+                await self._await_ready()
+                with _channel.unless_closed():
+                    call = self._load.CommitLoad(request)
+                    async for response in call:
+                        progress = _loads.progress(response)
+                        retry.heard()
+                        yield progress
+                        if progress.phase == "done":
+                            return
+                raise _core.cut("the progress of a load")
+            except grpc.RpcError as error:
+                translated = _core.stream_error(error, "the progress of a load")
+                delay = retry.delay(translated)
+            except SowError as error:
+                delay = retry.delay(error)
+            finally:
+                if call is not None:
+                    call.cancel()
+            await asyncio.sleep(delay)
+
+    async def get_load(self, load_id: str) -> LoadInfo:
+        """As `Client.get_load`."""
+        return _loads.info(await self._call(self._load.GetLoad, load_pb2.GetLoadRequest(load_id=load_id)))
+
+    async def loads(self, topic: str | None = None) -> list[LoadInfo]:
+        """As `Client.loads`."""
+        response = await self._call(self._load.ListLoads, load_pb2.ListLoadsRequest(topic=topic or ""))
+        return [_loads.info(one) for one in response.loads]
+
+    async def renew_load(self, load_id: str) -> timedelta:
+        """As `Client.renew_load`."""
+        response = await self._call(self._load.RenewLoad, load_pb2.RenewLoadRequest(load_id=load_id))
+        return timedelta(microseconds=response.lease_micros)
+
+    async def abort_load(self, load_id: str) -> None:
+        """As `Client.abort_load`."""
+        await self._call(self._load.AbortLoad, load_pb2.AbortLoadRequest(load_id=load_id))
+
     # ---- calls ----
+
+    async def _open_staging(self, requests: AsyncIterator[load_pb2.StageLoadRequest]) -> AioStageCall:
+        await self._await_ready(_channel.RECONNECT_SECONDS)
+        with _channel.unless_closed():
+            return self._load.StageLoad(requests)
 
     async def _await_ready(self, seconds: float | None = None) -> None:
         if self._closed:

@@ -18,12 +18,22 @@ from typing import Final, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from sow.v1 import admin_pb2, admin_pb2_grpc, snapshot_pb2, snapshot_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import _changes, _channel, _core, _exports, _publisher, _replication, _retention
+from sow.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    load_pb2,
+    load_pb2_grpc,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
+    sow_pb2,
+    sow_pb2_grpc,
+)
+from sow_client import _changes, _channel, _core, _exports, _loads, _publisher, _replication, _retention
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
 from sow_client._exports import Export
+from sow_client._loads import CommitRetry, Load, LoadInfo, LoadPart, LoadProgress, LoadStager, StageCall, StageCore
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._publisher import (
     Ack,
@@ -157,6 +167,7 @@ class Client:
         self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._channel)
+        self._load = load_pb2_grpc.LoadServiceStub(self._channel)
         self._sequencer = _core.Sequencer()
         self._closed = False
 
@@ -1072,7 +1083,78 @@ class Client:
         request = admin_pb2.BackupRequest(directory=directory)
         return _replication.backup_made(self._call(self._admin.Backup, request, once=True, unbounded=True))
 
+    # ---- loads ----
+
+    def open_load(self, topic: str, *, lease: timedelta | None = None) -> Load:
+        """Opens a load, which is to replace the content of a topic. It is aborted when nothing is staged, and it is not
+        renewed, for `lease` (10 min unless given, at most 24 h)."""
+        return _loads.opened(self._call(self._load.OpenLoad, _loads.open_request(topic, lease), once=True))
+
+    def stage_load(self, load_id: str, part: int, attempt: int, *, retry_for: float = 30.0) -> LoadStager:
+        """Stages rows of one attempt at a part of a load; see `LoadStager`. Only attempts that the commit names count.
+        Broken connections are made again for `retry_for` seconds without progress."""
+        return LoadStager(StageCore(load_id, part, attempt, retry_for=retry_for), self._open_staging)
+
+    def commit_load(
+        self, load_id: str, parts: Iterable[LoadPart], *, retry_for: float = 60.0
+    ) -> Iterator[LoadProgress]:
+        """Makes the rows of the named attempts the topic's content; no parts: empties it. The load is committed when
+        this returns, and the server finishes it whether or not the iterator is read: it tells how far it is, until it
+        is "done", also after the server was away, for up to `retry_for` seconds. May be called again with the same
+        parts. Raises FailedPrecondition (LOAD_INCOMPLETE: the counts differ; LOAD_FAILED: it cannot go on)."""
+        told = self._commit_load(_loads.commit_request(load_id, parts), CommitRetry(retry_for))
+        return chain([next(told)], told)
+
+    def _commit_load(self, request: load_pb2.CommitLoadRequest, retry: CommitRetry) -> Iterator[LoadProgress]:
+        while True:
+            call = None
+            try:
+                self._await_ready()
+                call = self._load.CommitLoad(request)
+                for response in call:
+                    progress = _loads.progress(response)
+                    retry.heard()
+                    yield progress
+                    if progress.phase == "done":
+                        return
+                raise _core.cut("the progress of a load")
+            except grpc.RpcError as error:
+                translated = _core.stream_error(error, "the progress of a load")
+                delay = retry.delay(translated)
+            except SowError as error:
+                delay = retry.delay(error)
+            finally:
+                if call is not None:
+                    call.cancel()
+            time.sleep(delay)
+
+    def get_load(self, load_id: str) -> LoadInfo:
+        """How far a load is; one that has ended is known for a day. Raises NotFound (LOAD_NOT_FOUND)."""
+        return _loads.info(self._call(self._load.GetLoad, load_pb2.GetLoadRequest(load_id=load_id)))
+
+    def loads(self, topic: str | None = None) -> list[LoadInfo]:
+        """The loads that there are, of a topic or of all, and those that ended within the last day."""
+        response = self._call(self._load.ListLoads, load_pb2.ListLoadsRequest(topic=topic or ""))
+        return [_loads.info(one) for one in response.loads]
+
+    def renew_load(self, load_id: str) -> timedelta:
+        """Begins the lease anew; returns its length. Raises NotFound (LOAD_NOT_FOUND)."""
+        response = self._call(self._load.RenewLoad, load_pb2.RenewLoadRequest(load_id=load_id))
+        return timedelta(microseconds=response.lease_micros)
+
+    def abort_load(self, load_id: str) -> None:
+        """Drops a load and what it has staged; one that is not there any more is dropped already. Raises
+        FailedPrecondition (LOAD_COMMITTED)."""
+        self._call(self._load.AbortLoad, load_pb2.AbortLoadRequest(load_id=load_id))
+
     # ---- calls ----
+
+    def _open_staging(self, requests: Iterator[load_pb2.StageLoadRequest]) -> StageCall:
+        self._await_ready(_channel.RECONNECT_SECONDS)
+        try:
+            return self._load.StageLoad(requests)
+        except ValueError as error:  # how gRPC says that the channel was closed since
+            raise _core.closed("client") from error
 
     def _await_ready(self, seconds: float | None = None) -> None:
         if self._closed:

@@ -32,6 +32,15 @@
               value  version i64 | sequence i64 | made i64 | origin u16 | kind u8 (DELETE or EXPIRE)
               key    ff ff ff ff | sequence i64 | topic u32 | record key          value  empty: the order of making
 
+    staging   what loads have staged, see loads.py
+              key    load u32 | "r" | key length u16 | record key | part u32 | attempt u64
+              value  lifetime kind u8 | lifetime i64 | payload
+              key    load u32 | "a" | part u32 | attempt u64      value  rows seen i64 | rows staged i64 | bytes i64
+              key    load u32 | "d" | record key                  value  empty: others have removed it since
+              key    load u32 | "n"                               value  those that count: (part u32 | attempt u64)*
+
+              The key's length in front keeps the rows of one key together, whatever its bytes.
+
     commits   key    first sequence i64
               value  last sequence i64 | commit time i64 | runs: (topic u32 | first sequence i64 | count u32)*
 
@@ -43,6 +52,7 @@
               "deliver/" u32   where moving the dead letters that have waited for a topic goes on
               "topic/" u32   JSON      "stats/" u32   twelve i64                   "publisher/" id   see publishers.py
               "durable/" u32 name   JSON, see durables.py
+              "load/" u32   JSON, see loads.py                     "next_load" u32
               "peer/" name, "source/" name, "seed/" name / u32, "next_source"      see replicas.py
 
 Stamps of expire times are compared as their eight bytes: all of them are positive, so the order is the same.
@@ -60,7 +70,7 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.model import BacklogAction, Expiration, MessageType, OnMissing, Record, TopicSettings
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 HEADER_BYTES: Final = 40
 _HEADER: Final = Struct(">BBHIqqqq")
@@ -545,6 +555,105 @@ def decode_tombstone(value: bytes) -> Tombstone:
 def made_key(sequence: int, store_key: bytes) -> bytes:
     """The key under which the order of tombstones is kept."""
     return MADE_ORDER + _I64.pack(sequence) + store_key
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+_ATTEMPT: Final = Struct(">IQ")
+_STAGED: Final = Struct(">Bq")
+_ATTEMPT_COUNTS: Final = Struct(">qqq")
+_ROW, _COUNTS, _MARK, _NAMED = b"r", b"a", b"d", b"n"
+ATTEMPT_BYTES: Final = _ATTEMPT.size
+STAGED_BYTES: Final = _STAGED.size
+"""In front of a staged payload."""
+
+
+class AttemptCounts(NamedTuple):
+    """What one attempt at a part of a load has done: rows seen, refused ones included; rows staged; their bytes."""
+
+    seen: int = 0
+    staged: int = 0
+    bytes: int = 0
+
+
+def staged_keys(load: int, keys: Sequence[bytes], part: int, attempt: int) -> list[bytes]:
+    """Where the rows of record keys are staged."""
+    front, back, length = u32(load) + _ROW, _ATTEMPT.pack(part, attempt), _U16.pack
+    return [front + length(len(key)) + key + back for key in keys]
+
+
+def staged_range(load: int) -> tuple[bytes, bytes]:
+    """Where all rows of a load are: from, and to (excluded)."""
+    return u32(load) + _ROW, u32(load) + bytes((_ROW[0] + 1,))
+
+
+def read_staged_key(key: bytes) -> tuple[bytes, int, int]:
+    """Record key, part and attempt of a staged row."""
+    part, attempt = _ATTEMPT.unpack_from(key, len(key) - ATTEMPT_BYTES)
+    return key[7:-ATTEMPT_BYTES], part, attempt
+
+
+def staged_value(kind: int, micros: int, payload: bytes) -> bytes:
+    """A staged row."""
+    return _STAGED.pack(kind, micros) + payload
+
+
+def read_staged(value: bytes) -> tuple[int, int, bytes]:
+    """Lifetime kind, its value, and the payload of a staged row."""
+    kind, micros = _STAGED.unpack_from(value)
+    return kind, micros, value[STAGED_BYTES:]
+
+
+def attempt_key(load: int, part: int, attempt: int) -> bytes:
+    """Where the counts of an attempt are."""
+    return u32(load) + _COUNTS + _ATTEMPT.pack(part, attempt)
+
+
+def attempts_range(load: int) -> tuple[bytes, bytes]:
+    """Where the counts of all attempts of a load are."""
+    return u32(load) + _COUNTS, u32(load) + bytes((_COUNTS[0] + 1,))
+
+
+def read_attempt_key(key: bytes) -> tuple[int, int]:
+    """Part and attempt."""
+    part, attempt = _ATTEMPT.unpack_from(key, 5)
+    return part, attempt
+
+
+def encode_attempt(counts: AttemptCounts) -> bytes:
+    """Three words."""
+    return _ATTEMPT_COUNTS.pack(*counts)
+
+
+def decode_attempt(value: bytes) -> AttemptCounts:
+    """The counts of a row."""
+    return AttemptCounts(*_ATTEMPT_COUNTS.unpack(value))
+
+
+def mark_key(load: int, key: bytes) -> bytes:
+    """Where it is noted that others have removed a record since the load was opened."""
+    return u32(load) + _MARK + key
+
+
+def marks_range(load: int) -> tuple[bytes, bytes]:
+    """Where all such notes of a load are."""
+    return u32(load) + _MARK, u32(load) + bytes((_MARK[0] + 1,))
+
+
+def named_key(load: int) -> bytes:
+    """Where the attempts that count are."""
+    return u32(load) + _NAMED
+
+
+def encode_named(named: Sequence[tuple[int, int]]) -> bytes:
+    """(part, attempt) one after the other."""
+    return b"".join([_ATTEMPT.pack(part, attempt) for part, attempt in named])
+
+
+def decode_named(value: bytes) -> dict[int, int]:
+    """The attempt that counts, by part."""
+    return dict(_ATTEMPT.iter_unpack(value))
 
 
 # --- commits ---------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ here, and the ranges of keys where it was are compacted once that pays.
 
     G1  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records and
         index entries of a topic, or its tombstones, are written again only where at least as many were removed as are
-        stored now; of the journal, the commits, the expiry index and the order of tombstones nothing but what lies
-        behind their floors.
+        stored now; of what loads have staged what has gone; of the journal, the commits, the expiry index and the order
+        of tombstones nothing but what lies behind their floors.
     G2  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
         all of their ranges have been compacted.
     G3  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
@@ -19,17 +19,18 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from sow_server.engine.codec import MADE_ORDER, i64, u32
-from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, TOMBSTONES
+from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic
 
 
 class Place(NamedTuple):
-    """Where something was removed: records with their index entries under RECORDS, TOMBSTONES, JOURNAL, or EXPIRY."""
+    """Where something was removed: records with their index entries under RECORDS, TOMBSTONES, JOURNAL, EXPIRY, or
+    STAGING."""
 
     family: str
     topic_id: int
-    """0 for the expiry index, in which the topics lie mixed; nothing is known of topics there."""
+    """0 for the expiry index, in which the topics lie mixed; nothing is known of topics there. Of STAGING the load."""
 
 
 SWEPT: Final = Place(EXPIRY, 0)
@@ -67,6 +68,8 @@ class Removals:
             self._add(Place(RECORDS, topic.id), topic.statistics.records)
             self._add(Place(JOURNAL, topic.id), topic.statistics.journal_entries)
             self._add(Place(TOMBSTONES, topic.id), topic.statistics.tombstones)
+        for load, rows in stage.unstaged.items():
+            self._add(Place(STAGING, load), rows)
         self._add(SWEPT, len(stage.expire_times))
 
     def counts(self) -> Mapping[Place, int]:
@@ -95,11 +98,12 @@ def deserving(
 ) -> list[Task]:
     """What deserves compaction (G1). The places of a kind are left alone together while fewer than `at_least` records,
     tombstones, changes of the journal or expiry entries were removed from those of them that deserve it."""
-    removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}}
+    removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}, STAGING: {}}
     records: Ranges = []
     # `first_tombstone`: of those that are left, in the order of their making; those in front of it were purged.
     tombstones: Ranges = [(MADE_ORDER, first_tombstone)] if first_tombstone > MADE_ORDER else []
     journal: Ranges = []
+    staging: Ranges = []
     for place, count in counts.items():
         topic = topics.get(place.topic_id)
         prefix, stop = u32(place.topic_id), u32(place.topic_id + 1)
@@ -114,12 +118,15 @@ def deserving(
         elif place.family == JOURNAL:
             # Of a topic that was deleted everything is behind the floor.
             journal.append((prefix, stop if topic is None else prefix + i64(topic.statistics.floor_sequence + 1)))
+        elif place.family == STAGING:
+            staging.append((prefix, stop))  # a load loses all of its rows at once, and its number is not used again
         removed[place.family][place] = count
     tasks = (
         Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
         Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
         # Commits are pruned with what all topics have let go.
         Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),
+        Task(removed[STAGING], {STAGING: staging}),
         Task(removed[EXPIRY], {EXPIRY: [(b"", sweep_floor)]}),
     )
     return [task for task in tasks if task.removed and sum(task.removed.values()) >= at_least]

@@ -41,8 +41,9 @@ JOURNAL: Final = "journal"
 COMMITS: Final = "commits"
 INDEXES: Final = "indexes"
 TOMBSTONES: Final = "tombstones"
+STAGING: Final = "staging"
 META: Final = "meta"
-FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, META)
+FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGING, META)
 
 
 STEPS_AT_ONCE: Final = 500

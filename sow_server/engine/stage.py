@@ -12,6 +12,8 @@ sequences from the writer's counters, which the writer takes over only after the
          overdue record, or be due at once (rule T3). So any expiry may change other topics, and even this one.
     ST5  What goes from a topic that peers share leaves a tombstone in this commit: of the version of the delete, or of
          the record that expired (rule R4).
+    ST6  What goes from a topic while a load of it is open is noted for the load in this commit, unless that load has
+         removed it, or it has expired and was there before: so that the loaded row does not bring it back.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from sow_server.engine.codec import (
     header_columns,
     i64,
     made_key,
+    mark_key,
     payload_bytes_total,
     read_header,
     u32,
@@ -48,7 +51,7 @@ from sow_server.engine.journal import ChunkBuilder
 from sow_server.engine.model import ABSENT, NEVER
 from sow_server.engine.publishers import Publisher
 from sow_server.engine.publishers import encode as encode_publisher
-from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, TOMBSTONES, Batch, Rocks
+from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, STAGING, TOMBSTONES, Batch, Rocks
 from sow_server.engine.topics import UNDELIVERED_ID, Topic, Topics, undelivered_topic
 
 STATISTICS_KEY: Final = b"stats/"
@@ -77,6 +80,7 @@ class Stage:
         "founded",
         "heads",
         "letters",
+        "loader",
         "new_origins",
         "next_sequence",
         "next_version",
@@ -90,6 +94,7 @@ class Stage:
         "source",
         "statistics",
         "tombstones",
+        "unstaged",
     )
 
     def __init__(
@@ -147,6 +152,10 @@ class Stage:
         """Where the changes come from that are being staged; 0: from here."""
         self.tombstones: dict[bytes, Tombstone] = {}
         """Those that this commit leaves, by store key."""
+        self.loader = 0
+        """The load that makes these changes; 0: none does."""
+        self.unstaged: dict[int, int] = {}
+        """How many staged rows go with this commit, by the load's number."""
         self._open_chunk = False
         """Whether the next change may go into the last chunk."""
         self.new_origins: tuple[str, ...] | None = None
@@ -373,6 +382,8 @@ class Stage:
     def bury(self, topic: Topic, key: bytes, store_key: bytes, *, version: int, origin: int) -> None:
         """Leaves the tombstone of a record that is not here: a peer has deleted it, others may have it (rule R4)."""
         sequence = self.next_sequence
+        if topic.loads:
+            self._mark(topic, key, sequence)
         self._minted(version)
         chunk = self.chunk(topic)
         if chunk is not None:
@@ -423,6 +434,12 @@ class Stage:
         figures = self.figures(topic)
         self.statistics[topic.id] = figures._replace(tombstones=figures.tombstones + len(store_keys))
 
+    def _mark(self, topic: Topic, key: bytes, sequence: int) -> None:
+        """Notes for the loads of a topic that were opened before a sequence that this key has lost its record (ST6)."""
+        for load, begin_sequence in topic.loads:
+            if load != self.loader and sequence > begin_sequence:
+                self.batch.puts[STAGING][mark_key(load, key)] = b""
+
     def expire(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> None:
         """Expires the overdue record with `head` (rule L10)."""
         due = read_header(head)
@@ -454,6 +471,9 @@ class Stage:
         if topic.indexes.all:
             for store_key, value in zip(store_keys, values, strict=True):
                 self.reindex(topic, store_key[4:], value, None)
+        if topic.loads:
+            for store_key, changed in zip(store_keys, columns.sequence, strict=True):
+                self._mark(topic, store_key[4:], changed)
         self.heads.update(dict.fromkeys(store_keys))
         self.removed += store_keys
         self.batch.deletes[RECORDS] += store_keys
@@ -591,6 +611,8 @@ class Stage:
                 chunk.previous_values.append(value)
         if topic.indexes.all:
             self.reindex(topic, key, self.value(store_key), None)
+        if topic.loads:
+            self._mark(topic, key, old.sequence if change == EXPIRE else sequence)
         self.heads[store_key] = None
         self.removed.append(store_key)
         self.batch.puts[RECORDS].pop(store_key, None)

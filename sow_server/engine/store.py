@@ -59,6 +59,7 @@ from sow_server.engine.indexes import (
     record_keys,
 )
 from sow_server.engine.journal import Heads, JournalCut, Ledger
+from sow_server.engine.loads import LoadOptions, Loads
 from sow_server.engine.model import (
     MICROS,
     NEVER,
@@ -172,6 +173,7 @@ class StoreOptions:
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """Settings of topics that neither they nor a policy declare (rule T2)."""
     replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
+    loads: LoadOptions = field(default_factory=LoadOptions)
     writer: WriterOptions = field(default_factory=WriterOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
 
@@ -315,6 +317,7 @@ class Store:
         self.replicas: Final = Replicas(self, rocks, path, options.replicas)
         self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held)
         self._load_topics()
+        self.loads: Final = Loads(self, rocks, clock, options.loads)
         bounds = rocks.get(META, BOUNDS_KEY) or bytes(16)
         self.writer: Final = Writer(
             rocks,
@@ -542,13 +545,15 @@ class Store:
         done: Callable[[T | StoreError], None],
         *,
         sweep_first: bool = False,
+        size: int = 0,
+        sync: bool = True,
     ) -> None:
         """Queues a change that is no request, see `writer.Control`. For the rooms of the engine."""
 
         def answered(result: object) -> None:
             done(result)  # type: ignore[arg-type]  # what `run` returned, or a StoreError
 
-        self.writer.submit(Control(run, answered, sweep_first=sweep_first))
+        self.writer.submit(Control(run, answered, sweep_first=sweep_first, size=size, sync=sync))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -717,6 +722,15 @@ class Store:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
         self.control(lambda stage: self._stage_create(stage, name, declared, in_config=in_config), done)
 
+    @property
+    def makes_topics(self) -> bool:
+        """Whether the first publish to a topic creates it (rule K1)."""
+        return self._options.dynamic_topics
+
+    def create_dynamic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
+        """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
+        self.control(lambda stage: self._stage_create(stage, name, NOTHING, dynamic=True), done)
+
     def _create_dynamic(self, name: str) -> Control:
         return Control(lambda stage: self._stage_create(stage, name, NOTHING, dynamic=True), lambda result: None)
 
@@ -835,6 +849,7 @@ class Store:
             )
         if refounded:
             self.replicas.stage_refound(stage, topic)
+            self.loads.stage_fail_all(stage, topic, "the topic takes records of another kind now")
         if refounded or settings.journal != topic.settings.journal:
             # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
             # anybody read changes whose payloads and keys are of another kind.
@@ -928,7 +943,7 @@ class Store:
 
         def stage_unused(stage: Stage) -> Callable[[], bool]:
             gone = self.topics.by_id.get(topic.id) is not topic
-            if gone or topic.replicated or not unused(topic, stage.now):
+            if gone or topic.replicated or self.loads.open_on(topic) or not unused(topic, stage.now):
                 return lambda: False
             if topic.settings.only_if_empty and self.count(topic):
                 return lambda: False
@@ -952,6 +967,7 @@ class Store:
         ]
         self.durables.stage_drop(stage, topic)
         self.replicas.stage_drop(stage, topic)
+        self.loads.stage_fail_all(stage, topic, "the topic was deleted")
         stage.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
         stage.batch.deletes[META] += [
             TOPIC_KEY + topic.prefix,

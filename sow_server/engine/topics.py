@@ -53,6 +53,7 @@ class Topic:
         "indexes",
         "key_paths",
         "last_use_micros",
+        "loads",
         "name",
         "prefix",
         "previous_wanted",
@@ -91,6 +92,9 @@ class Topic:
         """How many of them want the records that were replaced, too; likewise."""
         self.replicated = False
         """Whether peers send it or are sent it, so that what goes leaves tombstones (rule R4). Set as `followers`."""
+        self.loads: tuple[tuple[int, int], ...] = ()
+        """Loads whose rows are not all applied: their numbers, and the sequence at which they were opened. What others
+        remove meanwhile is noted for them. Set by the writer thread, after a commit."""
         self.last_use_micros = create_time_micros
         """When the topic was last used, by what the store remembers: since the start (rule T1). Set on any thread."""
         self.was_followed = False

@@ -103,10 +103,11 @@ class Control:
     """A change that is no publish: run on a stage of its own, committed and synced before `done` hears of it.
 
     `run` returns what to do after the commit; its result is the answer. `sweep_first`: what is overdue is expired
-    before, in commits of its own, between which others have their turn.
+    before, in commits of its own, between which others have their turn. One of a `size` counts for the bounds of the
+    queue as a publish of so many bytes does. Not `sync`: it is durable as a BUFFERED publish is.
     """
 
-    __slots__ = ("begun_micros", "done", "run", "sweep_first")
+    __slots__ = ("begun_micros", "done", "run", "size", "sweep_first", "sync")
 
     def __init__(
         self,
@@ -114,10 +115,14 @@ class Control:
         done: Callable[[object], None],
         *,
         sweep_first: bool = False,
+        size: int = 0,
+        sync: bool = True,
     ) -> None:
         self.run = run
         self.done = done
         self.sweep_first = sweep_first
+        self.size = size
+        self.sync = sync
         self.begun_micros = NEVER
         """When it first came to its turn."""
 
@@ -216,7 +221,7 @@ class Writer:
             if self._stopping:
                 raise StoreError(Reason.STOPPING, "the server is stopping")
             options = self._options
-            if isinstance(item, Job) and (
+            if (isinstance(item, Job) or size) and (
                 self._queued_requests >= options.queue_requests_max
                 or (self._queued_bytes and self._queued_bytes + size > options.queue_bytes_max)
             ):
@@ -580,7 +585,7 @@ class Writer:
         stage = self._stage()
         try:
             stage.after = control.run(stage)
-            return self._write(stage, sync=True) or stage.result
+            return self._write(stage, sync=control.sync) or stage.result
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001  # W5: as above
@@ -820,7 +825,7 @@ class Writer:
 
 
 def _size(item: Job | Control) -> int:
-    return item.size if isinstance(item, Job) else 0
+    return item.size
 
 
 def _broken(job: Job) -> StoreError:

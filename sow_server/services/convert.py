@@ -12,7 +12,7 @@ from typing import Final, cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow.v1 import admin_pb2, load_pb2, sow_pb2, types_pb2
 from sow_server.engine.codec import record as stored_record
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import (
@@ -197,6 +197,24 @@ def publish_stream(
         channel=channel,
         delta=request.delta,
         unset_paths=tuple(request.unset_paths),
+    )
+
+
+def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
+    """Rows that are staged, as what would publish them; without the topic."""
+    payloads = list(request.payload)
+    own: list[Lifetime] | None = None
+    if request.lifetime_kind or request.lifetime_micros:
+        for name, column in (("lifetime_kind", request.lifetime_kind), ("lifetime_micros", request.lifetime_micros)):
+            if len(column) != len(payloads):
+                raise invalid(name, f"has {len(column)} entries for {len(payloads)} payloads")
+        own = _lifetimes(request.lifetime_kind, request.lifetime_micros)
+    return Publish(
+        "",
+        payloads,
+        keys=list(request.key) if request.key else None,
+        lifetime=lifetime(request.lifetime),
+        lifetimes=own,
     )
 
 

@@ -18,17 +18,17 @@ from sow_client import (
 
 PUBLIC = {
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
-    "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade", "Cancelled",
-    "Change", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss", "DeadlineExceeded", "Deleted",
-    "Difference", "DurabilityName", "Durable", "DurableFigures", "DurableSettings", "DurableSettingsArguments",
-    "DurableSubscription", "EffectiveSetting", "Export", "FailedPrecondition", "Gap", "IncomingLink", "IndexStatus",
-    "InternalError", "InvalidArgument", "LinkTopic", "MessageTypeName", "NotFound", "OnMissingName", "OutgoingLink",
-    "PackedColumn", "PackedRecords",
-    "Page", "PermissionDenied", "Policy", "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader",
-    "QueryPlan", "QueryResult", "Record", "RecordBatch", "Refusal", "Repaired", "ReplicationStatus",
-    "ReplicationUnavailable", "ResourceExhausted", "RestampMode", "Restamped", "ResyncRequired", "Rewound",
-    "SowError", "Status", "Subscription", "Tls", "Topic", "TopicSettings", "TopicSettingsArguments",
-    "TopicStatistics", "Unavailable", "Verified", "View",
+    "AsyncLoadStager", "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade",
+    "Cancelled", "Change", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss",
+    "DeadlineExceeded", "Deleted", "Difference", "DurabilityName", "Durable", "DurableFigures", "DurableSettings",
+    "DurableSettingsArguments", "DurableSubscription", "EffectiveSetting", "Export", "FailedPrecondition", "Gap",
+    "IncomingLink", "IndexStatus", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
+    "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
+    "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PermissionDenied", "Policy", "PublishFailed",
+    "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch",
+    "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted", "RestampMode",
+    "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic", "TopicSettings",
+    "TopicSettingsArguments", "TopicStatistics", "Unavailable", "Verified", "View",
 }  # fmt: skip
 
 

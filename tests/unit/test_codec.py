@@ -1,6 +1,6 @@
 """The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `FORMAT`.
 
-The golden bytes below belong to format 2. When a layout changes: raise `codec.FORMAT`, say in the CHANGELOG how old
+The golden bytes below belong to format 3. When a layout changes: raise `codec.FORMAT`, say in the CHANGELOG how old
 data gets there, and only then write the new bytes here.
 """
 
@@ -19,41 +19,57 @@ from sow_server.engine.codec import (
     HEADER_FAST,
     PUT,
     TOUCH,
+    AttemptCounts,
     Changes,
     Column,
     Commit,
     Run,
     StoredStatistics,
+    attempt_key,
+    attempts_range,
     changes_head,
+    decode_attempt,
     decode_changes,
     decode_commit,
+    decode_named,
     decode_statistics,
+    encode_attempt,
     encode_changes,
     encode_commit,
+    encode_named,
     encode_statistics,
     header,
     header_columns,
     header_start,
     i64,
     journal_key,
+    mark_key,
+    marks_range,
+    named_key,
     payload_bytes_total,
+    read_attempt_key,
     read_header,
+    read_staged,
+    read_staged_key,
     record,
     sequences,
     settings_from_json,
     settings_to_json,
+    staged_keys,
+    staged_range,
+    staged_value,
     u32,
     unpack_i64,
 )
 from sow_server.engine.model import NEVER, BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 
 
-def test_these_golden_bytes_belong_to_format_2() -> None:
-    assert FORMAT == 2
+def test_these_golden_bytes_belong_to_format_3() -> None:
+    assert FORMAT == 3
 
 
 HEADER = (
-    "02" "00" "0203" "00000005"  # format, flags, origin, payload length
+    "03" "00" "0203" "00000005"  # format, flags, origin, payload length
     "0000000000000a0b"  # version
     "0000000000000c0d"  # publish time
     "0000000000000e0f"  # expire time
@@ -112,7 +128,7 @@ CHANGES = Changes(
     source=0x44,
 )
 JOURNAL_VALUE = (
-    "02" "00" "0044" "00000004" "0000000000000055"  # format, flags, source, count, commit time
+    "03" "00" "0044" "00000004" "0000000000000055"  # format, flags, source, count, commit time
     "0000000000000066" "0000000000000077"  # entries and bytes before
     "01020304"  # changes
     "01" "0000000000000007"  # version: counting up from 7
@@ -297,3 +313,36 @@ def test_settings_that_are_not_stored_yet_get_their_defaults_and_unknown_ones_ar
     del stored["retain_bytes"], stored["index"]
     stored["of_the_future"] = 1
     assert settings_from_json(stored) == SETTINGS._replace(retain_bytes=TopicSettings().retain_bytes, index=())
+
+
+def test_what_a_load_stages() -> None:
+    (key,) = staged_keys(7, [b"ab"], 0x11, 0x22)
+    assert key.hex() == "000000077200026162000000110000000000000022"
+    assert read_staged_key(key) == (b"ab", 0x11, 0x22)
+    value = staged_value(1, 0x33, b"xy")
+    assert value.hex() == "0100000000000000337879"
+    assert read_staged(value) == (1, 0x33, b"xy")
+    counts = attempt_key(7, 0x11, 2**64 - 1)
+    assert counts.hex() == "000000076100000011ffffffffffffffff"
+    assert read_attempt_key(counts) == (0x11, 2**64 - 1)
+    row = encode_attempt(AttemptCounts(3, 2, 100))
+    assert row.hex() == "000000000000000300000000000000020000000000000064"
+    assert decode_attempt(row) == (3, 2, 100)
+    assert mark_key(7, b"ab").hex() == "00000007646162"
+    assert named_key(7).hex() == "000000076e"
+    assert encode_named([(1, 2)]).hex() == "000000010000000000000002"
+    assert decode_named(encode_named([(1, 2), (3, 4)])) == {1: 2, 3: 4}
+
+
+def test_the_rows_of_a_load_lie_in_ranges_of_their_own_and_those_of_a_key_together() -> None:
+    keys = staged_keys(7, [b"a", b"b", b"a\xff", b""], 1, 1) + staged_keys(7, [b"a"], 2**32 - 1, 2**64 - 1)
+    start, stop = staged_range(7)
+    assert all(start <= key < stop for key in keys)
+    assert [read_staged_key(key)[0] for key in sorted(keys)] == [b"", b"a", b"a", b"b", b"a\xff"]
+    for key, (low, high) in (
+        (attempt_key(7, 2**32 - 1, 2**64 - 1), attempts_range(7)),
+        (mark_key(7, b"\xff" * 9), marks_range(7)),
+    ):
+        assert low <= key < high
+        assert not start <= key < stop
+    assert all(u32(7) < key < u32(8) for key in (*keys, named_key(7)))

@@ -15,7 +15,7 @@ from tests.support.stores import Rig
 
 def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    assert (rig.path / "SOW").read_text().startswith("sow data, format 2")
+    assert (rig.path / "SOW").read_text().startswith("sow data, format 3")
     assert rig.store.origins == ("sow",)
     rig.close()
 
@@ -78,7 +78,7 @@ def test_data_of_another_format_is_refused_by_number(tmp_path: Path) -> None:
     rig.store._rocks.write(batch)
     rig.close()
     for _ in range(2):
-        with pytest.raises(OpenError, match=r"format 7, this version of sow reads format 2"):
+        with pytest.raises(OpenError, match=r"format 7, this version of sow reads format 3"):
             rig.open()
 
 

@@ -96,7 +96,9 @@ class OpenLoadResponse(_message.Message):
     lease_micros: _builtins.int
     """The lease that was granted."""
     begin_version: _builtins.int
-    """Records with a version above this one were changed by others since, and win."""
+    """The highest version at that moment. A record that is changed here from then on wins over the loaded row, whatever its
+    version (a change may come late from another instance), and so does a delete.
+    """
     def __init__(
         self,
         *,
@@ -126,12 +128,17 @@ class StageLoadRequest(_message.Message):
     LIFETIME_FIELD_NUMBER: _builtins.int
     LIFETIME_KIND_FIELD_NUMBER: _builtins.int
     LIFETIME_MICROS_FIELD_NUMBER: _builtins.int
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
     load_id: _builtins.str
     """The load. Empty: that of the stream's previous request."""
     part: _builtins.int
     """Which part of the load these rows belong to."""
     attempt: _builtins.int
     """Which attempt at that part: only those that the commit names count."""
+    first_row: _builtins.int
+    """Position of the first row among all that this attempt sends, refused ones included; the first is 1. Positions have no
+    gaps: rows that were staged already are not staged or counted again, so whoever has no answer sends the same again.
+    """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Record keys; only, and always, on topics without key fields (rule K3)."""
@@ -167,10 +174,11 @@ class StageLoadRequest(_message.Message):
         lifetime: _types_pb2.Lifetime | None = ...,
         lifetime_kind: _abc.Iterable[_types_pb2.LifetimeKind.ValueType] | None = ...,
         lifetime_micros: _abc.Iterable[_builtins.int] | None = ...,
+        first_row: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "load_id", b"load_id", "part", b"part", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_row", b"first_row", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "load_id", b"load_id", "part", b"part", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,7 +193,7 @@ class StageLoadResponse(_message.Message):
     STAGED_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     staged: _builtins.int
-    """Rows of the request that were staged."""
+    """Rows of the request that are staged, also where an earlier request had brought them."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Refusal]:
         """Those that were refused, in order."""
@@ -362,12 +370,24 @@ class GetLoadResponse(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    LOAD_ID_FIELD_NUMBER: _builtins.int
+    OPEN_TIME_MICROS_FIELD_NUMBER: _builtins.int
+    STAGED_BYTES_FIELD_NUMBER: _builtins.int
+    LEASE_END_MICROS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Its topic."""
     phase: Global___LoadPhase.ValueType
     """What it is about to do."""
     failure: _builtins.str
     """FAILED: why."""
+    load_id: _builtins.str
+    """The load."""
+    open_time_micros: _builtins.int
+    """When it was opened, microseconds since the epoch."""
+    staged_bytes: _builtins.int
+    """Bytes of keys and payloads that are staged; those of rows that were staged again count again."""
+    lease_end_micros: _builtins.int
+    """STAGING: when the lease ends unless it is renewed, microseconds since the epoch; else 0."""
     @_builtins.property
     def figures(self) -> Global___LoadFigures:
         """Its figures so far."""
@@ -379,14 +399,64 @@ class GetLoadResponse(_message.Message):
         phase: Global___LoadPhase.ValueType = ...,
         figures: Global___LoadFigures | None = ...,
         failure: _builtins.str = ...,
+        load_id: _builtins.str = ...,
+        open_time_micros: _builtins.int = ...,
+        staged_bytes: _builtins.int = ...,
+        lease_end_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "figures", b"figures", "phase", b"phase", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "figures", b"figures", "lease_end_micros", b"lease_end_micros", "load_id", b"load_id", "open_time_micros", b"open_time_micros", "phase", b"phase", "staged_bytes", b"staged_bytes", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class ListLoadsRequest(_message.Message):
+    """Which loads to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Those of this topic. Empty: of all."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLoadsRequest: _TypeAlias = ListLoadsRequest  # noqa: Y015
+
+@_typing.final
+class ListLoadsResponse(_message.Message):
+    """The loads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetLoadResponse]:
+        """In the order of opening."""
+
+    def __init__(
+        self,
+        *,
+        loads: _abc.Iterable[Global___GetLoadResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loads", b"loads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLoadsResponse: _TypeAlias = ListLoadsResponse  # noqa: Y015
 
 @_typing.final
 class RenewLoadRequest(_message.Message):

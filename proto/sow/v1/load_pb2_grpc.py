@@ -66,6 +66,11 @@ class LoadServiceStub(object):
                 request_serializer=sow_dot_v1_dot_load__pb2.AbortLoadRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_load__pb2.AbortLoadResponse.FromString,
                 _registered_method=True)
+        self.ListLoads = channel.unary_unary(
+                '/sow.v1.LoadService/ListLoads',
+                request_serializer=sow_dot_v1_dot_load__pb2.ListLoadsRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_load__pb2.ListLoadsResponse.FromString,
+                _registered_method=True)
 
 
 class LoadServiceServicer(object):
@@ -117,6 +122,13 @@ class LoadServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLoads(self, request, context):
+        """Lists the loads that there are, and those that ended within the last day, in the order of opening.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LoadServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,6 +161,11 @@ def add_LoadServiceServicer_to_server(servicer, server):
                     servicer.AbortLoad,
                     request_deserializer=sow_dot_v1_dot_load__pb2.AbortLoadRequest.FromString,
                     response_serializer=sow_dot_v1_dot_load__pb2.AbortLoadResponse.SerializeToString,
+            ),
+            'ListLoads': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLoads,
+                    request_deserializer=sow_dot_v1_dot_load__pb2.ListLoadsRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_load__pb2.ListLoadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +332,33 @@ class LoadService(object):
             '/sow.v1.LoadService/AbortLoad',
             sow_dot_v1_dot_load__pb2.AbortLoadRequest.SerializeToString,
             sow_dot_v1_dot_load__pb2.AbortLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLoads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.LoadService/ListLoads',
+            sow_dot_v1_dot_load__pb2.ListLoadsRequest.SerializeToString,
+            sow_dot_v1_dot_load__pb2.ListLoadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class LoadServiceStub:
     """Renews the lease."""
     AbortLoad: _grpc.UnaryUnaryMultiCallable[_load_pb2.AbortLoadRequest, _load_pb2.AbortLoadResponse]
     """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already."""
+    ListLoads: _grpc.UnaryUnaryMultiCallable[_load_pb2.ListLoadsRequest, _load_pb2.ListLoadsResponse]
+    """Lists the loads that there are, and those that ended within the last day, in the order of opening."""
 
 @_typing.type_check_only
 class LoadServiceAsyncStub(LoadServiceStub):
@@ -73,6 +75,8 @@ class LoadServiceAsyncStub(LoadServiceStub):
     """Renews the lease."""
     AbortLoad: _aio.UnaryUnaryMultiCallable[_load_pb2.AbortLoadRequest, _load_pb2.AbortLoadResponse]  # type: ignore[assignment]
     """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already."""
+    ListLoads: _aio.UnaryUnaryMultiCallable[_load_pb2.ListLoadsRequest, _load_pb2.ListLoadsResponse]  # type: ignore[assignment]
+    """Lists the loads that there are, and those that ended within the last day, in the order of opening."""
 
 class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
     """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
@@ -129,5 +133,13 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_load_pb2.AbortLoadResponse, _abc.Awaitable[_load_pb2.AbortLoadResponse]]:
         """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already."""
+
+    @_abc_1.abstractmethod
+    def ListLoads(
+        self,
+        request: _load_pb2.ListLoadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_load_pb2.ListLoadsResponse, _abc.Awaitable[_load_pb2.ListLoadsResponse]]:
+        """Lists the loads that there are, and those that ended within the last day, in the order of opening."""
 
 def add_LoadServiceServicer_to_server(servicer: LoadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,635 @@
+"""Loads: replace the content of a topic, all or nothing. Rows are staged part by part; a commit names what counts.
+
+`StageCore` is a stager without I/O, threads or clock; `LoadStager` and `AsyncLoadStager` carry its requests to the
+server and the answers back.
+
+LS1  Requests are sent, settled and sent again in order; every row has a position among all that were handed over.
+LS2  A row is counted once, as staged or refused, by the answer that settles it; what a cut stream has left unanswered
+     is sent again, and the server does not count it twice.
+LS3  At most `IN_FLIGHT_MAX` requests and, but for one, 16 MiB of payloads are sealed and not settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self, cast
+
+import grpc
+
+from sow.v1 import load_pb2, types_pb2
+from sow_client import _core
+from sow_client._channel import task_is_cancelled
+from sow_client._publisher import BATCH_BYTES, IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS
+from sow_client._records import Ttl, invalid
+from sow_client.errors import Refusal, SowError
+
+REQUEST_ROWS: Final = 5_000
+IN_FLIGHT_MAX: Final = 8
+RETRY_SECONDS: Final = 30.0
+"""How long a broken connection is made again without progress."""
+END_SECONDS: Final = 1.0
+LEASE_DAYS_MAX: Final = 1
+
+LoadPhaseName = Literal["staging", "applying", "deleting", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load that was opened."""
+
+    id: str
+    lease: timedelta
+    begin_version: int
+    """The highest version at that moment; what others change from then on wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPart:
+    """An attempt at a part that counts, and the rows that it has staged: `LoadStager.staged`."""
+
+    part: int
+    attempt: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Counts of a load."""
+
+    staged: int
+    """Rows staged by the attempts that count; before the commit by all."""
+    applied: int
+    """Rows published."""
+    superseded: int
+    """Rows left out, as others have changed or deleted their records since the load was opened."""
+    repeated: int
+    """Rows left out, as another row of the load has the same key."""
+    deleted: int
+    """Records deleted, as they were not loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a committed load is: what it is about to do, and its figures so far."""
+
+    phase: LoadPhaseName
+    figures: LoadFigures
+
+
+@dataclass(frozen=True, slots=True)
+class LoadInfo:
+    """A load as the server knows it."""
+
+    id: str
+    topic: str
+    phase: LoadPhaseName
+    figures: LoadFigures
+    failure: str
+    """FAILED: why; else empty."""
+    opened: datetime
+    staged_bytes: int
+    lease_end: datetime | None
+    """While rows are staged: when the load is aborted unless something is staged or it is renewed."""
+
+
+_PHASES: Final = {
+    load_pb2.LOAD_PHASE_STAGING: "staging",
+    load_pb2.LOAD_PHASE_APPLYING: "applying",
+    load_pb2.LOAD_PHASE_DELETING: "deleting",
+    load_pb2.LOAD_PHASE_DONE: "done",
+    load_pb2.LOAD_PHASE_FAILED: "failed",
+}
+
+
+def open_request(topic: str, lease: timedelta | None) -> load_pb2.OpenLoadRequest:
+    """Raises InvalidArgument for a lease that is none."""
+    micros = 0
+    if lease is not None:
+        micros = lease // timedelta(microseconds=1)
+        if micros <= 0 or lease > timedelta(days=LEASE_DAYS_MAX):
+            raise invalid("lease", f"{lease} is not above zero and at most 24 h")
+    return load_pb2.OpenLoadRequest(topic=topic, lease_micros=micros)
+
+
+def opened(response: load_pb2.OpenLoadResponse) -> Load:
+    """The load of a response."""
+    return Load(response.load_id, timedelta(microseconds=response.lease_micros), response.begin_version)
+
+
+def commit_request(load_id: str, parts: Iterable[LoadPart]) -> load_pb2.CommitLoadRequest:
+    """The request of a commit."""
+    named = [load_pb2.LoadPart(part=part.part, attempt=part.attempt, rows=part.rows) for part in parts]
+    return load_pb2.CommitLoadRequest(load_id=load_id, parts=named)
+
+
+def _phase(value: load_pb2.LoadPhase.ValueType) -> LoadPhaseName:
+    name = _PHASES.get(value)
+    if name is None:
+        raise _core.malformed(f"a load in phase {value}")
+    return cast(LoadPhaseName, name)
+
+
+def _figures(message: load_pb2.LoadFigures) -> LoadFigures:
+    return LoadFigures(message.staged, message.applied, message.superseded, message.repeated, message.deleted)
+
+
+def progress(response: load_pb2.CommitLoadResponse) -> LoadProgress:
+    """The progress of a response."""
+    return LoadProgress(_phase(response.phase), _figures(response.figures))
+
+
+def info(response: load_pb2.GetLoadResponse) -> LoadInfo:
+    """The load of a response."""
+    return LoadInfo(
+        response.load_id,
+        response.topic,
+        _phase(response.phase),
+        _figures(response.figures),
+        response.failure,
+        _moment(response.open_time_micros),
+        response.staged_bytes,
+        _moment(response.lease_end_micros) if response.lease_end_micros else None,
+    )
+
+
+def _moment(micros: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+
+
+def passes(error: SowError) -> bool:
+    """Whether an error passes by itself, so that it is worth trying again."""
+    return error.reason in RETRIED_REASONS or error.reason in _core.CUT_REASONS
+
+
+@dataclass(slots=True)
+class _Sealed:
+    request: load_pb2.StageLoadRequest
+    rows: int
+    size: int
+
+
+class StageCore:
+    """Owns the requests, the counters, and the decision to try again. Not thread-safe."""
+
+    def __init__(self, load_id: str, part: int, attempt: int, *, retry_for: float) -> None:
+        if not 0 <= part < 2**32:
+            raise invalid("part", f"{part} is not 0 to 2^32 - 1")
+        if not 0 <= attempt < 2**64:
+            raise invalid("attempt", f"{attempt} is not 0 to 2^64 - 1")
+        self.load_id = load_id
+        self.part = part
+        self.attempt = attempt
+        self.staged = 0
+        self.refused = 0
+        self.refusals: list[Refusal] = []
+        self._retry_for = retry_for
+        self._next_row = 1
+        self._queued: deque[_Sealed] = deque()
+        self._sent: deque[_Sealed] = deque()
+        self._sealed_bytes = 0
+        self._backoff = _core.Backoff()
+
+    def requests(
+        self,
+        payloads: Sequence[bytes],
+        keys: Sequence[str] | None,
+        lifetime: Ttl | None,
+        kinds: Sequence[int] | None,
+        micros: Sequence[int] | None,
+    ) -> Iterator[load_pb2.StageLoadRequest]:
+        """The rows as requests, to be queued in this order. Raises InvalidArgument before the first."""
+        for name, column in (("keys", keys), ("lifetime_kinds", kinds), ("lifetime_micros", micros)):
+            if column is not None and len(column) != len(payloads):
+                raise invalid(name, f"has {len(column)} entries for {len(payloads)} payloads")
+        if (kinds is None) != (micros is None):
+            raise invalid("lifetime_micros", "comes together with lifetime_kinds")
+        common = _core.lifetime_message(lifetime, None)
+        return self._requests(payloads, keys, common, kinds, micros)
+
+    def _requests(
+        self,
+        payloads: Sequence[bytes],
+        keys: Sequence[str] | None,
+        common: types_pb2.Lifetime | None,
+        kinds: Sequence[int] | None,
+        micros: Sequence[int] | None,
+    ) -> Iterator[load_pb2.StageLoadRequest]:
+        start = 0
+        while start < len(payloads):
+            stop = min(start + REQUEST_ROWS, len(payloads))
+            size = sum(map(len, payloads[start:stop]))
+            while size > BATCH_BYTES and stop > start + 1:
+                stop -= 1
+                size -= len(payloads[stop])
+            yield load_pb2.StageLoadRequest(
+                load_id=self.load_id,
+                part=self.part,
+                attempt=self.attempt,
+                key=() if keys is None else keys[start:stop],
+                payload=payloads[start:stop],
+                lifetime=common,
+                lifetime_kind=()
+                if kinds is None
+                else cast(Sequence[types_pb2.LifetimeKind.ValueType], kinds[start:stop]),
+                lifetime_micros=() if micros is None else micros[start:stop],
+            )
+            start = stop
+
+    @property
+    def room(self) -> bool:
+        """Another request may be queued (LS3)."""
+        in_flight = len(self._queued) + len(self._sent)
+        return in_flight < IN_FLIGHT_MAX and self._sealed_bytes < IN_FLIGHT_BYTES_MAX
+
+    @property
+    def busy(self) -> bool:
+        """Requests are not settled."""
+        return bool(self._queued or self._sent)
+
+    def queue(self, request: load_pb2.StageLoadRequest) -> None:
+        """The next request of the stager."""
+        rows, size = len(request.payload), sum(map(len, request.payload))
+        request.first_row = self._next_row
+        self._next_row += rows
+        self._sealed_bytes += size
+        self._queued.append(_Sealed(request, rows, size))
+
+    def next_request(self) -> load_pb2.StageLoadRequest | None:
+        """The next request to write to the present stream; from then on it counts as sent."""
+        if not self._queued:
+            return None
+        self._sent.append(self._queued.popleft())
+        return self._sent[-1].request
+
+    def settle(self, response: load_pb2.StageLoadResponse) -> None:
+        """Settles the oldest sent request (LS2)."""
+        if not self._sent:
+            raise _core.malformed("an answer to no request")
+        sealed = self._sent.popleft()
+        if response.staged + len(response.refusals) != sealed.rows:
+            raise _core.malformed(f"an answer for {response.staged + len(response.refusals)} of {sealed.rows} rows")
+        self._sealed_bytes -= sealed.size
+        self.staged += response.staged
+        self.refused += len(response.refusals)
+        before = sealed.request.first_row - 1
+        for message in response.refusals[: REFUSALS_KEPT_MAX - len(self.refusals)]:
+            self.refusals.append(_core.refusal(message, index=before + message.index))
+        self._backoff.reset()
+
+    def rewind(self) -> None:
+        """The stream is gone: what it has not answered is queued again, in order."""
+        self._queued.extendleft(reversed(self._sent))
+        self._sent.clear()
+
+    def retry_delay(self, error: SowError, *, now: float, jitter: float) -> float:
+        """Seconds to wait before the stream is opened again; raises when trying is over."""
+        if not passes(error):
+            raise error
+        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self._retry_for)
+        if delay is None:
+            raise error
+        return delay
+
+
+class StageCall(Protocol):
+    """A stream that is open."""
+
+    def __iter__(self) -> Iterator[load_pb2.StageLoadResponse]: ...
+
+    def cancel(self) -> object: ...
+
+
+OpenStageStream = Callable[[Iterator[load_pb2.StageLoadRequest]], StageCall]
+"""What a stager needs of a client: the stub's StageLoad, made once there is a connection."""
+
+_ANSWERS: Final = "the stream of answers to what is staged"
+
+
+class _Shell:
+    """What both stagers have."""
+
+    def __init__(self, core: StageCore) -> None:
+        self._core = core
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._stream = 0
+
+    @property
+    def staged(self) -> int:
+        """Rows that the server has staged: after `flush`, what `LoadPart.rows` is to be."""
+        return self._core.staged
+
+    @property
+    def refused(self) -> int:
+        """Rows that were refused; the others are staged."""
+        return self._core.refused
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The first 10,000 of those; an index counts, from 0, all rows that were handed over."""
+        return tuple(self._core.refusals)
+
+    def part(self) -> LoadPart:
+        """What names this attempt in a commit; after `flush`."""
+        return LoadPart(self._core.part, self._core.attempt, self._core.staged)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise _core.closed("stager")
+
+
+class LoadStager(_Shell):
+    """Stages the rows of one attempt at a part of a load: pipelined, in order, each counted once.
+
+    Made by `Client.stage_load`; use it in a `with` block, on one thread. The end of the block flushes. Rows that the
+    server refuses are in `refusals` and raise nothing. Connections that break are made again, and what was not
+    answered is sent again.
+    """
+
+    def __init__(self, core: StageCore, open_stream: OpenStageStream) -> None:
+        super().__init__(core)
+        self._open_stream = open_stream
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._call: StageCall | None = None
+        self._thread: threading.Thread | None = None
+
+    def stage(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        lifetime: Ttl | None = None,
+        lifetime_kinds: Sequence[int] | None = None,
+        lifetime_micros: Sequence[int] | None = None,
+    ) -> None:
+        """Hands rows over, any number; may wait for room. `keys` on topics without key fields (K3). `lifetime` is a
+        ttl, or NEVER, of rows without their own: `lifetime_kinds` (numbers of `sow.v1.LifetimeKind`) with
+        `lifetime_micros`. It starts when the row is applied. Raises what ended staging."""
+        for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
+            with self._lock:
+                self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
+                self._check()
+                self._core.queue(request)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="sow-stager", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Returns once all rows so far are staged or refused. Raises what ended staging."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._core.busy or self._failure is not None or self._closing)
+            self._check()
+
+    def close(self) -> None:
+        """Flushes and ends the stream; may be called again."""
+        try:
+            if not self._closing:
+                self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Ends the stream at once; what is staged stays with the load."""
+        with self._lock:
+            self._closing = True
+            call = self._call
+            self._changed.notify_all()
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        if not self._core.busy:
+            self._thread.join(END_SECONDS)  # the requests have ended, the server ends the answers
+        if call is not None:
+            call.cancel()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
+        return False
+
+    def _requests(self, stream: int) -> Iterator[load_pb2.StageLoadRequest]:
+        while True:
+            with self._lock:
+                while (request := self._core.next_request() if stream == self._stream else None) is None:
+                    if stream != self._stream or self._closing:
+                        return
+                    self._changed.wait()
+            yield request
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._core.busy or self._closing)
+                    if self._closing:
+                        return
+                error = self._stream_once()
+                with self._lock:
+                    self._core.rewind()
+                    if self._core.busy and not self._closing:
+                        delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
+                        self._changed.wait_for(lambda: self._closing, delay)
+        except BaseException as error:  # noqa: BLE001 - the user's thread raises it
+            with self._lock:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _stream_once(self) -> SowError:
+        """Opens a stream and settles what it answers, until it ends; returns why it ended."""
+        with self._lock:
+            self._stream += 1
+            requests = self._requests(self._stream)
+        call = None
+        try:
+            call = self._open_stream(requests)
+            with self._lock:
+                self._call = call
+                closing = self._closing
+            if closing:
+                call.cancel()
+            for response in call:
+                with self._lock:
+                    self._core.settle(response)
+                    self._changed.notify_all()
+            return _core.cut(_ANSWERS)
+        except SowError as error:
+            return error
+        except grpc.RpcError as error:
+            return _core.stream_error(error, _ANSWERS)
+        finally:
+            with self._lock:
+                self._stream += 1
+                self._call = None
+                self._changed.notify_all()
+            if call is not None:
+                call.cancel()
+
+
+class AioStageCall(Protocol):
+    """A stream that is open."""
+
+    def __aiter__(self) -> AsyncIterator[load_pb2.StageLoadResponse]: ...
+
+    def cancel(self) -> object: ...
+
+
+OpenAioStageStream = Callable[[AsyncIterator[load_pb2.StageLoadRequest]], Awaitable[AioStageCall]]
+
+
+class AsyncLoadStager(_Shell):
+    """`LoadStager` for asyncio: the same with `await`, used by one task."""
+
+    def __init__(self, core: StageCore, open_stream: OpenAioStageStream) -> None:
+        super().__init__(core)
+        self._open_stream = open_stream
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    async def stage(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        lifetime: Ttl | None = None,
+        lifetime_kinds: Sequence[int] | None = None,
+        lifetime_micros: Sequence[int] | None = None,
+    ) -> None:
+        """As `LoadStager.stage`."""
+        for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
+                self._check()
+                self._core.queue(request)
+                if self._task is None:
+                    self._task = asyncio.create_task(self._run(), name="sow-stager")
+                self._changed.notify_all()
+
+    async def flush(self) -> None:
+        """As `LoadStager.flush`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._core.busy or self._failure is not None or self._closing)
+            self._check()
+
+    async def close(self) -> None:
+        """As `LoadStager.close`."""
+        try:
+            if not self._closing:
+                await self.flush()
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """As `LoadStager.abort`."""
+        self._closing = True
+        async with self._changed:
+            self._changed.notify_all()
+        if self._task is None:
+            return
+        if not self._core.busy:
+            await asyncio.wait([self._task], timeout=END_SECONDS)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            await self.close()
+        else:
+            await self.abort()
+        return False
+
+    async def _requests(self, stream: int) -> AsyncIterator[load_pb2.StageLoadRequest]:
+        while True:
+            async with self._changed:
+                while (request := self._core.next_request() if stream == self._stream else None) is None:
+                    if stream != self._stream or self._closing:
+                        return
+                    await self._changed.wait()
+            yield request
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._core.busy or self._closing)
+                    if self._closing:
+                        return
+                error = await self._stream_once()
+                self._core.rewind()
+                if self._core.busy and not self._closing:
+                    await asyncio.sleep(self._core.retry_delay(error, now=time.monotonic(), jitter=random.random()))
+        except BaseException as error:
+            self._failure = error
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _stream_once(self) -> SowError:
+        self._stream += 1
+        call = None
+        try:
+            call = await self._open_stream(self._requests(self._stream))
+            async for response in call:
+                self._core.settle(response)
+                async with self._changed:
+                    self._changed.notify_all()
+            return _core.cut(_ANSWERS)
+        except SowError as error:
+            return error
+        except grpc.RpcError as error:
+            return _core.stream_error(error, _ANSWERS)
+        except asyncio.CancelledError:
+            if self._closing or task_is_cancelled():
+                raise
+            return _core.cut(_ANSWERS)
+        finally:
+            self._stream += 1
+            if call is not None:
+                call.cancel()
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class CommitRetry:
+    """When to ask a server again that was cut off while it told how far a committed load is."""
+
+    def __init__(self, retry_for: float) -> None:
+        self._backoff = _core.Backoff()
+        self._retry_for = retry_for
+
+    def heard(self) -> None:
+        """It has told something."""
+        self._backoff.reset()
+
+    def delay(self, error: SowError) -> float:
+        """Seconds to wait; raises when trying is over."""
+        delay = None
+        if passes(error):
+            delay = self._backoff.delay(error, now=time.monotonic(), jitter=random.random(), limit=self._retry_for)
+        if delay is None:
+            raise error
+        return delay

@@ -1,0 +1,191 @@
+"""`sow.v1.LoadService`: replace the content of a topic by a bulk load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from sow.v1 import load_pb2, load_pb2_grpc
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.loads import LEASE_MICROS, LEASE_MICROS_MAX, Done, Load, LoadPart, LoadPhase, Piece
+from sow_server.engine.mutations import Limits
+from sow_server.engine.store import Store
+from sow_server.services import convert
+from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+from sow_server.services.loading import Loading
+from sow_server.services.sow_service import settle
+
+STREAM_REQUESTS_MAX: Final = 8
+"""Requests of one stream that may be under way; the next is read when the first is answered."""
+PATIENCE_SECONDS: Final = 30.0
+"""How long a stream waits for room in the write queue before it is refused."""
+ATTEMPT_MAX: Final = 2**64 - 1
+
+
+class LoadService(load_pb2_grpc.LoadServiceServicer):
+    """Validates, calls the store, translates; owns nothing."""
+
+    def __init__(self, store: Store, loading: Loading, readers: Executor, limits: Limits, rpcs: RpcObserver) -> None:
+        self._store = store
+        self._loads = store.loads
+        self._loading = loading
+        self._readers = readers
+        self._limits = limits
+        self.rpcs = rpcs
+
+    @unary
+    async def OpenLoad(self, request: load_pb2.OpenLoadRequest, context: Context) -> load_pb2.OpenLoadResponse:
+        lease = request.lease_micros or LEASE_MICROS
+        if not 0 < lease <= LEASE_MICROS_MAX:
+            raise convert.invalid("lease_micros", f"{lease} is not 1 to {LEASE_MICROS_MAX}")
+        load = await _heard(lambda done: self._loads.open(request.topic, lease, done))
+        return load_pb2.OpenLoadResponse(
+            load_id=load.row.id, lease_micros=load.row.lease_micros, begin_version=load.row.begin_version
+        )
+
+    @streaming
+    async def StageLoad(
+        self, requests: AsyncIterator[load_pb2.StageLoadRequest], context: Context
+    ) -> AsyncGenerator[load_pb2.StageLoadResponse, None]:
+        """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
+        under_way: asyncio.Queue[tuple[list[Piece], list[asyncio.Future[Load]]] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+        reading = asyncio.create_task(self._read_stream(requests, under_way, room))
+        try:
+            while (entry := await under_way.get()) is not None:
+                pieces, futures = entry
+                for future in futures:
+                    await future
+                room.release()
+                yield load_pb2.StageLoadResponse(
+                    staged=sum(len(piece.positions) for piece in pieces),
+                    refusals=[convert.refusal(refusal) for piece in pieces for refusal in piece.refusals],
+                )
+            await reading  # raises what ended the reading
+        finally:
+            reading.cancel()
+            while not under_way.empty():
+                left = under_way.get_nowait()
+                for future in left[1] if left is not None else ():
+                    if not future.cancel() and not future.cancelled():
+                        future.exception()  # it has been told by the one before
+
+    async def _read_stream(
+        self,
+        requests: AsyncIterator[load_pb2.StageLoadRequest],
+        under_way: asyncio.Queue[tuple[list[Piece], list[asyncio.Future[Load]]] | None],
+        room: asyncio.Semaphore,
+    ) -> None:
+        load_id = ""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            async for request in requests:
+                readable(request)
+                await room.acquire()
+                load_id = request.load_id or load_id
+                if request.first_row < 1:
+                    raise convert.invalid("first_row", "must be at least 1")
+                publish = convert.staged_rows(request)
+                pieces = await run(
+                    self._readers,
+                    self._loads.prepare,
+                    load_id,
+                    request.part,
+                    request.attempt,
+                    request.first_row,
+                    publish,
+                    self._limits,
+                )
+                under_way.put_nowait((pieces, [await self._staged(piece) for piece in pieces]))
+        finally:
+            under_way.put_nowait(None)
+
+    async def _staged(self, piece: Piece) -> asyncio.Future[Load]:
+        """Queues a piece; waits for room in the write queue: not reading on is how a stream is slowed down."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + PATIENCE_SECONDS
+        while True:
+            future: asyncio.Future[Load] = loop.create_future()
+            try:
+                self._loads.stage(piece, _settling(future))
+            except StoreError as error:
+                if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
+                    raise
+                await asyncio.sleep(0.005)
+            else:
+                return future
+
+    @streaming
+    async def CommitLoad(
+        self, request: load_pb2.CommitLoadRequest, context: Context
+    ) -> AsyncGenerator[load_pb2.CommitLoadResponse, None]:
+        parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
+        load = await _heard(lambda done: self._loads.commit(request.load_id, parts, done))
+        self._loading.wake()
+        while True:
+            row = load.row
+            if row.phase is LoadPhase.FAILED:
+                raise StoreError(Reason.LOAD_FAILED, f"load_id: {row.failure}", field="load_id")
+            yield load_pb2.CommitLoadResponse(phase=_phase(row.phase), figures=_figures(load))
+            if not row.working:
+                return
+            await self._loading.progressed(load)
+
+    @unary
+    async def GetLoad(self, request: load_pb2.GetLoadRequest, context: Context) -> load_pb2.GetLoadResponse:
+        return _described(self._loads.find(request.load_id))
+
+    @unary
+    async def RenewLoad(self, request: load_pb2.RenewLoadRequest, context: Context) -> load_pb2.RenewLoadResponse:
+        return load_pb2.RenewLoadResponse(lease_micros=self._loads.renew(request.load_id).row.lease_micros)
+
+    @unary
+    async def AbortLoad(self, request: load_pb2.AbortLoadRequest, context: Context) -> load_pb2.AbortLoadResponse:
+        try:
+            await _heard(lambda done: self._loads.abort(request.load_id, done))
+        except StoreError as error:
+            if error.reason is not Reason.LOAD_NOT_FOUND:
+                raise
+        return load_pb2.AbortLoadResponse()
+
+    @unary
+    async def ListLoads(self, request: load_pb2.ListLoadsRequest, context: Context) -> load_pb2.ListLoadsResponse:
+        return load_pb2.ListLoadsResponse(
+            loads=[
+                _described(load) for load in self._loads.all() if not request.topic or load.row.topic == request.topic
+            ]
+        )
+
+
+def _settling(future: asyncio.Future[Load]) -> Done:
+    return lambda result: settle(future, result)
+
+
+async def _heard(start: Callable[[Done], None]) -> Load:
+    future: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
+    start(_settling(future))
+    return await future
+
+
+def _phase(phase: LoadPhase) -> load_pb2.LoadPhase.ValueType:
+    return load_pb2.LoadPhase.ValueType(phase.value)
+
+
+def _figures(load: Load) -> load_pb2.LoadFigures:
+    return load_pb2.LoadFigures(**load.figures._asdict())
+
+
+def _described(load: Load) -> load_pb2.GetLoadResponse:
+    row = load.row
+    return load_pb2.GetLoadResponse(
+        topic=row.topic,
+        phase=_phase(row.phase),
+        figures=_figures(load),
+        failure=row.failure,
+        load_id=row.id,
+        open_time_micros=row.open_micros,
+        staged_bytes=load.staged_bytes,
+        lease_end_micros=load.lease_end_micros if row.phase is LoadPhase.STAGING else 0,
+    )

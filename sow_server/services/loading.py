@@ -1,0 +1,145 @@
+"""Committed loads on their way: what applies them, chunk by chunk, between the commits of publishers.
+
+One chunk is under way at a time, of all loads together, and while publishers are busy there is a pause after each as
+long as the chunk took. A load waits while its topic's backlog has come to its quota (rule J9), and while the store is
+stalled. What stops it, a stop of the server or its failure, is nothing to it: the next start takes it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import Executor
+from typing import Final
+
+import structlog
+
+from sow_server.engine.clock import GuardedClock
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.loads import Chunk, Load, LoadPhase
+from sow_server.engine.model import Publish
+from sow_server.engine.rocks import RocksError
+from sow_server.engine.store import Store
+from sow_server.services.admission import Admission
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS: Final = 0.2
+PROGRESS_SECONDS: Final = 0.5
+"""How often who waits for a load hears how far it is."""
+UPKEEP_SECONDS: Final = 1.0
+PASSING: Final = frozenset({Reason.OVERLOADED, Reason.WRITE_STALLED, Reason.BACKLOG_QUOTA_EXCEEDED})
+ENDED: Final = frozenset({Reason.STOPPING, Reason.STORE_FAILED, Reason.DISK_FULL, Reason.DATA_DAMAGED})
+"""With these nothing is written any more by this process."""
+
+
+class Loading:
+    """Owns the tasks. On the event loop."""
+
+    def __init__(self, store: Store, clock: GuardedClock, admission: Admission, readers: Executor) -> None:
+        self._store = store
+        self._clock = clock
+        self._admission = admission
+        self._readers = readers
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._upkeep: asyncio.Task[None] | None = None
+        self._one = asyncio.Lock()
+
+    def start(self) -> None:
+        """Takes up what the last process has left."""
+        self.wake()
+        self._upkeep = asyncio.create_task(self._look_after())
+
+    async def stop(self) -> None:
+        """Ends the tasks. A chunk that the writer has is committed all the same."""
+        tasks = [task for task in (self._upkeep, *self._tasks.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """A load has been committed."""
+        for load in self._store.loads.working():
+            if load.row.number not in self._tasks:
+                task = self._tasks[load.row.number] = asyncio.create_task(self._work(load))
+                task.add_done_callback(lambda _, number=load.row.number: self._tasks.pop(number, None))  # type: ignore[misc]  # a lambda's default
+
+    async def progressed(self, load: Load) -> None:
+        """Returns when a load has ended, and in any case after a while."""
+        task = self._tasks.get(load.row.number)
+        if task is None:
+            if load.row.working:
+                await asyncio.sleep(PROGRESS_SECONDS)
+            return
+        await asyncio.wait((task,), timeout=PROGRESS_SECONDS)
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            self._store.loads.upkeep()
+
+    async def _work(self, load: Load) -> None:
+        log.info("load_begun", load=load.row.id, topic=load.row.topic, phase=load.row.phase.name)
+        try:
+            while load.row.working:
+                if not await self._step(load):
+                    return
+        except Exception:
+            log.exception("load_interrupted", load=load.row.id)
+            return
+        row = load.row
+        if row.phase is LoadPhase.DONE:
+            log.info("load_done", load=row.id, topic=row.topic, **row.figures._asdict())
+
+    async def _step(self, load: Load) -> bool:
+        """One chunk. False: it cannot go on in this process."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._one:
+                started = loop.time()
+                chunk = await asyncio.shield(loop.run_in_executor(self._readers, self._store.loads.read, load))
+            topic = None
+            request = Publish(load.row.topic, chunk.payloads)
+            if chunk.phase is LoadPhase.APPLYING:
+                topic = await self._admission.admit(request, None)  # deletes pass
+            try:
+                async with self._one:
+                    await self._apply(chunk)
+            finally:
+                if topic is not None:
+                    self._admission.left(topic, request)
+        except RocksError as error:
+            await self._fail(load, f"what is staged cannot be read ({error})")
+            return False
+        except StoreError as error:
+            if error.reason in ENDED:
+                log.warning("load_interrupted", load=load.row.id, reason=error.reason.name)
+                return False
+            if error.reason not in PASSING:
+                await self._fail(load, error.message)
+                return False
+            await asyncio.sleep(RETRY_SECONDS)
+            return True
+        if self._store.writer.queue_depth[0]:
+            await asyncio.sleep(loop.time() - started)
+        return True
+
+    async def _apply(self, chunk: Chunk) -> Load:
+        applied: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
+        self._store.loads.apply(chunk, lambda result: _settle(applied, result))
+        return await applied
+
+    async def _fail(self, load: Load, why: str) -> None:
+        failed: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(StoreError):
+            self._store.loads.fail(load, why, lambda result: _settle(failed, result))
+            await failed
+
+
+def _settle(future: asyncio.Future[Load], result: Load | StoreError) -> None:
+    if future.done():
+        return
+    if isinstance(result, StoreError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
