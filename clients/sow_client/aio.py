@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, overload

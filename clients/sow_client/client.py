@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from itertools import chain
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack, overload
