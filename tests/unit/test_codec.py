@@ -156,7 +156,7 @@ def test_a_journal_value_is_read_back() -> None:
 
 def test_an_atomic_request_is_marked_in_its_journal_value() -> None:
     atomic = CHANGES._replace(atomic=True)
-    assert encode_changes(atomic).hex() == "0201" + JOURNAL_VALUE[4:]
+    assert encode_changes(atomic).hex() == "0301" + JOURNAL_VALUE[4:]
     assert decode_changes(100, encode_changes(atomic)) == atomic
 
 
