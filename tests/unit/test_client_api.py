@@ -24,7 +24,7 @@ PUBLIC = {
     "DurableSettingsArguments", "DurableSubscription", "EffectiveSetting", "Export", "FailedPrecondition", "Gap",
     "IncomingLink", "IndexStatus", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
-    "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PermissionDenied", "Pin", "Policy", "PublishFailed",
+    "OpenedPublisher", "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PermissionDenied", "Pin", "Policy", "PublishFailed",
     "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch",
     "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted", "RestampMode",
     "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic", "TopicSettings",
