@@ -25,10 +25,10 @@ PUBLIC = {
     "IncomingLink", "IndexStatus", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
     "OpenedPublisher", "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PermissionDenied", "Pin", "Policy",
-    "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record", "RecordBatch",
-    "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted", "RestampMode",
-    "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic", "TopicSettings",
-    "TopicSettingsArguments", "TopicStatistics", "Unavailable", "Verified", "View",
+    "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record",
+    "RecordBatch", "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted",
+    "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic",
+    "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "Verified", "View",
 }  # fmt: skip
 
 
