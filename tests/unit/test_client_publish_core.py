@@ -8,15 +8,29 @@ from collections.abc import Iterable
 import pytest
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import InternalError, PublishFailed, Refusal, ResourceExhausted, SowError, Unavailable, _core
+from sow_client import (
+    FailedPrecondition,
+    InternalError,
+    InvalidArgument,
+    PublishFailed,
+    Refusal,
+    ResourceExhausted,
+    SowError,
+    Unavailable,
+    _core,
+)
 from sow_client._core import Lifetime
 from sow_client._publisher import (
     BATCH_BYTES,
     IN_FLIGHT_BYTES_MAX,
     REFUSALS_KEPT_MAX,
+    OpenedPublisher,
     PublishCore,
     PublisherOptions,
     StreamDefaults,
+    _bulk,
+    checked_unit,
+    new_epoch,
 )
 from sow_client.errors import error_of_reason
 
@@ -328,3 +342,189 @@ def test_a_model_server_ends_with_every_record_once_whatever_breaks(seed: int) -
     assert applied == [str(sequence - 1).encode() for sequence in expected]
     assert refused == [sequence - 1 for sequence in range(1, total + 1) if sequence % 7 == 0]
     assert core.applied + core.duplicates == len(expected)
+
+
+# ---- records in columns ----
+
+
+def columns(core: PublishCore, *args: object, **kwargs: object) -> None:
+    """Hands over columns and seals them all."""
+    bulk = _bulk(*args, **kwargs)  # type: ignore[arg-type]  # the tests give what belongs there
+    at = 0
+    while at < len(bulk.payloads):
+        at = core.seal_columns(bulk, at)
+
+
+def test_columns_go_out_in_requests_as_records_do() -> None:
+    """W1: in order with what was published before and after them."""
+    core = make()
+    publish(core, b"0")
+    kinds, micros = [1, 0, 3, 2], [5, 0, 0, 7]
+    columns(core, [b"1", b"2", b"3", b"4"], ["a", "b", "c", "d"], kinds, micros)
+    core.plain = True
+    publish(core, b"5")
+    requests = send(core)
+    assert positions(requests) == [(1, [b"0"]), (2, [b"1", b"2", b"3"]), (5, [b"4"]), (6, [b"5"])]
+    assert [list(request.key) for request in requests] == [[], ["a", "b", "c"], ["d"], []]
+    assert list(requests[1].lifetime_kind) == [1, 0, 3]
+    assert list(requests[1].lifetime_micros) == [5, 0, 0]
+    assert (list(requests[2].lifetime_kind), list(requests[2].lifetime_micros)) == ([2], [7])
+
+
+def test_a_lifetime_column_that_says_nothing_is_not_sent() -> None:
+    core = make()
+    columns(core, [b"1", b"2"], None, [0, 0], [0, 0])
+    (request,) = send(core)
+    assert (list(request.lifetime_kind), list(request.lifetime_micros)) == ([], [])
+
+
+def test_columns_are_cut_where_their_bytes_end() -> None:
+    """10,000 records of a mebibyte fit in no message; none of them is copied to find that out."""
+    core = make(batch_records=10_000, max_in_flight=16)
+    large = bytes(2**20)
+    columns(core, [large] * 10, None, None, None)
+    columns(core, [bytes(BATCH_BYTES + 1), b"x"], None, None, None)
+    assert [len(request.payload) for request in send(core)] == [4, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"payloads": [b"1", "2"]}, "payloads[1]"),
+        ({"payloads": [b"1", bytes(16 * 2**20 + 1)]}, "payloads[1]"),
+        ({"keys": ["a"]}, "keys"),
+        ({"keys": ["a", b"b"]}, "keys[1]"),
+        ({"keys": ["a", "\udc00"]}, "keys[1]"),
+        ({"lifetime_kinds": [1, 1]}, "lifetime_micros"),
+        ({"lifetime_micros": [1, 1]}, "lifetime_kinds"),
+        ({"lifetime_kinds": [1, 9], "lifetime_micros": [1, 1]}, "lifetime_kinds[1]"),
+        ({"lifetime_kinds": [1], "lifetime_micros": [1, 1]}, "lifetime_kinds"),
+        ({"lifetime_kinds": [1, 1], "lifetime_micros": [1]}, "lifetime_micros"),
+        ({"lifetime_kinds": [1, 1], "lifetime_micros": [1, 2.5]}, "lifetime_micros"),
+        ({"lifetime_kinds": [1, 1], "lifetime_micros": [1, 2**63]}, "lifetime_micros"),
+        ({"lifetime_kinds": [1, 3], "lifetime_micros": [1, 1]}, "lifetime_micros[1]"),
+    ],
+)
+def test_columns_with_a_mistake_are_refused_before_anything_is_sent(change: dict[str, object], field: str) -> None:
+    given: dict[str, object] = {"payloads": [b"1", b"2"], "keys": None, "lifetime_kinds": None, "lifetime_micros": None}
+    with pytest.raises(InvalidArgument) as caught:
+        _bulk(**{**given, **change})  # type: ignore[arg-type]  # what is wrong with them is the point
+    assert caught.value.details["field"] == field
+    assert field in caught.value.message
+
+
+# ---- units of work ----
+
+
+def make_unit(max_in_flight: int = 4) -> PublishCore:
+    options = PublisherOptions(3, max_in_flight)
+    return PublishCore(StreamDefaults("orders", unit=7), options, publisher_id="p", publisher_epoch=2)
+
+
+def ends(requests: list[sow_pb2.PublishStreamRequest]) -> list[tuple[list[bytes], bool]]:
+    assert {request.publisher.unit for request in requests} <= {7}
+    return [(list(request.payload), request.publisher.unit_done) for request in requests]
+
+
+def test_the_last_request_of_a_unit_is_held_back_and_ends_it() -> None:
+    """W6: it is sent when all before it is settled."""
+    core = make_unit()
+    publish(core, b"1", b"2", b"3", b"4")
+    assert ends(send(core)) == [([b"1", b"2", b"3"], False)]
+    assert not core.held_alone
+    core.acknowledge(answer(applied=3))
+    core.end_unit()
+    assert ends(send(core)) == [([b"4"], True)]
+    core.acknowledge(answer(applied=1))
+    assert core.unit_ended() is None
+    assert core.unit_finished
+
+
+def test_a_unit_of_which_nothing_is_left_ends_with_a_request_without_records() -> None:
+    core = make_unit()
+    publish(core, b"1")
+    core.release()  # somebody flushes
+    send(core)
+    core.acknowledge(answer(applied=1))
+    core.hold()
+    core.end_unit()
+    (request,) = send(core)
+    assert ends([request]) == [([], True)]
+    assert request.publisher.first_sequence == 2
+    core.rewind()  # and its answer is lost
+    (request,) = send(core)
+    assert ends([request]) == [([], True)]
+    core.acknowledge(answer())
+    assert core.unit_ended() is None
+    assert not core.has_requests
+
+
+def test_a_cut_in_between_leaves_what_is_held_back_the_last() -> None:
+    """W6, W1."""
+    core = make_unit()
+    publish(core, b"1", b"2", b"3", b"4")
+    send(core)
+    core.rewind()
+    assert not core.held_alone
+    assert ends(send(core)) == [([b"1", b"2", b"3"], False)]
+    core.acknowledge(answer(duplicates=3))
+    core.end_unit()
+    send(core)
+    core.rewind()
+    assert ends(send(core)) == [([b"4"], True)]
+
+
+def test_a_unit_with_a_refused_record_is_published_and_not_ended() -> None:
+    """W6: also when its refusal has been raised before."""
+    core = make_unit()
+    publish(core, b"1", b"2", b"3", b"4")
+    send(core)
+    core.acknowledge(answer(applied=2, refusals=[(1, "KEY_FIELD_MISSING")]))
+    assert core.take_refusals() is not None
+    core.end_unit()
+    assert ends(send(core)) == [([b"4"], False)]
+    core.acknowledge(answer(applied=1))
+    failed = core.unit_ended()
+    assert failed is not None
+    assert failed.refusals == (Refusal(1, "KEY_FIELD_MISSING", "no"),)
+    assert not core.unit_finished
+
+
+def test_a_last_request_that_is_applied_in_part_ends_nothing_if_that_part_had_a_refusal() -> None:
+    """W4, W6: the server judges what it is sent, and what is left would look whole."""
+    core = make_unit()
+    publish(core, b"1", b"2", b"3")
+    core.end_unit()
+    send(core)
+    _, error = core.acknowledge(answer(refusals=[(0, "KEY_FIELD_MISSING"), (1, "OVERLOADED")]))
+    assert error is not None
+    core.rewind()
+    assert ends(send(core)) == [([b"2", b"3"], False)]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_what_is_held_back_takes_no_room(max_in_flight: int) -> None:
+    core = make_unit(max_in_flight)
+    publish(core, b"1")
+    assert core.room
+    publish(core, bytes(IN_FLIGHT_BYTES_MAX))
+    assert core.room is (max_in_flight == 2)
+    assert len(send(core)) == 1
+
+
+def test_a_publisher_without_a_unit_has_none_to_finish() -> None:
+    with pytest.raises(InvalidArgument):
+        make().check_unit()
+
+
+@pytest.mark.parametrize(("publisher_id", "epoch", "unit"), [(None, None, 1), (None, 1, 0), ("p", -1, 0), ("p", 1, -1)])
+def test_an_epoch_and_a_unit_belong_to_a_publisher(publisher_id: str | None, epoch: int | None, unit: int) -> None:
+    with pytest.raises(InvalidArgument):
+        checked_unit(publisher_id, epoch, unit)
+
+
+def test_no_epoch_is_taken_for_a_unit_that_is_finished() -> None:
+    assert new_epoch(OpenedPublisher(3, False, 0), "p", 7) == 3
+    with pytest.raises(FailedPrecondition) as caught:
+        new_epoch(OpenedPublisher(3, True, 10), "p", 7)
+    assert caught.value.reason == "UNIT_DONE"

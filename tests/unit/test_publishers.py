@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sow_server.engine import publishers
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import PublisherPosition, Refusal
-from sow_server.engine.publishers import OUTCOMES_KEPT, Publisher, PublisherCache, decode, encode
+from sow_server.engine.model import OpenedPublisher, PublisherPosition, Refusal
+from sow_server.engine.publishers import EPOCH_MAX, OUTCOMES_KEPT, Publisher, PublisherCache, decode, encode
 
 NOW = 1_700_000_000_000_000
 
@@ -126,3 +127,65 @@ def test_the_cache_keeps_the_publishers_used_last(monkeypatch: pytest.MonkeyPatc
     assert rows.reads == []
     assert cache.find("b") == Publisher()
     assert rows.reads == ["b"]
+
+
+def position(first: int, *, unit: int = 1, done: bool = False, epoch: int = 1) -> PublisherPosition:
+    return PublisherPosition("p", epoch, first, unit, done)
+
+
+def test_a_row_of_before_there_were_units_is_read() -> None:
+    row = msgspec.msgpack.encode((3, 10, NOW, [(4, int(Reason.CONDITION_FAILED), "no", 7)]))
+    assert decode(row) == Publisher(3, 10, NOW, (Refusal(4, Reason.CONDITION_FAILED, "no", 7),))
+
+
+def test_a_row_with_a_unit_is_read_back() -> None:
+    publisher = Publisher(3, 10, NOW, (refusal(4),), 7, 1_000, 8, 20, 4)
+    assert decode(encode(publisher)) == publisher
+
+
+def test_an_opened_publisher_has_the_next_epoch_unless_its_unit_is_finished() -> None:
+    """P6, PU3."""
+    known, opened = Publisher().open(0, "p", NOW)
+    assert (known.epoch, opened) == (1, OpenedPublisher(1))
+    known = known.advance(5, [], NOW, unit=7, applied=5, finishes=True)
+    for unit, records in ((7, 5), (6, 0)):
+        same, opened = known.open(unit, "p", NOW + 1)
+        assert opened == OpenedPublisher(1, True, records)
+        assert same == known._replace(last_use_micros=NOW + 1)
+    begun, opened = known.open(8, "p", NOW)
+    assert opened == OpenedPublisher(2)
+    assert begun == Publisher(epoch=2, last_use_micros=NOW, unit=7, unit_records=5)
+
+
+def test_there_is_no_epoch_above_the_last() -> None:
+    with pytest.raises(StoreError) as caught:
+        Publisher(epoch=EPOCH_MAX).open(0, "p", NOW)
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, "publisher_id")
+
+
+def test_the_records_of_a_unit_are_those_of_the_attempt_that_finished_it() -> None:
+    first = Publisher(epoch=1).advance(4, [], NOW, unit=1, applied=4)
+    again = first.admit(position(1, epoch=2), 3).advance(3, [], NOW, unit=1, applied=3)
+    done = again.advance(5, [], NOW, unit=1, applied=2, finishes=True)
+    assert (done.unit, done.unit_records) == (1, 5)
+    assert done.advance(6, [], NOW, unit=2, applied=1).open_records == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "unit", "passes"),
+    [(5, 2, 1, True), (1, 6, 1, True), (7, 0, 1, True), (7, 1, 1, False), (6, 2, 1, False), (7, 0, 2, True)],
+)
+def test_of_a_finished_unit_nothing_passes_but_what_was_decided_before(
+    first: int, count: int, unit: int, passes: bool
+) -> None:
+    """PU3: whoever has not heard that the unit is finished is told so by his retry."""
+    done = Publisher(epoch=1).advance(6, [], NOW, unit=1, applied=6, finishes=True)
+    if passes:
+        assert done.admit(position(first, unit=unit, done=True), count) == done
+    else:
+        with pytest.raises(StoreError) as caught:
+            done.admit(position(first, unit=unit), count)
+        assert (caught.value.reason, caught.value.field) == (Reason.UNIT_DONE, "publisher.unit")
+    for again in (position(first, epoch=2, unit=1), position(first, epoch=2, unit=1, done=True)):
+        with pytest.raises(StoreError, match="published whole"):
+            done.admit(again, count)

@@ -16,6 +16,7 @@ from sow_server.engine.model import (
     ConditionKind,
     Lifetime,
     LifetimeKind,
+    OpenedPublisher,
     Outcome,
     Publish,
     PublishChannel,
@@ -268,3 +269,163 @@ def test_a_lifetime_that_is_refused_is_a_kept_outcome_too(rig: Rig) -> None:
     assert first.refusals == [Refusal(0, Reason.LIFETIME_NEGATIVE, first.refusals[0].message)]
     rig.crash()
     assert rig.run(request).refusals == first.refusals
+
+
+# --- epochs that are begun, and units of work ------------------------------------------------------------------------
+
+
+def opened(rig: Rig, unit: int = 0, name: str = "p") -> OpenedPublisher:
+    answers: list[OpenedPublisher | StoreError] = []
+    rig.store.open_publisher(name, unit, answers.append)
+    rig.store.writer.step()
+    (answer,) = answers
+    assert isinstance(answer, OpenedPublisher)
+    return answer
+
+
+def part(first: int, *keys: str, unit: int = 1, epoch: int = 1, done: bool = False, absent: bool = False) -> Publish:
+    """Records of a unit of work; `done`: the last ones of it."""
+    return replace(batch(first, *keys, absent=absent), publisher=PublisherPosition("p", epoch, first, unit, done))
+
+
+def refused(rig: Rig, request: Publish) -> Reason:
+    with pytest.raises(StoreError) as caught:
+        rig.run(request)
+    return caught.value.reason
+
+
+def test_every_epoch_that_is_begun_is_another_one_and_fences_those_before(rig: Rig) -> None:
+    """P6: also of two who begin one at the same time, and after a crash."""
+    answers: list[OpenedPublisher | StoreError] = []
+    for _ in range(2):
+        rig.store.open_publisher("p", 0, answers.append)
+    rig.store.writer.step()
+    assert answers == [OpenedPublisher(1), OpenedPublisher(2)]
+    rig.crash()
+    assert rig.store.publisher_position("p") == (2, 0)
+    assert refused(rig, batch(1, "a", epoch=1)) is Reason.PUBLISHER_FENCED
+    assert rig.run(batch(1, "a", epoch=2)).applied == 1
+    assert opened(rig) == OpenedPublisher(3)
+
+
+@pytest.mark.parametrize("restart", [None, "crash", "reopen"])
+def test_a_unit_is_finished_with_its_last_records(rig: Rig, restart: str | None) -> None:
+    """P6, PU1: later attempts are told, and change nothing."""
+    rig.run(part(1, "a", "b"))
+    assert opened(rig, unit=1) == OpenedPublisher(2)
+    rig.run(part(1, "b", "a", epoch=2))
+    last = part(3, "c", epoch=2, done=True)
+    assert rig.run(last).applied == 1
+    if restart is not None:
+        getattr(rig, restart)()
+    assert opened(rig, unit=1) == OpenedPublisher(2, True, 3)
+    assert rig.run(last).duplicates == 1
+    assert refused(rig, part(4, "z", epoch=2)) is Reason.UNIT_DONE
+    assert refused(rig, part(1, "z", epoch=3)) is Reason.UNIT_DONE
+    assert rig.get("orders", "z") is None
+    assert len(rig.journal("orders")) == 5
+    assert opened(rig, unit=2) == OpenedPublisher(3)
+    assert refused(rig, part(1, "z", epoch=3)) is Reason.UNIT_DONE
+    assert rig.run(part(1, "z", epoch=3, unit=2)).applied == 1
+
+
+def test_a_unit_may_end_with_a_request_without_records(rig: Rig) -> None:
+    """P6: which is nothing to the journal."""
+    rig.run(part(1, "a", "b"))
+    end = part(3, done=True)
+    for _ in range(2):
+        outcome = rig.run(end)
+        assert (outcome.applied, outcome.duplicates, outcome.refusals) == (0, 0, [])
+    assert opened(rig, unit=1) == OpenedPublisher(1, True, 2)
+    assert len(rig.journal("orders")) == 2
+    assert refused(rig, part(3)) is Reason.INVALID_ARGUMENT
+    rig.create_topic("json", TopicSettings(key=("/id",)))
+    empty = replace(part(3, unit=2, done=True), topic="json", keys=None, want_results=True, delta=True)
+    assert rig.run(empty).results == []
+    assert opened(rig, unit=2) == OpenedPublisher(1, True, 0)
+
+
+def test_a_request_without_records_shares_a_commit_with_deltas(rig: Rig) -> None:
+    """A delta that fits into no room is put off; one of no records needs none."""
+    rig.create_topic("json", TopicSettings(key=("/id",)))
+    end = Publish("json", [], publisher=PublisherPosition("p", 1, 1, 1, True), delta=True)
+    some = Publish("json", [b'{"id":1}'], delta=True)
+    answers = rig.run_together([end, some, replace(end, publisher=PublisherPosition("q", 1, 1, 1, True))])
+    assert [answer.applied for answer in answers if isinstance(answer, Outcome)] == [0, 1, 0]
+
+
+def test_a_unit_is_not_finished_when_a_record_of_its_last_request_is_refused(rig: Rig) -> None:
+    """PU2: and a retry of it does not finish it either."""
+    rig.put("orders", "b")
+    last = part(1, "a", "b", done=True, absent=True)
+    for _ in range(2):
+        assert reasons(rig.run(last)) == [(1, Reason.CONDITION_FAILED)]
+        rig.crash()
+    assert opened(rig, unit=1) == OpenedPublisher(2)
+    rig.run(part(1, "c", epoch=2, done=True))
+    assert opened(rig, unit=1).unit_done
+
+
+def test_an_atomic_request_that_is_aborted_finishes_nothing(rig: Rig) -> None:
+    rig.put("orders", "b")
+    last = replace(part(1, "a", "b", done=True, absent=True), atomic=True)
+    for _ in range(2):
+        assert len(rig.run(last).refusals) == 2
+    assert opened(rig, unit=1) == OpenedPublisher(2)
+
+
+def test_a_refusal_that_is_forgotten_still_keeps_its_unit_from_being_finished(rig: Rig) -> None:
+    """PU2: a refusal of a lifetime is remembered among the last 1,000 sequences; behind those its record counts as
+    applied, which must not finish a unit."""
+    lifetimes = [Lifetime(LifetimeKind.TTL, -1), *[Lifetime(LifetimeKind.TTL, SECOND)] * 1_500]
+    last = replace(part(1, *map(str, range(1_501)), done=True), lifetimes=lifetimes)
+    assert reasons(rig.run(last)) == [(0, Reason.LIFETIME_NEGATIVE)]
+    rig.crash()
+    assert refused(rig, last) is Reason.OUTCOME_UNKNOWN
+    assert opened(rig, unit=1) == OpenedPublisher(2)
+
+
+def test_a_last_request_over_several_commits_finishes_its_unit_in_the_last_of_them(tmp_path: Path) -> None:
+    """PU1: a crash in between leaves it open, and the retry finishes it."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(commit_records_max=2)))
+    rig.create_topic("orders")
+    last = part(1, "a", "b", "c", "d", "e", done=True)
+    answers: list[object] = []
+    rig.store.submit(last, answers.append)
+    rig.turn()
+    rig.crash()
+    assert answers == []
+    outcome = rig.run(last)
+    assert (outcome.duplicates, outcome.applied) == (2, 3)
+    rig.crash()
+    assert opened(rig, unit=1) == OpenedPublisher(1, True, 5)
+    rig.close()
+
+
+def test_a_unit_that_is_stalled_is_finished_by_the_retry_alone(rig: Rig) -> None:
+    """P6: a refusal that may pass leaves it open; what follows in the stream cannot finish it."""
+    channel = PublishChannel()
+    rig.run(batch(1, "x", epoch=1))
+    answers = rig.run_together(
+        [replace(part(2, "a"), channel=channel, keys=None), replace(part(3, done=True), channel=channel)]
+    )
+    assert [answer.reason for answer in answers if isinstance(answer, StoreError)] == [
+        Reason.KEY_REQUIRED,
+        Reason.STREAM_BROKEN,
+    ]
+    assert opened(rig, unit=1) == OpenedPublisher(2)
+
+
+def test_units_are_forgotten_with_their_publisher(rig: Rig) -> None:
+    """P6."""
+    rig.run(part(1, "a", done=True))
+    rig.time.tick(6 * DAY)
+    assert opened(rig, unit=1).unit_done  # whoever asks uses it
+    rig.time.tick(6 * DAY)
+    rig.store.forget_publishers()
+    rig.store.writer.step()
+    assert opened(rig, unit=1).unit_done
+    rig.time.tick(7 * DAY)
+    rig.store.forget_publishers()
+    rig.store.writer.step()
+    assert opened(rig, unit=1) == OpenedPublisher(1)
