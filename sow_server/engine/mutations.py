@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sow_server.engine import lifetimes
@@ -515,9 +516,39 @@ def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, s
     if request.lifetimes is None:
         return [common] * (stop - start)
     given = request.lifetimes[start:stop]
+    if (stamps_alike := _stamps_of_one_kind(topic, given, now_micros)) is not None:
+        return stamps_alike
     # Publishers use few different lifetimes, so each is worked out once.
     stamps = {lifetime: stamp(lifetime) for lifetime in set(given) if lifetime.kind is not LifetimeKind.ABSENT}
     return [stamps.get(lifetime, common) for lifetime in given]
+
+
+def _stamps_of_one_kind(topic: Topic, given: Sequence[Lifetime], now_micros: int) -> list[int] | None:
+    """The stamps of lifetimes that are all ttls, or all expire times, and none of them refused; None for others.
+
+    A lifetime column often has another one for each record. A stamp rises with its lifetime, so the shortest and the
+    longest tell whether any is refused or bounded, and the rest is an addition.
+    """
+    kinds = list(map(_KIND, given))
+    kind = kinds[0]
+    # By identity: to hash a member of an enumeration, as a set does, runs Python.
+    if kind not in (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME) or kinds.count(kind) != len(kinds):
+        return None
+    micros = list(map(_MICROS, given))
+    base = now_micros if kind is LifetimeKind.TTL else 0
+    shortest, longest = min(micros), max(micros)
+    try:
+        low = lifetimes.expire_time(topic.settings, Lifetime(kind, shortest), now_micros)
+        high = lifetimes.expire_time(topic.settings, Lifetime(kind, longest), now_micros)
+    except LifetimeError:
+        return None
+    if low == base + shortest and high == base + longest:
+        return [base + value for value in micros]
+    return [min(max(base + value, low), high) for value in micros]
+
+
+_KIND: Final = itemgetter(0)
+_MICROS: Final = itemgetter(1)
 
 
 def _put_plain(

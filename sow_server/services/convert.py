@@ -7,6 +7,7 @@ import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Final, cast
 
 from google.protobuf.duration_pb2 import Duration
@@ -47,6 +48,7 @@ from sow_server.query.scan import RecordBatch, Scan
 
 PUBLISHER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
 _KINDS: Final = {kind.value: kind for kind in LifetimeKind}
+_WITHOUT_MICROS: Final = {LifetimeKind.ABSENT.value, LifetimeKind.NEVER.value}
 _DURABILITIES: Final = {durability.value: durability for durability in Durability}
 _RESTAMP_MODES: Final = {mode.value: mode for mode in RestampMode}
 
@@ -219,15 +221,18 @@ def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
 
 
 def _lifetimes(kinds: Sequence[int], micros: Sequence[int]) -> list[Lifetime]:
-    lifetimes: list[Lifetime] = []
-    for index, (kind, value) in enumerate(zip(kinds, micros, strict=True)):
-        try:
-            lifetimes.append(Lifetime(_KINDS[kind], value))
-        except KeyError:
-            raise invalid(f"lifetime_kind[{index}]", f"{kind} is not a kind of lifetime") from None
-        if value and kind in (LifetimeKind.ABSENT, LifetimeKind.NEVER):
-            raise invalid(f"lifetime_micros[{index}]", "must be 0 for this kind of lifetime")
-    return lifetimes
+    """The entries of a lifetime column. Column by column: C does the work, as it is done on the event loop."""
+    numbers, values = list(kinds), list(micros)
+    found = set(numbers)
+    for kind in found - _KINDS.keys():
+        raise invalid(f"lifetime_kind[{numbers.index(kind)}]", f"{kind} is not a kind of lifetime")
+    if found & _WITHOUT_MICROS:
+        for index, (kind, value) in enumerate(zip(numbers, values, strict=True)):
+            if value and kind in _WITHOUT_MICROS:
+                raise invalid(f"lifetime_micros[{index}]", "must be 0 for this kind of lifetime")
+    # What `Lifetime._make` does, without a call of Python for each of them.
+    pairs = zip(map(_KINDS.__getitem__, numbers), values, strict=True)
+    return list(map(tuple.__new__, repeat(Lifetime), pairs))
 
 
 def touch(request: sow_pb2.TouchRequest, default: Durability) -> Touch:
