@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat, starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,9 @@ FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGI
 
 STEPS_AT_ONCE: Final = 500
 """Steps of a cursor in one go, in which the GIL is not given to anybody."""
+VALUES_AT_ONCE: Final = 64
+"""The same where they are read: few enough for any size."""
+_VALUE: Final = itemgetter(2)
 
 
 class RocksError(Exception):
@@ -173,6 +177,41 @@ class Cursor:
             return None
         following: bytes = key_of()
         return following if following < stop else None
+
+    def fill_values(
+        self, start: bytes, stop: bytes, limit: int, values: list[bytes], *, bytes_max: int = 2**20
+    ) -> tuple[bytes | None, int]:
+        """As `fill`, for who does not want the keys: in about two thirds of its time. Returns where to go on (None:
+        that was all), and the number of rows read."""
+        at = self._open()
+        at.seek(start)
+        had, size = len(values), 0
+        nothing: tuple[()] = ()
+        valid, value_of, step = at.valid, at.value, at.next
+        key: bytes = at.key() if valid() else stop
+        while key < stop:
+            left = limit + had - len(values)
+            if left == 0 or size >= bytes_max:
+                return key, len(values) - had
+            rows = zip(
+                repeat(None, min(left, VALUES_AT_ONCE)),
+                iter(valid, False),  # T13
+                starmap(value_of, repeat(nothing)),
+                starmap(step, repeat(nothing)),
+                strict=False,
+            )
+            found: list[bytes] = list(map(_VALUE, rows))
+            found_size = sum(map(len, found))
+            if size + found_size > 2 * bytes_max or not valid() or at.key() >= stop:
+                # Too much, or perhaps beyond the end: row by row.
+                following = self.fill(key, stop, min(left, VALUES_AT_ONCE), [], values, bytes_max=bytes_max - size)
+                return following, len(values) - had
+            values += found
+            size += found_size
+            key = at.key()
+        if not valid():
+            self._check(at)
+        return None, len(values) - had
 
     def fill_keys(self, start: bytes, limit: int, keys: list[bytes]) -> None:
         """Appends at most `limit` keys from `start` on: the bulk form of `keys`."""

@@ -220,6 +220,18 @@ class Cut:
         values += found
         return following, scanned
 
+    def fill_values(
+        self, start: bytes, limit: int, values: list[bytes], *, stop: bytes | None = None
+    ) -> tuple[bytes | None, int]:
+        """As `fill`, without the keys."""
+        found: list[bytes] = []
+        following, scanned = self.records.fill_values(start, stop or self.topic.stop, limit, found)
+        if self.acts:
+            due = i64(self.now_micros)
+            found = [value for value in found if value[24:32] > due]
+        values += found
+        return following, scanned
+
     def close(self) -> None:
         """Lets go of everything."""
         self.records.close()

@@ -32,7 +32,7 @@ from sow_server.engine.store import Cut, Store
 from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
-from sow_server.query.scan import SCAN_CHUNK, Points, Race, Ranges, Rows, merged, sieve
+from sow_server.query.scan import Points, Race, Ranges, Rows, merged, sieve
 
 PARTS_MAX: Final = 10_000
 PARTS_APT_MAX: Final = 64
@@ -46,6 +46,11 @@ SAMPLES_MIN: Final = 2048
 """Places that are noted of a topic at least, so that they serve another number of parts, too."""
 SAMPLE_CHUNK: Final = 20_000
 """Stored records that a piece of sampling passes: some ten milliseconds."""
+PIECE_BYTES: Final = 400 * 2**10
+"""What a piece of a reading has, about: from 512 KiB on each copy of it would be memory fresh from the system, and what
+is made of it falls out of the processor's cache. Half as many records a second come from pieces of 2 MiB."""
+PIECE_RECORDS_FIRST: Final = 1000
+PIECE_RECORDS_MAX: Final = 5000
 DRIFT_SHARE: Final = 4
 """What was noted of a topic serves until a quarter as many changes have been written as it had records."""
 TOPICS_KEPT: Final = 100
@@ -89,6 +94,7 @@ class Piece(NamedTuple):
     """Records that a piece of work has found, in key order, and where to go on after them."""
 
     keys: list[bytes]
+    """Empty where they are not wanted."""
     values: list[bytes]
     position: bytes
 
@@ -111,6 +117,7 @@ class Export:
         self.stored: Final = topic.statistics.records
         """Stored records of the topic, or nearly so: as of a moment after the cut."""
         self._sieve = sieve(topic, given, self.cut.now_micros)
+        self._sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
         self._preparing: Iterator[tuple[Part, ...] | None] = self._prepare()
 
     def prepare(self) -> bool:
@@ -182,16 +189,19 @@ class Export:
             parts.append(Part(samples.records - before, tuple(left)))
         return tuple(parts)
 
-    def reading(self, index: int, begin: bytes) -> Reading:
+    def reading(self, index: int, begin: bytes = b"", *, keys_wanted: bool = True) -> Reading:
         """A reading of a part, from the key `begin` on."""
-        return Reading(self, self.parts[index], begin)
+        return Reading(self, self.parts[index], begin, keys_wanted=keys_wanted)
 
-    def find(self, rows: Rows, limit: int) -> tuple[list[bytes], list[bytes], int]:
+    def find(self, rows: Rows, limit: int, *, keys_wanted: bool) -> tuple[list[bytes], list[bytes], int]:
         """A piece of work: the records that match of at most the next `limit` stored ones, and how many those were."""
         keys: list[bytes] = []
         values: list[bytes] = []
-        scanned = rows.read(limit, keys, values)
-        if self._sieve is not None and keys:
+        if not (keys_wanted or self._sieve_wants_keys) and isinstance(rows, Ranges):
+            scanned = rows.read_values(limit, values)
+        else:
+            scanned = rows.read(limit, keys, values)
+        if self._sieve is not None and values:
             wanted = self._sieve(keys, values)
             keys, values = list(compress(keys, wanted)), list(compress(values, wanted))
         return keys, values, scanned
@@ -228,11 +238,13 @@ class Export:
 class Reading:
     """Owns the position in a part. Used by one thread at a time."""
 
-    def __init__(self, export: Export, part: Part, begin: bytes) -> None:
+    def __init__(self, export: Export, part: Part, begin: bytes, *, keys_wanted: bool) -> None:
         self._export = export
+        self._keys_wanted = keys_wanted
         self._part = part
         self._begin = begin
         self._rows: Rows | None = None
+        self._limit = PIECE_RECORDS_FIRST
         self.returned = 0
         self.scanned = 0
         """Stored records read."""
@@ -245,9 +257,13 @@ class Reading:
                 self._rows = self._part.rows(self._export.cut, self._begin)
             if self._rows.ended:
                 return None
-            keys, values, scanned = self._export.find(self._rows, min(limit, SCAN_CHUNK))
+            limit = min(limit, self._limit)
+            keys, values, scanned = self._export.find(self._rows, limit, keys_wanted=self._keys_wanted)
+            if values:
+                size = sum(map(len, values)) // len(values)
+                self._limit = max(1, min(PIECE_RECORDS_MAX, PIECE_BYTES // (size + 1)))
             self.scanned += scanned
-            self.returned += len(keys)
+            self.returned += len(values)
             return Piece(keys, values, self._rows.position)
 
 

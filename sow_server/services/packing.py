@@ -78,11 +78,12 @@ def fill_payloads(message: snapshot_pb2.PackedRecords, payloads: Sequence[bytes]
         message.payloads = b"".join(payloads)
         message.payload_offsets = _offsets(payloads)
         return
-    joined = b"\n".join([*payloads, b""])
-    if json and (joined.count(b"\n") != len(payloads) or b"\r" in joined):
-        payloads = [payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads]
-        joined = b"\n".join([*payloads, b""])
-    message.payloads = joined
+    if json:
+        # One look at all of them; joining them for that is cheaper than looking at each.
+        joined = b"".join(payloads)
+        if b"\n" in joined or b"\r" in joined:
+            payloads = [payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads]
+    message.payloads = b"\n".join([*payloads, b""])
     ends = map(add, accumulate(map(len, payloads), initial=0), count())
     message.payload_offsets = _little(array("i", ends))
 

@@ -112,7 +112,8 @@ class SnapshotService(ChangesService):
         with self._exports.reader(request.export_id) as export:
             if request.part >= len(export.parts):
                 raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
-            reading = export.reading(request.part, read_token(export, request.part, request.resume_token))
+            begin = read_token(export, request.part, request.resume_token)
+            reading = export.reading(request.part, begin, keys_wanted=packing.KEY in wanted)
             origins = self._store.origins
             json = export.topic.settings.message_type is MessageType.JSON
 
@@ -120,7 +121,7 @@ class SnapshotService(ChangesService):
                 piece = reading.step(size)
                 if piece is None:
                     return None
-                if not piece.keys:
+                if not piece.values:
                     return 0, b""
                 response = snapshot_pb2.ReadExportResponse(
                     resume_token=write_token(export, request.part, piece.position)
@@ -128,7 +129,7 @@ class SnapshotService(ChangesService):
                 packing.fill_records(
                     response.batch, piece.keys, piece.values, wanted, origins, lines=request.lines, json=json
                 )
-                return len(piece.keys), response.SerializeToString()
+                return len(piece.values), response.SerializeToString()
 
             # One piece of work ahead: the next one is done while the records of this one are being sent.
             ahead = self._piece(export, next_response)
