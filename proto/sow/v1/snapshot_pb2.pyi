@@ -233,7 +233,7 @@ class ExportPart(_message.Message):
 
     RECORDS_FIELD_NUMBER: _builtins.int
     records: _builtins.int
-    """Stored records that are read for it; how many of them match shows when it is read."""
+    """About how many stored records are read for it; how many of them match shows when it is read."""
     def __init__(
         self,
         *,
@@ -264,7 +264,9 @@ class ReadExportRequest(_message.Message):
     part: _builtins.int
     """Index of the part."""
     lines: _builtins.bool
-    """true: each payload is followed by a line feed, so that JSON documents are NDJSON."""
+    """true: each payload is followed by a line feed, so that JSON documents are NDJSON: line breaks between their tokens
+    become spaces.
+    """
     resume_token: _builtins.bytes
     """Where to go on, as the last batch that was received says. Empty: at the beginning of the part."""
     batch_size: _builtins.int

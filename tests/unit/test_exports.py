@@ -1,0 +1,416 @@
+"""Exports: one cut read in parts, leases, and what becomes of them (rule Q6; EX1 to EX4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import ABSENT, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.query import exports as exports_module
+from sow_server.query.exports import Export, ExportOptions, Exports, Splits, read_token, write_token
+from sow_server.query.filtering import record_filter
+from tests.support.stores import SECOND, Rig
+
+SETTINGS = TopicSettings(expiration=Expiration.ENABLED, key=("/id",), index=("/symbol",))
+LEASE = 60 * SECOND
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("quotes", SETTINGS)
+    yield rig
+    rig.close()
+
+
+def put(rig: Rig, numbers: range, *, ttl: int | None = None, symbols: int = 10) -> None:
+    lifetime = ABSENT if ttl is None else Lifetime(LifetimeKind.TTL, ttl)
+    documents = [{"id": f"{n:05d}", "symbol": f"S{n % symbols}", "px": n} for n in numbers]
+    payloads = [json.dumps(document).encode() for document in documents]
+    for first in range(0, len(payloads), 1000):
+        rig.run(Publish("quotes", payloads[first : first + 1000], lifetime=lifetime))
+
+
+def export(rig: Rig, text: str = "", *, parts: int = 0, topic: str = "quotes", splits: Splits | None = None) -> Export:
+    found = rig.topic(topic)
+    given = record_filter(found, text, 0) if text else None
+    opened = Export(rig.store, found, given, parts, splits or Splits())
+    while not opened.prepare():
+        pass
+    return opened
+
+
+def read(opened: Export, part: int, begin: bytes = b"", *, limit: int = 10_000) -> list[str]:
+    reading = opened.reading(part, begin)
+    keys: list[str] = []
+    while (piece := reading.step(limit)) is not None:
+        keys += [key.decode() for key in piece.keys]
+    assert reading.returned == len(keys)
+    return keys
+
+
+def whole(opened: Export) -> list[str]:
+    return [key for part in range(len(opened.parts)) for key in read(opened, part)]
+
+
+def names(numbers: range) -> list[str]:
+    return [f"{n:05d}" for n in numbers]
+
+
+def refused(reason: Reason) -> pytest.RaisesExc[StoreError]:
+    return pytest.RaisesExc(StoreError, check=lambda error: error.reason is reason)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 64, 10_000])
+def test_the_parts_together_are_the_topic_in_key_order(rig: Rig, parts: int) -> None:
+    put(rig, range(5000))
+    opened = export(rig, parts=parts)
+    assert whole(opened) == names(range(5000))
+    assert len(opened.parts) == min(parts, 50)  # none has fewer than a hundred records
+    assert sum(part.records for part in opened.parts) == 5000
+    opened.close()
+
+
+def test_parts_are_about_equal(rig: Rig) -> None:
+    put(rig, range(20_000))
+    opened = export(rig, parts=8)
+    assert [len(read(opened, part)) for part in range(8)] == [part.records for part in opened.parts]
+    assert all(2300 < part.records < 2700 for part in opened.parts)
+    opened.close()
+
+
+def test_few_records_are_one_part_and_none_are_no_part(rig: Rig) -> None:
+    empty = export(rig, parts=8)
+    assert empty.parts == ()
+    put(rig, range(3))
+    few = export(rig)
+    assert (whole(few), len(few.parts)) == (names(range(3)), 1)
+    for opened in (empty, few):
+        opened.close()
+
+
+def test_how_many_parts_are_apt_depends_on_the_size(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports_module, "PART_RECORDS_APT", 1000)
+    put(rig, range(4500))
+    opened = export(rig)
+    assert len(opened.parts) == 5
+    assert whole(opened) == names(range(4500))
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "parts"),
+    [
+        ("/id IN ('00007', '00003', 'none')", ["00003", "00007"], 1),
+        ("/id >= '00100' AND /symbol = 'S1'", [f"{n:05d}" for n in range(100, 3000) if n % 10 == 1], 3),
+        ("@key >= '01000' AND @key < '02000'", names(range(1000, 2000)), 4),
+        ("@key < '01000' OR @key >= '02500'", names(range(1000)) + names(range(2500, 3000)), 4),
+        ("/px < 5", names(range(5)), 4),
+        ("1 = 2", [], 0),
+        ("/symbol = 'S1' AND /symbol = 'S2'", [], None),
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_filters_read_what_the_plan_finds(
+    rig: Rig, text: str, expected: list[str], parts: int | None, known: bool
+) -> None:
+    put(rig, range(3000))
+    splits = Splits()
+    if known:
+        export(rig, parts=4, splits=splits).close()
+    opened = export(rig, text, parts=4, splits=splits)
+    assert whole(opened) == expected
+    assert parts is None or len(opened.parts) == parts
+    opened.close()
+
+
+def test_many_matches_of_an_index_are_read_from_it_as_they_stand(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(rig, range(4000), symbols=20)
+    monkeypatch.setattr("sow_server.query.scan.HITS_MAX", 50)
+    monkeypatch.setattr("sow_server.query.scan.STREAMED_FROM", 50)
+    monkeypatch.setattr("sow_server.query.scan.RACE_STEPS", (10,))
+    opened = export(rig, "/symbol IN ('S1', 'S2')", parts=4)
+    expected = [f"{n:05d}" for n in range(4000) if n % 20 in (1, 2)]
+    assert len(opened.parts) == 1
+    assert read(opened, 0) == expected
+    assert read(opened, 0, b"02000") == [key for key in expected if key >= "02000"]
+    opened.close()
+
+
+def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports_module, "SAMPLE_CHUNK", 100)
+    put(rig, range(4000))
+    splits = Splits()
+
+    def pieces() -> int:
+        found = rig.topic("quotes")
+        opened = Export(rig.store, found, None, 4, splits)
+        count = 1
+        while not opened.prepare():
+            count += 1
+        assert whole(opened) == names(range(rig.count("quotes")))
+        opened.close()
+        return count
+
+    assert pieces() > 10
+    assert pieces() == 1
+    put(rig, range(4000, 4500))
+    assert pieces() == 1
+    put(rig, range(4500, 9000))
+    assert pieces() > 10
+
+
+def test_what_is_remembered_of_a_topic_loses_no_record(rig: Rig) -> None:
+    """Parts are made of old samples: they cover all keys nevertheless, below the first of them and above the last."""
+    put(rig, range(2000, 4000))
+    splits = Splits()
+    export(rig, parts=4, splits=splits).close()
+    put(rig, range(1800, 2000))
+    put(rig, range(9000, 9200))
+    opened = export(rig, parts=4, splits=splits)
+    assert len(opened.parts) == 4
+    assert whole(opened) == names(range(1800, 4000)) + names(range(9000, 9200))
+    opened.close()
+
+
+# --- one cut ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_happens_after_the_cut_is_not_seen(rig: Rig) -> None:
+    put(rig, range(500), ttl=10 * SECOND)
+    put(rig, range(500, 1000))
+    opened = export(rig, parts=3)
+    first = read(opened, 0)
+    rig.time.tick(10 * SECOND)
+    rig.store.sweep()
+    put(rig, range(900, 1500))
+    rig.store.compact()
+    assert first + read(opened, 1) + read(opened, 2) == names(range(1000))
+    assert read(opened, 0) == first
+    opened.close()
+
+
+def test_what_has_expired_at_the_cut_is_not_exported_though_it_is_stored(rig: Rig) -> None:
+    put(rig, range(500), ttl=10 * SECOND)
+    put(rig, range(500, 600))
+    rig.time.tick(10 * SECOND)
+    opened = export(rig, parts=2)
+    assert whole(opened) == names(range(500, 600))
+    opened.close()
+
+
+def test_stamps_are_not_acted_on_where_expiration_is_disabled(rig: Rig) -> None:
+    rig.create_topic("still", SETTINGS._replace(expiration=Expiration.DISABLED))
+    lifetime = Lifetime(LifetimeKind.TTL, SECOND)
+    rig.run(Publish("still", [b'{"id":"1"}'], lifetime=lifetime))
+    rig.time.tick(2 * SECOND)
+    opened = export(rig, topic="still")
+    assert whole(opened) == ["1"]
+    opened.close()
+
+
+def test_binary_payloads_are_exported_and_filtered_by_metadata(rig: Rig) -> None:
+    rig.create_topic("blobs", TopicSettings(message_type=MessageType.BINARY))
+    rig.run(Publish("blobs", [b"\xff\n", b"", b"c"], keys=["a", "b", "c"]))
+    opened = export(rig, "@key < 'c'", topic="blobs")
+    assert whole(opened) == ["a", "b"]
+    with refused(Reason.UNSUPPORTED_FOR_MESSAGE_TYPE):
+        export(rig, "/a = 1", topic="blobs")
+    opened.close()
+
+
+def test_a_reading_without_keys_finds_the_same(rig: Rig) -> None:
+    put(rig, range(3000), ttl=10 * SECOND)
+    put(rig, range(0, 3000, 3))
+    rig.time.tick(10 * SECOND)
+    for text in ("", "/px < 2000", "@key < '02000'"):
+        opened = export(rig, text, parts=3)
+        found: list[list[bytes]] = [[], []]
+        for part in range(len(opened.parts)):
+            readings = opened.reading(part), opened.reading(part, keys_wanted=False)
+            for values, reading in zip(found, readings, strict=True):
+                while (piece := reading.step(77)) is not None:
+                    values += piece.values
+            assert readings[0].scanned == readings[1].scanned
+        assert found[0] == found[1] != []
+        opened.close()
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "/symbol = 'S3'", "/id IN ('00001', '00005', '00101')", "@key >= '00500'"])
+def test_a_part_goes_on_where_a_token_says(rig: Rig, text: str) -> None:
+    put(rig, range(1000))
+    opened = export(rig, text, parts=2)
+    for part in range(len(opened.parts)):
+        expected = read(opened, part)
+        reading = opened.reading(part)
+        came: list[str] = []
+        while (piece := reading.step(7)) is not None:
+            came += [key.decode() for key in piece.keys]
+            token = write_token(opened, part, piece.position)
+            assert came + read(opened, part, read_token(opened, part, token)) == expected
+    opened.close()
+
+
+def test_a_token_of_another_part_or_export_is_refused(rig: Rig) -> None:
+    put(rig, range(1000))
+    one, other = export(rig, parts=2), export(rig, parts=2)
+    token = write_token(one, 0, b"00100")
+    assert read_token(one, 0, token) == b"00100"
+    assert read_token(one, 0, b"") == b""
+    for opened, part, wrong in ((one, 1, token), (other, 0, token), (one, 0, token + b"x"), (one, 0, b"x")):
+        with refused(Reason.RESUME_TOKEN_INVALID):
+            read_token(opened, part, wrong)
+    one.close()
+    other.close()
+
+
+# --- leases, limits, ends --------------------------------------------------------------------------------------------
+
+
+class Held:
+    """Exports under a clock of the test's own."""
+
+    def __init__(self, rig: Rig, exports_max: int = 64) -> None:
+        self.rig = rig
+        self.exports = Exports(rig.store, options=ExportOptions(exports_max), elapsed=lambda: rig.time.elapsed_micros)
+
+    def open(self, lease: int = LEASE) -> str:
+        with self.exports.room():
+            opened = export(self.rig, splits=self.exports.splits)
+            self.exports.add(opened, lease)
+        return opened.id
+
+
+@pytest.fixture
+def held(rig: Rig) -> Held:
+    put(rig, range(300))
+    return Held(rig)
+
+
+def test_an_export_ends_a_lease_after_its_last_use(rig: Rig, held: Held) -> None:
+    opened = held.open()
+    rig.time.tick(LEASE - 1)
+    assert held.exports.renew(opened)[1] == LEASE
+    rig.time.tick(LEASE - 1)
+    assert whole(held.exports.find(opened)) == names(range(300))
+    rig.time.tick(1)
+    with refused(Reason.EXPORT_NOT_FOUND):
+        held.exports.find(opened)
+    assert held.exports.count == 0
+
+
+def test_a_tick_ends_what_nobody_asks_for(rig: Rig, held: Held) -> None:
+    held.open()
+    rig.time.tick(LEASE)
+    assert held.exports.count == 1
+    held.exports.tick()
+    assert held.exports.count == 0
+
+
+def test_who_reads_keeps_an_export_and_the_lease_begins_at_the_end(rig: Rig, held: Held) -> None:
+    opened = held.open()
+    with held.exports.reader(opened):
+        rig.time.tick(10 * LEASE)
+        held.exports.tick()
+        assert held.exports.count == 1
+    rig.time.tick(LEASE - 1)
+    held.exports.tick()
+    assert held.exports.count == 1
+    rig.time.tick(1)
+    held.exports.tick()
+    assert held.exports.count == 0
+
+
+def test_an_export_that_was_closed_says_so_and_is_closed_again_for_free(held: Held) -> None:
+    opened = held.open()
+    found = held.exports.find(opened)
+    reading = found.reading(0)
+    held.exports.close(opened)
+    held.exports.close(opened)
+    held.exports.close("never was")
+    with pytest.raises(StoreError, match="it was closed"):
+        held.exports.find(opened)
+    with refused(Reason.EXPORT_NOT_FOUND):
+        reading.step(10)
+
+
+def test_closing_waits_for_the_piece_that_is_under_way(held: Held) -> None:
+    """A cursor that is closed under a reader's hands would crash the process."""
+    opened = held.exports.find(held.open())
+    with opened.piece():
+        held.exports.close(opened.id)
+        assert opened.cut.records.find(opened.topic.prefix + b"00001") is not None
+    with refused(Reason.EXPORT_NOT_FOUND), opened.piece():
+        pass
+
+
+def test_at_the_limit_what_was_read_whole_makes_room(rig: Rig, held: Held) -> None:
+    few = Held(rig, exports_max=2)
+    one, other = few.open(), few.open()
+    with pytest.raises(StoreError) as refusal:
+        few.open()
+    assert refusal.value.reason is Reason.OVERLOADED
+    few.exports.ended(other, 0)
+    with few.exports.reader(other), refused(Reason.OVERLOADED):
+        few.open()  # it is being read again
+    third = few.open()
+    few.exports.find(one)
+    with pytest.raises(StoreError, match="made room"):
+        few.exports.find(other)
+    few.exports.ended(third, 0)
+    few.exports.ended(one, 0)
+    few.open()
+    with refused(Reason.EXPORT_NOT_FOUND):
+        few.exports.find(one)  # the oldest goes first
+    few.exports.find(third)
+
+
+def test_one_whose_opening_fails_takes_no_room(rig: Rig, held: Held) -> None:
+    few = Held(rig, exports_max=1)
+    with pytest.raises(ValueError, match="fault"), few.exports.room():
+        raise ValueError("fault")
+    few.open()
+
+
+def test_an_export_ends_with_its_topic(rig: Rig, held: Held) -> None:
+    opened = held.open()
+    rig.delete_topic("quotes")
+    for _ in range(2):
+        with refused(Reason.TOPIC_DELETED):
+            held.exports.find(opened)
+    rig.create_topic("quotes", SETTINGS)
+    with refused(Reason.TOPIC_DELETED):
+        held.exports.find(opened)
+
+
+def test_a_server_that_stops_ends_all_and_opens_none(held: Held) -> None:
+    opened = held.open()
+    held.exports.stop()
+    with refused(Reason.STOPPING):
+        held.exports.find(opened)
+    with refused(Reason.STOPPING):
+        held.open()
+    assert held.exports.count == 0
+
+
+def test_why_exports_have_ended_is_remembered_of_so_many(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports_module, "ENDED_KEPT", 2)
+    opened = [held.open() for _ in range(3)]
+    for one in opened:
+        held.exports.close(one)
+    with pytest.raises(StoreError, match="since it was started"):
+        held.exports.find(opened[0])
+    with pytest.raises(StoreError, match="it was closed"):
+        held.exports.find(opened[1])
