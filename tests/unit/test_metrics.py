@@ -23,7 +23,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.engine.writer import Observer
 from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
-from sow_server.query.exports import Exports
+from sow_server.query.exports import Export, Exports
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import Consumers, Door
@@ -179,6 +179,20 @@ def test_stalls_are_counted_and_shown_while_they_last(watched: Watched, monkeypa
     assert watched.value("sow_write_stalled") == 0
     monkeypatch.setattr(watched.store, "write_stalled", lambda: True)
     assert watched.value("sow_write_stalled") == 1
+
+
+def test_exports_and_the_records_read_from_them_are_counted(watched: Watched) -> None:
+    watched.create("a")
+    watched.put("a", ["1", "2", "3"])
+    assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (0, 0)
+    with watched.exports.room():
+        export = Export(watched.store, watched.store.topics.find("a"), None, 1, watched.exports.splits)
+        assert export.prepare()
+        watched.exports.add(export, SECOND)
+    watched.exports.read(3)
+    assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (1, 3)
+    watched.exports.close(export.id)
+    assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (0, 3)
 
 
 def test_calls_are_counted_by_method_and_code() -> None:

@@ -1,0 +1,251 @@
+"""Exports through the contract and both clients: columns, errors, cut connections, a server that goes (rule Q6)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+
+from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
+from sow_client import AsyncClient, Client, Export, NotFound, PackedRecords, SowError, Unavailable
+from tests.support.proxy import Proxy
+from tests.support.server import ServerProcess
+
+CONFIG: Final = """
+[topics.large]
+key = ["/n"]
+expiration = "enabled"
+[topics.pretty]
+[topics.going]
+key = ["/n"]
+[topics.still]
+key = ["/n"]
+journal = false
+[limits]
+exports_max = 4
+"""
+LARGE: Final = 40_000
+PAD: Final = "x" * 400
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("exports"), CONFIG) as made:
+        with made.client() as client:
+            publish_large(client)
+        yield made
+        assert made.terminate() == 0
+        assert not made.faults()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as made:
+        yield made
+
+
+def publish_large(client: Client) -> None:
+    with client.publisher("large", durability="buffered") as publisher:
+        for number in range(LARGE):
+            publisher.publish({"n": number, "pad": PAD})
+
+
+def payloads(records: PackedRecords) -> list[bytes]:
+    return cells(records.payloads, records.payload_offsets)
+
+
+def cells(joined: bytes, offsets: bytes) -> list[bytes]:
+    ends = array("i", offsets)
+    return [joined[start:stop] for start, stop in pairwise(ends)]
+
+
+def numbers(batches: Iterator[PackedRecords]) -> list[int]:
+    return [json.loads(payload)["n"] for records in batches for payload in payloads(records)]
+
+
+def test_parts_are_the_topic_while_publishing_goes_on(client: Client) -> None:
+    export = client.open_export("large", parts=5)
+    stop = threading.Event()
+
+    def disturb() -> None:
+        number = 0
+        while not stop.is_set():
+            client.publish("large", {"n": LARGE + number}, ttl="1h")
+            client.publish("large", {"n": number, "pad": "changed"})
+            number += 1
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+        found = [number for part in range(5) for number in numbers(client.read_export(export.id, part))]
+        again = [number for part in (3, 1) for number in numbers(client.read_export(export.id, part, batch_size=777))]
+    finally:
+        stop.set()
+        disturbing.join()
+        client.sow_delete("large", filter=f"/n >= {LARGE}")
+        client.publish_many("large", [{"n": number, "pad": PAD} for number in range(1000)])
+    assert sorted(found) == list(range(LARGE))
+    assert len(again) == export.parts[3] + export.parts[1]
+    client.close_export(export.id)
+
+
+def test_columns_are_what_a_query_says_of_the_same_records(client: Client) -> None:
+    names = ("payload", "key", "version", "publish_time", "expire_time", "origin", "sequence")
+    export = client.open_export("large", "/n < 50")
+    expected = {record.key: record for record in client.query("large", "/n < 50")}
+    found = 0
+    for part in range(len(export.parts)):
+        for records in client.read_export(export.id, part, columns=names):
+            keys = [key.decode() for key in cells(records.keys, records.key_offsets)]
+            assert [json.loads(payload)["n"] for payload in payloads(records)] == [int(key) for key in keys]
+            assert [expected[key].version for key in keys] == array("q", records.versions).tolist()
+            assert [expected[key].sequence for key in keys] == array("q", records.sequences).tolist()
+            times = [int(expected[key].publish_time.timestamp() * 1e6) for key in keys]
+            assert all(
+                abs(one - other) <= 1 for one, other in zip(times, array("q", records.publish_times), strict=True)
+            )
+            assert set(array("q", records.expire_times)) == {2**63 - 1}
+            assert (records.origins, records.origin_names) == (b"", (expected[keys[0]].origin,))
+            assert records.ops == b""
+            found += records.count
+    assert found == 50
+    client.close_export(export.id)
+
+
+def test_lines_are_documents_also_where_these_have_line_breaks(client: Client) -> None:
+    documents = ['{\n "a": 1\r\n}', '{"a":2}', '{"a":"\\n"}']
+    client.publish_many("pretty", documents, keys=["1", "2", "3"])
+    export = client.open_export("pretty")
+    (records,) = client.read_export(export.id, 0, lines=True)
+    assert [json.loads(line)["a"] for line in records.payloads.splitlines()] == [1, 2, "\n"]
+    assert payloads(records) == [line + b"\n" for line in records.payloads.split(b"\n")[:-1]]
+    (plain,) = client.read_export(export.id, 0)
+    assert [payload.decode() for payload in payloads(plain)] == documents
+    client.close_export(export.id)
+
+
+def test_changes_after_the_bookmark_are_those_after_the_export(client: Client) -> None:
+    client.publish("going", {"n": 1}, durability="buffered")
+    export = client.open_export("going")
+    client.publish("going", {"n": 2})
+    assert export.bookmark is not None
+    with client.subscribe("going", start=export.bookmark) as subscription:
+        change = next(subscription)
+    assert change.record is not None
+    assert change.record.key == "2"
+    assert numbers(client.read_export(export.id, 0)) == [1]
+    client.publish("still", {"n": 1})
+    assert client.open_export("still").bookmark is None
+
+
+def test_what_is_wrong_with_a_request_is_named(server: ServerProcess, client: Client) -> None:
+    export = client.open_export("large", parts=2)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(channel)
+        asked = snapshot_pb2.ReadExportRequest(export_id=export.id)
+        for wrong, field in (
+            (snapshot_pb2.ReadExportRequest(part=2), "part"),
+            (snapshot_pb2.ReadExportRequest(batch_size=100_001), "batch_size"),
+            (snapshot_pb2.ReadExportRequest(columns=["PACKED_COLUMN_KEY", "PACKED_COLUMN_OP"]), "columns[1]"),
+            (snapshot_pb2.ReadExportRequest(columns=["PACKED_COLUMN_UNSPECIFIED"]), "columns[0]"),
+            (snapshot_pb2.ReadExportRequest(resume_token=b"none of yours"), "resume_token"),
+        ):
+            wrong.MergeFrom(asked)
+            with pytest.raises(grpc.RpcError) as refusal:
+                list(stub.ReadExport(wrong))
+            assert f'details = "{field}: ' in str(refusal.value)
+    for wrong_call, reason in (
+        (lambda: client.open_export("nothing"), "TOPIC_NOT_FOUND"),
+        (lambda: client.open_export("large", "/n <"), "FILTER_INVALID"),
+        (lambda: client.open_export("large", parts=10_001), "INVALID_ARGUMENT"),
+        (lambda: client.open_export("large", lease="10ms"), "INVALID_ARGUMENT"),
+        (lambda: client.open_export("large", lease="25h"), "INVALID_ARGUMENT"),
+        (lambda: client.renew_export("none"), "EXPORT_NOT_FOUND"),
+        (lambda: list(client.read_export("none", 0)), "EXPORT_NOT_FOUND"),
+        (lambda: list(client.read_export(export.id, 9)), "INVALID_ARGUMENT"),
+        (lambda: list(client.read_export(export.id, 0, columns=("price",))), "INVALID_ARGUMENT"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(SowError) as error:
+            wrong_call()
+        assert error.value.reason == reason
+    client.close_export(export.id)
+    client.close_export(export.id)
+    with pytest.raises(NotFound, match="it was closed"):
+        list(client.read_export(export.id, 0))
+
+
+def test_an_export_ends_with_its_topic_in_the_middle_of_a_read(client: Client) -> None:
+    client.create_topic("gone", key=["/n"])
+    client.publish_many("gone", [{"n": number, "pad": PAD} for number in range(10_000)])
+    export = client.open_export("gone", parts=1)
+    reading = client.read_export(export.id, 0, batch_size=100)
+    next(reading)
+    client.delete_topic("gone", force=True)
+    with pytest.raises(NotFound) as error:
+        list(reading)
+    assert error.value.reason == "TOPIC_DELETED"
+
+
+def test_a_cut_connection_is_made_again_and_nothing_is_missing_or_twice(server: ServerProcess) -> None:
+    with Proxy(server.address) as proxy, Client(proxy.address) as client:
+        export = client.open_export("large", parts=1)
+        found: list[int] = []
+        batches = client.read_export(export.id, 0, batch_size=500)
+        for index, records in enumerate(batches):
+            found += [json.loads(payload)["n"] for payload in payloads(records)]
+            if index in (1, 20, 21):
+                proxy.cut()
+        assert sorted(found) == list(range(LARGE))
+        assert len(found) == LARGE
+        client.close_export(export.id)
+
+
+def test_the_asynchronous_client_reads_parts_at_the_same_time(server: ServerProcess) -> None:
+    async def main() -> list[int]:
+        with Proxy(server.address) as proxy:
+            async with AsyncClient(proxy.address) as client:
+                export = await client.open_export("large", parts=4, lease="1m")
+                assert (await client.renew_export(export.id)).lease == export.lease
+
+                async def part(index: int) -> list[int]:
+                    found: list[int] = []
+                    async for records in client.read_export(export.id, index, batch_size=500):
+                        found += [json.loads(payload)["n"] for payload in payloads(records)]
+                        if index == 2 and len(found) == 1000:
+                            proxy.cut()
+                    return found
+
+                parts = await asyncio.gather(*[part(index) for index in range(len(export.parts))])
+                await client.close_export(export.id)
+                return [number for part in parts for number in part]
+
+    assert sorted(asyncio.run(main())) == list(range(LARGE))
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_a_server_that_goes_in_the_middle_of_a_read_is_told_and_nothing_looks_whole(tmp_path: Path, way: str) -> None:
+    with ServerProcess(tmp_path, CONFIG) as server, server.client() as client:
+        publish_large(client)
+        export: Export = client.open_export("large", parts=1)
+        reading = client.read_export(export.id, 0, batch_size=500)
+        next(reading)
+        if way == "killed":
+            server.kill9()
+        else:
+            assert server.terminate() == 0
+        server.start()
+        with pytest.raises((NotFound, Unavailable)) as error:
+            list(reading)
+        assert error.value.reason in ({"EXPORT_NOT_FOUND"} if way == "killed" else {"EXPORT_NOT_FOUND", "STOPPING"})
+        with pytest.raises(NotFound):
+            client.renew_export(export.id)
+        assert sum(records.count for records in client.read_export(client.open_export("large", parts=1).id, 0)) == LARGE
+        assert not server.faults()
