@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
-from sow_client import AsyncClient, Client, Export, NotFound, PackedRecords, SowError, Unavailable
+from sow_client import AsyncClient, Client, Export, NotFound, PackedColumn, PackedRecords, SowError, Unavailable
 from tests.support.proxy import Proxy
 from tests.support.server import ServerProcess
 
@@ -34,6 +34,9 @@ exports_max = 4
 """
 LARGE: Final = 40_000
 PAD: Final = "x" * 400
+KEY: Final = snapshot_pb2.PACKED_COLUMN_KEY
+OP: Final = snapshot_pb2.PACKED_COLUMN_OP
+UNSPECIFIED: Final = snapshot_pb2.PACKED_COLUMN_UNSPECIFIED
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ def test_parts_are_the_topic_while_publishing_goes_on(client: Client) -> None:
 
 
 def test_columns_are_what_a_query_says_of_the_same_records(client: Client) -> None:
-    names = ("payload", "key", "version", "publish_time", "expire_time", "origin", "sequence")
+    names: tuple[PackedColumn, ...] = ("payload", "key", "version", "publish_time", "expire_time", "origin", "sequence")
     export = client.open_export("large", "/n < 50")
     expected = {record.key: record for record in client.query("large", "/n < 50")}
     found = 0
@@ -154,8 +157,8 @@ def test_what_is_wrong_with_a_request_is_named(server: ServerProcess, client: Cl
         for wrong, field in (
             (snapshot_pb2.ReadExportRequest(part=2), "part"),
             (snapshot_pb2.ReadExportRequest(batch_size=100_001), "batch_size"),
-            (snapshot_pb2.ReadExportRequest(columns=["PACKED_COLUMN_KEY", "PACKED_COLUMN_OP"]), "columns[1]"),
-            (snapshot_pb2.ReadExportRequest(columns=["PACKED_COLUMN_UNSPECIFIED"]), "columns[0]"),
+            (snapshot_pb2.ReadExportRequest(columns=[KEY, OP]), "columns[1]"),
+            (snapshot_pb2.ReadExportRequest(columns=[UNSPECIFIED]), "columns[0]"),
             (snapshot_pb2.ReadExportRequest(resume_token=b"none of yours"), "resume_token"),
         ):
             wrong.MergeFrom(asked)

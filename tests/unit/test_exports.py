@@ -245,6 +245,25 @@ def test_a_reading_without_keys_finds_the_same(rig: Rig) -> None:
         opened.close()
 
 
+def test_large_records_among_small_ones_make_small_pieces(rig: Rig) -> None:
+    """How large the next records are is not known before they are read: a message has a limit all the same."""
+    rig.create_topic("blobs", TopicSettings(message_type=MessageType.BINARY))
+    large = 2**20 - 100
+    for first in range(0, 400, 10):
+        payloads = [bytes(large if 200 <= n < 230 else 50) for n in range(first, first + 10)]
+        rig.run(Publish("blobs", payloads, keys=[f"{n:05d}" for n in range(first, first + 10)]))
+    opened = export(rig, topic="blobs", parts=1)
+    for keys_wanted in (False, True):
+        reading = opened.reading(0, keys_wanted=keys_wanted)
+        sizes: list[int] = []
+        while (piece := reading.step(100_000)) is not None:
+            assert sum(map(len, piece.values)) < 3 * 2**20
+            sizes += [len(value) for value in piece.values]
+        assert len(sizes) == 400
+        assert [index for index, size in enumerate(sizes) if size > large] == list(range(200, 230))
+    opened.close()
+
+
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
