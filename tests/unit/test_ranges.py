@@ -178,6 +178,24 @@ def test_limits_end_a_plan_with_a_commit(rig: Rig) -> None:
     assert planned(rig, begin, size=10**9, entries=5).entries == 5
 
 
+def test_requests_that_share_a_commit_stay_together(rig: Rig) -> None:
+    """RA1: also where it has several chunks of the topic."""
+    begin = last(rig)
+    requests = [
+        Publish(topic, [b'{"px":1}'] * len(keys), list(keys))
+        for topic, keys in (("orders", "abc"), ("other", "x"), ("orders", "ef"), ("other", "y"), ("orders", "gh"))
+    ]
+    rig.run_together(requests)
+    end = last(rig)
+    cut = rig.store.journal_cut()
+    assert [(commit.last_sequence, len(commit.runs)) for commit in cut.commits(begin, end)] == [(end, 5)]
+    cut.close()
+    put(rig, "i")
+    for found in (planned(rig, begin, entries=1), planned(rig, begin, entries=7), planned(rig, begin, size=1)):
+        assert (found.end, found.entries) == (end, 7)
+    assert planned(rig, begin, parts=9).part_ends == (end, end + 1)
+
+
 def test_a_plan_that_begins_inside_a_commit_ends_with_it(rig: Rig) -> None:
     begin = last(rig)
     put(rig, "a", "b", "c")
