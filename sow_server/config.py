@@ -32,6 +32,7 @@ from sow.durations import DURATION_MICROS_MAX, DurationError, format_micros, par
 from sow.sizes import format_bytes, parse_bytes
 from sow_server.engine.clock import ClockOptions
 from sow_server.engine.errors import StoreError
+from sow_server.engine.loads import LoadOptions
 from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing, TopicSettings
 from sow_server.engine.mutations import Limits
 from sow_server.engine.patterns import PatternError, matcher
@@ -390,6 +391,7 @@ _CLOCK: Final = ClockOptions()
 _HUB: Final = HubOptions()
 _REPLICAS: Final = ReplicaOptions()
 _EXPORTS: Final = ExportOptions()
+_LOADS: Final = LoadOptions()
 _TOPIC: Final = TopicSettings()
 
 
@@ -499,6 +501,7 @@ class LimitsConfig:
     queue_requests_max: int = _count(_WRITER.queue_requests_max, 1, 1_000_000)
     queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
     exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
+    loads_max: int = _count(_LOADS.open_max, 1, 1000)
 
     @property
     def message_bytes_max(self) -> int:
@@ -1150,6 +1153,7 @@ def store_options(config: Config) -> StoreOptions:
             lag_bytes_max=config.replication.peer_max_lag_bytes,
             lag_age_micros_max=config.replication.peer_max_lag_age_micros,
         ),
+        loads=LoadOptions(open_max=limits.loads_max),
         writer=WriterOptions(
             commit_records_max=storage.commit_records_max,
             commit_merged_bytes_max=storage.commit_merged_bytes_max,

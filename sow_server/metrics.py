@@ -218,7 +218,7 @@ class Metrics(Collector):
             if self._hub is not None:
                 held += _subscription_metrics(self._hub)
             if store is not None and clock is not None:
-                held += _durable_metrics(store, clock)
+                held += [*_durable_metrics(store, clock), *_load_metrics(store)]
             if self._idle is not None:
                 held += _idle_metrics(self._idle)
             if self._exports is not None:
@@ -297,6 +297,19 @@ def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
     for cause, count in idle.deleted_total.items():
         deleted.add_metric([cause.value], count)
     yield deleted
+
+
+def _load_metrics(store: Store) -> Iterator[Metric]:
+    loads = store.loads.all()
+    yield GaugeMetricFamily("sow_loads", "Loads that have not ended.", sum(load.row.open for load in loads))
+    yield GaugeMetricFamily(
+        "sow_load_staged_rows", "Rows that they have staged.", sum(load.staged_rows for load in loads)
+    )
+    yield GaugeMetricFamily(
+        "sow_load_staged_bytes", "Bytes of these rows, keys included.", sum(load.staged_bytes for load in loads)
+    )
+    yield CounterMetricFamily("sow_load_applied", "Rows that loads have published.", store.loads.applied_total)
+    yield CounterMetricFamily("sow_load_deleted", "Records deleted as they were not loaded.", store.loads.deleted_total)
 
 
 def _export_metrics(exports: Exports) -> Iterator[Metric]:

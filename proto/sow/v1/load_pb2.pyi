@@ -37,7 +37,7 @@ class _LoadPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadPhase.V
     LOAD_PHASE_DONE: _LoadPhase.ValueType  # 4
     """The topic holds what was loaded."""
     LOAD_PHASE_FAILED: _LoadPhase.ValueType  # 5
-    """Committed, and it cannot go on: `failure` says why."""
+    """It cannot go on: `failure` says why. What is applied by then stays."""
 
 class LoadPhase(_LoadPhase, metaclass=_LoadPhaseEnumTypeWrapper):
     """What a load is about to do."""
@@ -53,7 +53,7 @@ LOAD_PHASE_DELETING: LoadPhase.ValueType  # 3
 LOAD_PHASE_DONE: LoadPhase.ValueType  # 4
 """The topic holds what was loaded."""
 LOAD_PHASE_FAILED: LoadPhase.ValueType  # 5
-"""Committed, and it cannot go on: `failure` says why."""
+"""It cannot go on: `failure` says why. What is applied by then stays."""
 Global___LoadPhase: _TypeAlias = LoadPhase  # noqa: Y015
 
 @_typing.final

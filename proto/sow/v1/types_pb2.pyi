@@ -254,13 +254,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_RESUME_TOKEN_INVALID: _ErrorReason.ValueType  # 67
     """The resume token is not one of this part of the export."""
     ERROR_REASON_LOAD_NOT_FOUND: _ErrorReason.ValueType  # 68
-    """There is no such load: its lease has ended, it was aborted, its topic was deleted, or it was done long ago."""
+    """There is no such load: its lease has ended, it was aborted, or it ended more than a day ago."""
     ERROR_REASON_LOAD_COMMITTED: _ErrorReason.ValueType  # 69
     """The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
     ERROR_REASON_LOAD_INCOMPLETE: _ErrorReason.ValueType  # 70
     """Fewer or more rows are staged than the parts of the commit say."""
     ERROR_REASON_LOAD_FAILED: _ErrorReason.ValueType  # 71
-    """A committed load cannot go on; GetLoad says why."""
+    """A load cannot go on; GetLoad says why."""
     ERROR_REASON_UNIT_DONE: _ErrorReason.ValueType  # 72
     """The unit of work has been published whole before (P6)."""
 
@@ -406,13 +406,13 @@ ERROR_REASON_EXPORT_NOT_FOUND: ErrorReason.ValueType  # 66
 ERROR_REASON_RESUME_TOKEN_INVALID: ErrorReason.ValueType  # 67
 """The resume token is not one of this part of the export."""
 ERROR_REASON_LOAD_NOT_FOUND: ErrorReason.ValueType  # 68
-"""There is no such load: its lease has ended, it was aborted, its topic was deleted, or it was done long ago."""
+"""There is no such load: its lease has ended, it was aborted, or it ended more than a day ago."""
 ERROR_REASON_LOAD_COMMITTED: ErrorReason.ValueType  # 69
 """The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
 ERROR_REASON_LOAD_INCOMPLETE: ErrorReason.ValueType  # 70
 """Fewer or more rows are staged than the parts of the commit say."""
 ERROR_REASON_LOAD_FAILED: ErrorReason.ValueType  # 71
-"""A committed load cannot go on; GetLoad says why."""
+"""A load cannot go on; GetLoad says why."""
 ERROR_REASON_UNIT_DONE: ErrorReason.ValueType  # 72
 """The unit of work has been published whole before (P6)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
