@@ -11,9 +11,16 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from sow_server.engine import loads
 from sow_server.engine.codec import mark_key
@@ -28,11 +35,11 @@ from sow_server.engine.topics import Topic
 from sow_server.engine.writer import WriterOptions
 from tests.support.stores import BINARY, SECOND, Rig
 
-LEASE = 30 * SECOND
+LEASE = 100 * SECOND
 KEYS = [f"k{number}" for number in range(4)]
 keys = st.sampled_from(KEYS)
 ttls = st.sampled_from([None, 0, SECOND, 10 * SECOND])
-staged_rows = st.lists(st.tuples(keys, ttls), min_size=1, max_size=5)
+staged_rows = st.lists(st.tuples(keys, ttls), min_size=2, max_size=6)
 
 
 @dataclass(slots=True)
@@ -152,16 +159,13 @@ class LoadsMachine(RuleBasedStateMachine):
             del self.live[key]
             self.changed(key)
 
-    @rule(micros=st.sampled_from([1, SECOND, 10 * SECOND]))
-    def tick(self, micros: int) -> None:
+    @rule(micros=st.sampled_from([1, SECOND, 10 * SECOND]), swept=st.booleans(), upkept=st.booleans())
+    def tick(self, micros: int, swept: bool, upkept: bool) -> None:
         self.rig.time.tick(micros)
-
-    @rule()
-    def sweep(self) -> None:
-        self.rig.store.sweep()
-
-    @rule()
-    def upkeep(self) -> None:
+        if swept:
+            self.rig.store.sweep()
+        if not upkept:
+            return
         self.rig.store.loads.upkeep()
         self.rig.store.writer.step()
         self.loads = [load for load in self.loads if load.expected is not None or load.lease_end > self.now]
@@ -177,6 +181,12 @@ class LoadsMachine(RuleBasedStateMachine):
             load.lease_end = self.now + LEASE
 
     # -- loads ------------------------------------------------------------------------------------------------------
+
+    @initialize(rows=staged_rows, staged=staged_rows)
+    def begin(self, rows: list[tuple[str, int | None]], staged: list[tuple[str, int | None]]) -> None:
+        self.publish(rows)
+        self.open()
+        self.stage_rows(self.loads[0], (0, 1), staged, cut=0, again=False)
 
     @rule()
     def open(self) -> None:
@@ -219,7 +229,11 @@ class LoadsMachine(RuleBasedStateMachine):
     ) -> None:
         """`cut`: so many pieces are staged, then the connection breaks and the request comes again. `again`: the
         request before comes once more, late."""
-        load = data.draw(st.sampled_from(self.staging()))
+        self.stage_rows(data.draw(st.sampled_from(self.staging())), attempt, rows, cut=cut, again=again)
+
+    def stage_rows(
+        self, load: Modelled, attempt: tuple[int, int], rows: list[tuple[str, int | None]], *, cut: int, again: bool
+    ) -> None:
         made = load.attempts.setdefault(attempt, Attempt())
         if again and made.last is not None:
             for piece in self.pieces(load, attempt, *made.last):
@@ -235,7 +249,13 @@ class LoadsMachine(RuleBasedStateMachine):
         load.lease_end = self.now + LEASE
 
     @precondition(lambda self: self.staging())
-    @rule(data=st.data())
+    @rule(data=st.data(), aborted=st.booleans())
+    def end_badly(self, data: st.DataObject, aborted: bool) -> None:
+        if aborted:
+            self.abort(data)
+        else:
+            self.gap(data)
+
     def gap(self, data: st.DataObject) -> None:
         load = data.draw(st.sampled_from(self.staging()))
         handed = load.attempts[0, 1].handed if (0, 1) in load.attempts else 0
@@ -244,8 +264,6 @@ class LoadsMachine(RuleBasedStateMachine):
             self.heard(lambda done: self.rig.store.loads.stage(piece, done))
         assert refused.value.reason is Reason.LOAD_INCOMPLETE
 
-    @precondition(lambda self: self.staging())
-    @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         load = data.draw(st.sampled_from(self.staging()))
         self.heard(lambda done: self.rig.store.loads.abort(load.id, done))
@@ -254,8 +272,10 @@ class LoadsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.staging())
     @rule(data=st.data(), wrong=st.booleans())
     def commit(self, data: st.DataObject, wrong: bool) -> None:
-        load = data.draw(st.sampled_from(self.staging()))
-        parts = {part: attempt for part, attempt in load.attempts if data.draw(st.integers(0, 3))}
+        self.commit_load(data, data.draw(st.sampled_from(self.staging())), wrong=wrong)
+
+    def commit_load(self, data: st.DataObject, load: Modelled, *, wrong: bool) -> None:
+        parts = {part: attempt for part, attempt in load.attempts if data.draw(st.integers(0, 5))}
         named = [LoadPart(part, attempt, load.attempts[part, attempt].handed) for part, attempt in parts.items()]
         if wrong and named:
             one_less = [named[0]._replace(rows=named[0].rows - 1), *named[1:]]
@@ -268,10 +288,9 @@ class LoadsMachine(RuleBasedStateMachine):
         for part in sorted(parts):
             load.expected.update(load.attempts[part, parts[part]].rows)
 
-    @precondition(lambda self: self.committed())
-    @rule(data=st.data())
-    def commit_again(self, data: st.DataObject) -> None:
-        load = data.draw(st.sampled_from(self.committed()))
+        self.commit_again(load)
+
+    def commit_again(self, load: Modelled) -> None:
         assert self.heard(lambda done: self.rig.store.loads.commit(load.id, load.parts, done)) is self.real(load)
         with pytest.raises(StoreError) as refused:
             self.heard(lambda done: self.rig.store.loads.commit(load.id, [*load.parts, LoadPart(9, 9, 0)], done))
@@ -281,10 +300,16 @@ class LoadsMachine(RuleBasedStateMachine):
         assert refused.value.reason is Reason.LOAD_COMMITTED
 
     @precondition(lambda self: any(load.held is None for load in self.committed()))
-    @rule(data=st.data())
-    def read(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), more=st.integers(0, 2))
+    def read(self, data: st.DataObject, more: int) -> None:
+        """Applies some chunks, and reads another one."""
         load = data.draw(st.sampled_from([load for load in self.committed() if load.held is None]))
         load.held = self.rig.store.loads.read(self.real(load))
+        for _ in range(more):
+            if load in self.loads and load.held is not None:
+                self.apply_held(load, twice=False)
+                if load in self.loads:
+                    load.held = self.rig.store.loads.read(self.real(load))
 
     @precondition(lambda self: any(load.held is not None for load in self.committed()))
     @rule(data=st.data(), twice=st.booleans())
@@ -323,10 +348,12 @@ class LoadsMachine(RuleBasedStateMachine):
             self.assert_done(load, real)
             self.loads.remove(load)
 
-    @precondition(lambda self: self.committed())
+    @precondition(lambda self: self.loads)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        load = data.draw(st.sampled_from(self.committed()))
+        load = data.draw(st.sampled_from(self.loads))
+        if load.expected is None:
+            self.commit_load(data, load, wrong=False)
         while load in self.loads:
             if load.held is None:
                 load.held = self.rig.store.loads.read(self.real(load))
@@ -360,7 +387,9 @@ class LoadsMachine(RuleBasedStateMachine):
         assert {load.row.id for load in self.rig.store.loads.all() if load.row.open} == {load.id for load in self.loads}
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+PLANTED = settings(SETTINGS, max_examples=1000, phases=(Phase.generate,))
 
 
 @pytest.fixture(autouse=True)
@@ -388,4 +417,4 @@ def mark_all(self: Stage, topic: Topic, key: bytes, sequence: int) -> None:
 @pytest.mark.parametrize("mistake", [no_mark, mark_all])
 def test_the_machine_finds_planted_mistakes_in_marks(mistake: Callable[..., None]) -> None:
     with mock.patch.object(Stage, "_mark", mistake), pytest.raises(BaseException):  # noqa: B017  # whatever it finds
-        run_state_machine_as_test(LoadsMachine, settings=SETTINGS)
+        run_state_machine_as_test(LoadsMachine, settings=PLANTED)
