@@ -1,8 +1,17 @@
-"""The data source itself: what Spark calls, handed on to the module that does it."""
+"""The data source itself: what Spark calls, handed on to the module that does it.
+
+Spark runs each of these in a short-lived planner process of its own, and pickles the instance from one to the next: an
+instance holds the options and nothing else. The modules that do the work are imported where they are needed, as every
+one of these processes pays for its imports.
+"""
 
 from __future__ import annotations
 
+import sys
+
 from pyspark.sql.datasource import DataSource
+
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class SowDataSource(DataSource):
@@ -12,3 +21,18 @@ class SowDataSource(DataSource):
     def name(cls) -> str:
         """What `format(...)` takes."""
         return "sow"
+
+    # ---- reading ----
+
+    # ---- writing ----
+
+
+def _filters_are_pushed() -> bool:
+    """Whether this process was started by Spark to push filters down.
+
+    A reader that has `pushFilters` is refused while spark.sql.python.filterPushdown.enabled is off, and nothing tells a
+    data source how that is set. But Spark pushes filters in a worker program of its own, which it runs only while the
+    setting is on. Should a version of Spark name it otherwise, filters are not pushed, and the result is the same.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -1,0 +1,62 @@
+"""Clients made of options, for the driver and for tasks; and how long to try again.
+
+A planner process and a task each open a client of their own and close it at their end: connections cannot be pickled.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from sow_client import Client, Tls, Unavailable
+from sow_spark.options import Connecting
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 2.0
+
+_Answer = TypeVar("_Answer")
+
+
+def connect(connecting: Connecting) -> Client:
+    """A client for these options; it connects at its first call. Use it in a `with` block."""
+    tls = None
+    if connecting.tls:
+        tls = Tls(
+            ca=connecting.tls_ca,
+            certificate=connecting.tls_certificate,
+            key=connecting.tls_key,
+            server_name=connecting.tls_server_name,
+        )
+    return Client(
+        connecting.server,
+        tls=tls,
+        timeout=connecting.timeout_micros / 1e6,
+        connect_timeout=connecting.connect_timeout_micros / 1e6,
+    )
+
+
+def retried(
+    connecting: Connecting,
+    call: Callable[[], _Answer],
+    *,
+    now: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> _Answer:
+    """What `call` returns, called again while the server is Unavailable, for the option `retryFor`.
+
+    Only for calls that may be made twice. Everything else that `call` raises is passed on at once.
+    """
+    give_up = now() + connecting.retry_for_micros / 1e6
+    seconds = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return call()
+        except Unavailable as error:
+            # Spread, so that the tasks of a job do not come back all at once.
+            wait = max(seconds * random.uniform(0.5, 1.0), error.retry_after or 0.0)
+            if now() + wait > give_up:
+                raise
+            pause(wait)
+            seconds = min(seconds * 2, PAUSE_SECONDS_MAX)

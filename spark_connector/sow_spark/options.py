@@ -1,0 +1,366 @@
+"""Options of the data source: the texts that Spark hands over, parsed once into frozen values.
+
+Guarantees:
+
+O1  What is unknown is refused with the near miss, also an option of the other direction (`ttl` when reading).
+O2  Every error names the option as documented, whatever case the user wrote it in: Spark lower-cases the keys.
+O3  The results are plain values: they are pickled to executors as they are.
+
+`Reading` and `Writing` are the two directions; a stream reads and writes with the same ones as a batch. docs/spark.md
+explains them, under the names in `READ_OPTIONS` and `WRITE_OPTIONS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
+
+from sow.durations import DurationError, parse_micros
+from sow.sizes import SizeError, parse_bytes
+from sow_spark.errors import SowSourceError, option_error
+
+DEFAULT_SERVER: Final = "127.0.0.1:7450"
+PARTITIONS_MAX: Final = 10_000
+BATCH_RECORDS_MAX: Final = 100_000
+INFER_RECORDS_MAX: Final = 1_000_000
+LEASE_MICROS_MAX: Final = 24 * 3_600 * 1_000_000
+
+PayloadForm: TypeAlias = Literal["columns", "string", "binary"]
+"""How a payload becomes columns: a column for each field of a json document, or one column `payload`."""
+ParseMode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+"""What becomes of a document that does not fit the schema: the job fails, the field is null, the row is left out."""
+WriteMode: TypeAlias = Literal["publish", "delta"]
+"""Whether rows replace records or are merged into them."""
+BadRows: TypeAlias = Literal["fail", "drop"]
+"""What becomes of a row that the server refuses, such as one without a key."""
+Nulls: TypeAlias = Literal["omit", "write"]
+"""Whether a null column is left out of the document, or written as null."""
+Durability: TypeAlias = Literal["fsync", "buffered", "replicated"]
+"""When a write is acknowledged (rule P5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """How to reach the server, from the driver and from every executor."""
+
+    server: str = DEFAULT_SERVER
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_server_name: str | None = None
+    timeout_micros: int = 30_000_000
+    """Bound of a call that has one answer."""
+    connect_timeout_micros: int = 5_000_000
+    retry_for_micros: int = 60_000_000
+    """How long a call is tried again while the server cannot be reached."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether any of the tls options is given."""
+        return any((self.tls_ca, self.tls_certificate, self.tls_key, self.tls_server_name))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Options of reading, in a batch or as a stream."""
+
+    connecting: Connecting
+    topic: str
+    filter: str = ""
+    partitions: int = 0
+    """About how many parts; 0: as the server finds apt (batch), or by the cores of the cluster (stream)."""
+    infer_records: int = 1_000
+    """How many records are looked at to infer a schema."""
+    metadata: bool = True
+    """Whether an inferred schema has the metadata columns."""
+    payload: PayloadForm | None = None
+    """None: columns for json topics, binary for others."""
+    mode: ParseMode = "FAILFAST"
+    lease_micros: int = 0
+    """Lease of an export; 0: the server's default."""
+    batch_size: int = 0
+    """Records per batch; 0: the server's default."""
+    starting_from: str | datetime = "latest"
+    """Of a stream: "earliest", "latest", a time, or a bookmark."""
+    max_records_per_batch: int = 0
+    """Of a stream: entries of the journal that a micro-batch holds at most; 0: no limit."""
+    max_bytes_per_batch: int = 0
+    """Likewise in bytes."""
+    fail_on_data_loss: bool = True
+    pin_name: str | None = None
+    """Of a stream: the durable subscription that keeps the journal for it; None: named after the query."""
+    pin_lease_micros: int = 3_600_000_000
+    """The pin goes when the query has not renewed it for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Options of writing, in a batch or as a stream."""
+
+    connecting: Connecting
+    topic: str
+    mode: WriteMode = "publish"
+    ttl: str | None = None
+    """Lifetime of every row: a duration, or "never"; None: the topic's (rule L2)."""
+    ttl_column: str | None = None
+    expire_time_column: str | None = None
+    key_column: str | None = None
+    on_bad_row: BadRows = "fail"
+    nulls: Nulls = "omit"
+    durability: Durability | None = None
+    batch_size: int = 0
+    """Rows per request; 0: the client's default."""
+    lease_micros: int = 0
+    """Of overwrite: lease of the load; 0: the server's default."""
+    query_name: str | None = None
+    """Of a stream: names its publishers; a query that is to go on where another one stopped has the same name."""
+
+
+_COMMON: Final = (
+    "server",
+    "topic",
+    "path",
+    "tlsCa",
+    "tlsCertificate",
+    "tlsKey",
+    "tlsServerName",
+    "timeout",
+    "connectTimeout",
+    "retryFor",
+)
+READ_OPTIONS: Final = (
+    *_COMMON,
+    "filter",
+    "partitions",
+    "inferRecords",
+    "metadata",
+    "payload",
+    "mode",
+    "lease",
+    "batchSize",
+    "startingFrom",
+    "maxRecordsPerBatch",
+    "maxBytesPerBatch",
+    "failOnDataLoss",
+    "pinName",
+    "pinLease",
+)
+"""What reading takes. `path`, the argument of `load()`, is another name of `topic`."""
+WRITE_OPTIONS: Final = (
+    *_COMMON,
+    "mode",
+    "ttl",
+    "ttlColumn",
+    "expireTimeColumn",
+    "keyColumn",
+    "onBadRow",
+    "nulls",
+    "durability",
+    "batchSize",
+    "lease",
+    "queryName",
+    "checkpointLocation",
+)
+"""What writing takes. `checkpointLocation` is Spark's own: a stream names its publishers after it."""
+
+
+def parse_reading(options: Mapping[str, str]) -> Reading:
+    """The options of reading. Raises SowSourceError (OPTION_INVALID)."""
+    given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", "writing")
+    return Reading(
+        connecting=_connecting(given),
+        topic=given.topic(),
+        filter=given.text("filter") or "",
+        partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
+        infer_records=given.count("inferRecords", 1_000, 1, INFER_RECORDS_MAX),
+        metadata=given.flag("metadata", True),
+        payload=given.word("payload", get_args(PayloadForm)),
+        mode=given.word("mode", get_args(ParseMode), upper=True) or "FAILFAST",
+        lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
+        batch_size=given.count("batchSize", 0, 1, BATCH_RECORDS_MAX),
+        starting_from=given.start("startingFrom"),
+        max_records_per_batch=given.count("maxRecordsPerBatch", 0, 1, 2**62),
+        max_bytes_per_batch=given.size("maxBytesPerBatch"),
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        pin_name=given.text("pinName"),
+        pin_lease_micros=given.micros("pinLease", 3_600_000_000, 2**62),
+    )
+
+
+def parse_writing(options: Mapping[str, str]) -> Writing:
+    """The options of writing. Raises SowSourceError (OPTION_INVALID)."""
+    given = _Given(options, WRITE_OPTIONS, READ_OPTIONS, "writing", "reading")
+    ttl = given.text("ttl")
+    if ttl is not None and ttl != "never":
+        given.micros("ttl", 0, 2**63 - 1)
+    return Writing(
+        connecting=_connecting(given),
+        topic=given.topic(),
+        mode=given.word("mode", get_args(WriteMode)) or "publish",
+        ttl=ttl,
+        ttl_column=given.text("ttlColumn"),
+        expire_time_column=given.text("expireTimeColumn"),
+        key_column=given.text("keyColumn"),
+        on_bad_row=given.word("onBadRow", get_args(BadRows)) or "fail",
+        nulls=given.word("nulls", get_args(Nulls)) or "omit",
+        durability=given.word("durability", get_args(Durability)),
+        batch_size=given.count("batchSize", 0, 1, 10_000),
+        lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
+        query_name=given.text("queryName") or given.text("checkpointLocation"),
+    )
+
+
+def _connecting(given: _Given) -> Connecting:
+    defaults = Connecting()
+    return Connecting(
+        server=given.text("server") or DEFAULT_SERVER,
+        tls_ca=given.text("tlsCa"),
+        tls_certificate=given.text("tlsCertificate"),
+        tls_key=given.text("tlsKey"),
+        tls_server_name=given.text("tlsServerName"),
+        timeout_micros=given.micros("timeout", defaults.timeout_micros, 2**62),
+        connect_timeout_micros=given.micros("connectTimeout", defaults.connect_timeout_micros, 2**62),
+        retry_for_micros=given.micros("retryFor", defaults.retry_for_micros, 2**62, zero=True),
+    )
+
+
+_Word = TypeVar("_Word", bound=str)
+
+
+class _Given:
+    """The options as given; each method reads one of them, or its default."""
+
+    def __init__(
+        self, options: Mapping[str, str], known: Iterable[str], others: Iterable[str], what: str, other: str
+    ) -> None:
+        self._values = {key.lower(): value for key, value in options.items()}
+        names = {name.lower(): name for name in known}
+        elsewhere = {name.lower(): name for name in others}
+        for key in self._values:
+            if key in names:
+                continue
+            if key in elsewhere:
+                raise option_error(elsewhere[key], f"is one of {other}, not of {what}")
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"known: {', '.join(names.values())}"
+            raise option_error(key, f"is unknown; {hint}")
+
+    def text(self, name: str) -> str | None:
+        """A text; None where it is missing. An empty one is refused."""
+        value = self._values.get(name.lower())
+        if value is not None and not value.strip():
+            raise option_error(name, "is empty")
+        return value
+
+    def topic(self) -> str:
+        """The topic, by either name."""
+        topic, path = self.text("topic"), self.text("path")
+        if topic is not None and path is not None:
+            raise option_error("topic", f"is {topic!r}, and the path is {path!r}: give one of the two")
+        if topic is None and path is None:
+            raise option_error("topic", "is missing")
+        return topic or path or ""
+
+    def word(self, name: str, words: tuple[_Word, ...], *, upper: bool = False) -> _Word | None:
+        """One of some words, in any case."""
+        value = self.text(name)
+        if value is None:
+            return None
+        wanted = value.strip().upper() if upper else value.strip().lower()
+        for word in words:
+            if word == wanted:
+                return word
+        raise option_error(name, f"{value!r} is none of {', '.join(words)}{_hint(name, value)}")
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Yes or no."""
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.strip().lower() not in ("true", "false"):
+            raise option_error(name, f"{value!r} is neither true nor false")
+        return value.strip().lower() == "true"
+
+    def count(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number."""
+        value = self.text(name)
+        if value is None:
+            return default
+        text = value.strip().replace("_", "")
+        if not (text.isascii() and text.isdecimal()) or len(text) > 20 or not least <= int(text) <= most:
+            raise option_error(name, f"{value!r} is not a whole number from {least:,} to {most:,}")
+        return int(text)
+
+    def micros(self, name: str, default: int, most: int, *, zero: bool = False) -> int:
+        """A duration in microseconds."""
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            micros = parse_micros(value.strip())
+        except DurationError as error:
+            raise option_error(name, str(error)) from None
+        if (micros == 0 and not zero and name != "ttl") or micros > most:
+            raise option_error(name, f"{value!r} is out of range")
+        return micros
+
+    def size(self, name: str) -> int:
+        """A size in bytes; 0 where it is missing."""
+        value = self.text(name)
+        if value is None:
+            return 0
+        try:
+            size = parse_bytes(value.strip())
+        except SizeError as error:
+            raise option_error(name, str(error)) from None
+        if size == 0:
+            raise option_error(name, "is zero")
+        return size
+
+    def start(self, name: str) -> str | datetime:
+        """Where a stream begins. A time without a zone is UTC; what is neither a word nor a time is a bookmark."""
+        value = (self.text(name) or "latest").strip()
+        if value.lower() in ("earliest", "latest"):
+            return value.lower()
+        # A time has a hyphen or a colon in it, which no bookmark has.
+        if "-" not in value and ":" not in value:
+            return value
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise option_error(
+                name, f"{value!r} is neither earliest, latest, a time in ISO 8601, nor a bookmark"
+            ) from None
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _hint(name: str, value: str) -> str:
+    """`mode` has two meanings; whoever mixes them up is told."""
+    if name != "mode":
+        return ""
+    if value.strip().lower() in get_args(WriteMode):
+        return "; publish and delta are modes of writing"
+    if value.strip().upper() in get_args(ParseMode):
+        return "; that is a mode of reading"
+    return "; overwrite and append are given by .mode(), not as an option" if value in ("overwrite", "append") else ""
+
+
+__all__ = [
+    "READ_OPTIONS",
+    "WRITE_OPTIONS",
+    "BadRows",
+    "Connecting",
+    "Durability",
+    "Nulls",
+    "ParseMode",
+    "PayloadForm",
+    "Reading",
+    "SowSourceError",
+    "WriteMode",
+    "Writing",
+    "parse_reading",
+    "parse_writing",
+]
