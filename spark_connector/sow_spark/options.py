@@ -32,6 +32,8 @@ PayloadForm: TypeAlias = Literal["columns", "string", "binary"]
 """How a payload becomes columns: a column for each field of a json document, or one column `payload`."""
 ParseMode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 """What becomes of a document that does not fit the schema: the job fails, the field is null, the row is left out."""
+MetadataColumns: TypeAlias = Literal["true", "false", "changes"]
+"""Those of records, none, or those of changes, too."""
 WriteMode: TypeAlias = Literal["publish", "delta"]
 """Whether rows replace records or are merged into them."""
 BadRows: TypeAlias = Literal["fail", "drop"]
@@ -74,8 +76,8 @@ class Reading:
     """About how many parts; 0: as the server finds apt (batch), or by the cores of the cluster (stream)."""
     infer_records: int = 1_000
     """How many records are looked at to infer a schema."""
-    metadata: bool = True
-    """Whether an inferred schema has the metadata columns."""
+    metadata: MetadataColumns = "true"
+    """Which metadata columns an inferred schema has; "false": none, and no column is filled with metadata."""
     payload: PayloadForm | None = None
     """None: columns for json topics, binary for others."""
     mode: ParseMode = "FAILFAST"
@@ -176,7 +178,7 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         filter=given.text("filter") or "",
         partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
         infer_records=given.count("inferRecords", 1_000, 1, INFER_RECORDS_MAX),
-        metadata=given.flag("metadata", True),
+        metadata=given.word("metadata", get_args(MetadataColumns)) or "true",
         payload=given.word("payload", get_args(PayloadForm)),
         mode=given.word("mode", get_args(ParseMode), upper=True) or "FAILFAST",
         lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
@@ -354,6 +356,7 @@ __all__ = [
     "BadRows",
     "Connecting",
     "Durability",
+    "MetadataColumns",
     "Nulls",
     "ParseMode",
     "PayloadForm",

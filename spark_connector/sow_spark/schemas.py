@@ -1,0 +1,351 @@
+"""Which columns a DataFrame of a topic has, where each comes from, and what is inferred where nobody says.
+
+Guarantees:
+
+C1  A `Layout` knows every column's source, or its making is refused with an error that names the column.
+C2  Inference is a function of the sample alone: `merged` is commutative and associative up to the order of fields.
+C3  Every document of the sample fits the schema that is inferred from it (rules as in `sow_spark.decoding`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sow_spark.connection import connect, retried
+from sow_spark.errors import SowSourceError, translated
+from sow_spark.options import PayloadForm, Reading
+
+if TYPE_CHECKING:
+    from sow_client import Client, Topic
+
+PAYLOAD: Final = "payload"
+"""The one column of a payload that is not taken apart."""
+RECORD_COLUMNS: Final[Mapping[str, DataType]] = {
+    "_key": StringType(),
+    "_version": LongType(),
+    "_publish_time": TimestampType(),
+    "_expire_time": TimestampType(),
+    "_origin": StringType(),
+}
+"""Metadata of a record; `_expire_time` is null for one that never expires."""
+CHANGE_COLUMNS: Final[Mapping[str, DataType]] = {
+    "_op": StringType(),
+    "_reason": StringType(),
+    "_sequence": LongType(),
+}
+"""Metadata of a change: "put", "delete" or "expire"; why, mostly null; its position in the journal."""
+METADATA_COLUMNS: Final[Mapping[str, DataType]] = {**RECORD_COLUMNS, **CHANGE_COLUMNS}
+_NULLABLE: Final = frozenset({"_expire_time", "_reason"})
+DECIMAL_DIGITS_MAX: Final = 38
+_LONG_DIGITS: Final = 20  # what Spark counts a long as, beside a decimal
+
+
+# ---- where columns come from ----
+
+
+@dataclass(frozen=True)  # no slots: StructType has a cached hash that pickling by slots does not restore
+class Layout:
+    """The columns of a DataFrame, by where they come from."""
+
+    schema: StructType
+    """All of them, in order."""
+    metadata: tuple[str, ...]
+    """Names of those that the record's metadata fill."""
+    fields: StructType
+    """Those that come from the payload: fields of the document, or the one column `payload`."""
+
+    @property
+    def has_op(self) -> bool:
+        """Whether a delete can be told from a put."""
+        return "_op" in self.metadata
+
+
+def layout(schema: StructType, *, metadata: bool) -> Layout:
+    """Where the columns of `schema` come from. Without `metadata` all of them are fields of the payload.
+
+    Raises SowSourceError (SCHEMA_UNSUPPORTED).
+    """
+    fields: list[StructField] = []
+    filled: list[str] = []
+    for field in schema.fields:
+        expected = METADATA_COLUMNS.get(field.name) if metadata else None
+        if expected is None:
+            _check_supported(field.dataType, field.name)
+            fields.append(field)
+            continue
+        if field.dataType != expected:
+            raise unsupported(
+                field.name,
+                f"is filled with metadata, which is {expected.simpleString()}, not {field.dataType.simpleString()}",
+                "for a field of the payload of that name give metadata=false",
+            )
+        if field.name in _NULLABLE and not field.nullable:
+            raise unsupported(field.name, "can be null: it must be nullable")
+        filled.append(field.name)
+    return Layout(schema, tuple(filled), StructType(fields))
+
+
+def unsupported(column: str, problem: str, hint: str = "") -> SowSourceError:
+    """The error for a column that cannot be read."""
+    return SowSourceError("SCHEMA_UNSUPPORTED", f"column {column} {problem}", hint)
+
+
+_SCALARS: Final = (
+    StringType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    NullType,
+)
+
+
+def _check_supported(kind: DataType, name: str) -> None:
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            _check_supported(field.dataType, f"{name}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        _check_supported(kind.elementType, f"{name}[]")
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            raise unsupported(name, f"has keys of type {kind.keyType.simpleString()}; those of JSON are strings")
+        _check_supported(kind.valueType, f"{name}{{}}")
+    elif not isinstance(kind, _SCALARS):
+        raise unsupported(name, f"has the type {kind.simpleString()}, which is not read", "read it as string")
+
+
+def check_form(found: Layout, form: PayloadForm) -> None:
+    """Refuses a schema that a payload of this form cannot fill. Raises SowSourceError (SCHEMA_UNSUPPORTED)."""
+    if form == "columns":
+        return
+    for field in found.fields.fields:
+        if field.name != PAYLOAD:
+            raise unsupported(
+                field.name, f"is neither metadata nor {PAYLOAD}", f"with payload={form} there is no other column"
+            )
+        wanted = StringType if form == "string" else BinaryType
+        if not isinstance(field.dataType, wanted):
+            raise unsupported(
+                field.name, f"has the type {field.dataType.simpleString()}", f"payload={form} makes a {form}"
+            )
+
+
+def form_of(reading: Reading, found: Layout, message_type: str) -> PayloadForm:
+    """How payloads become columns: what the option says, else as fits the topic's message type and the schema."""
+    form = reading.payload
+    if form is None:
+        kinds = {field.name: field.dataType for field in found.fields.fields}
+        if message_type == "json":
+            form = "columns"
+        else:
+            form = "string" if isinstance(kinds.get(PAYLOAD), StringType) else "binary"
+    if form == "columns" and message_type != "json":
+        raise SowSourceError(
+            "OPTION_INVALID",
+            f"option payload: columns are made of json documents, and {reading.topic} has {message_type}",
+            "give payload=string or payload=binary",
+        )
+    check_form(found, form)
+    return form
+
+
+# ---- inference ----
+
+
+def infer(reading: Reading) -> StructType:
+    """The schema of a topic: by a sample of its records where payloads become columns, with the metadata columns.
+
+    Raises SowSourceError: the topic is unknown, or there is nothing to look at (SCHEMA_UNKNOWN).
+    """
+    with translated(f"looking at topic {reading.topic}"), connect(reading.connecting) as client:
+        topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
+        form = reading.payload or ("columns" if topic.settings.message_type == "json" else "binary")
+        if form == "columns":
+            fields = _sampled(client, topic, reading)
+        else:
+            fields = [StructField(PAYLOAD, StringType() if form == "string" else BinaryType())]
+    return with_metadata(fields, reading)
+
+
+def with_metadata(fields: Iterable[StructField], reading: Reading) -> StructType:
+    """Fields of a payload, and the metadata columns that the options ask for; these win where a field has the name."""
+    if reading.metadata == "false":
+        return StructType(list(fields))
+    added = METADATA_COLUMNS if reading.metadata == "changes" else RECORD_COLUMNS
+    schema = StructType([field for field in fields if field.name not in METADATA_COLUMNS])
+    for name, kind in added.items():
+        schema.add(StructField(name, kind, nullable=name in _NULLABLE))
+    return schema
+
+
+def _sampled(client: Client, topic: Topic, reading: Reading) -> list[StructField]:
+    if topic.settings.message_type != "json":
+        raise SowSourceError(
+            "OPTION_INVALID",
+            f"option payload: columns are made of json documents, and {reading.topic} has "
+            f"{topic.settings.message_type}",
+            "give payload=string or payload=binary",
+        )
+    payloads: list[bytes] = retried(
+        reading.connecting,
+        lambda: [
+            payload
+            for batch in client.query(reading.topic, reading.filter or None, top_n=reading.infer_records).batches()
+            for payload in batch.payloads
+        ],
+    )
+    if not payloads:
+        what = "has no record that matches the option filter" if reading.filter else "has no records"
+        raise SowSourceError(
+            "SCHEMA_UNKNOWN",
+            f"topic {reading.topic} {what}, so there is nothing to infer a schema from",
+            'give one: spark.read.schema("id LONG, …")',
+        )
+    return inferred(payloads).fields
+
+
+def inferred(payloads: Iterable[bytes]) -> StructType:
+    """The schema that all these json documents fit, as Spark's JSON source infers it: what was only ever null is a
+    string, and fields that hold nothing but `{}` are left out. Fields are in the order in which they first appear."""
+    seen: _Seen = {}
+    for payload in payloads:
+        document = json.loads(payload, parse_int=_number, parse_float=_Float)
+        if isinstance(document, dict):
+            seen = _merged_fields(seen, _fields_of(document))
+    finished = _finished(seen)
+    return finished if isinstance(finished, StructType) else StructType()
+
+
+class _Float(str):
+    """A number with a fraction or an exponent."""
+
+    __slots__ = ()
+
+
+class _Digits(str):
+    """A whole number."""
+
+    __slots__ = ()
+
+
+def _number(text: str) -> _Digits:
+    return _Digits(text)
+
+
+# A type that is being inferred. A struct is a dict from names, an array a list of one; a null is None.
+_Seen: TypeAlias = "dict[str, _Kind]"
+_Kind: TypeAlias = "DataType | _Seen | list[_Kind] | None"
+
+
+def _kind_of(value: object) -> _Kind:
+    match value:
+        case None:
+            return None
+        case bool():
+            return BooleanType()
+        case _Digits():
+            return _integer_kind(value)
+        case _Float():
+            return DoubleType() if isfinite(float(value)) else StringType()
+        case str():
+            return StringType()
+        case dict():
+            return _fields_of(value)
+        case list():
+            element: _Kind = None
+            for item in value:
+                element = merged(element, _kind_of(item))
+            return [element]
+    raise AssertionError(f"JSON has no {type(value).__name__}")
+
+
+def _integer_kind(text: str) -> DataType:
+    digits = len(text.lstrip("-"))
+    if digits <= 18 or (digits == 19 and -(2**63) <= int(text) < 2**63):
+        return LongType()
+    if digits <= DECIMAL_DIGITS_MAX:
+        return DecimalType(digits, 0)
+    return DoubleType() if isfinite(float(text)) else StringType()
+
+
+def _fields_of(document: dict[str, object]) -> _Seen:
+    return {name: _kind_of(value) for name, value in document.items()}
+
+
+def _merged_fields(one: _Seen, other: _Seen) -> _Seen:
+    result = dict(one)
+    for name, kind in other.items():
+        result[name] = merged(result[name], kind) if name in result else kind
+    return result
+
+
+def merged(one: _Kind, other: _Kind) -> _Kind:
+    """The type that values of both types fit."""
+    if one is None or one == other:
+        return other
+    if other is None:
+        return one
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _merged_fields(one, other)
+    if isinstance(one, list) and isinstance(other, list):
+        return [merged(one[0], other[0])]
+    if isinstance(one, DataType) and isinstance(other, DataType):
+        kinds = {type(one), type(other)}
+        if kinds <= {LongType, DecimalType}:
+            digits = max(_digits(one), _digits(other))
+            return DecimalType(digits, 0) if digits <= DECIMAL_DIGITS_MAX else DoubleType()
+        if kinds <= {LongType, DecimalType, DoubleType}:
+            return DoubleType()
+    return StringType()
+
+
+def _digits(kind: DataType) -> int:
+    return kind.precision if isinstance(kind, DecimalType) else _LONG_DIGITS
+
+
+def _finished(kind: _Kind) -> DataType | None:
+    """The type in Spark's terms; None for an object without fields."""
+    if kind is None:
+        return StringType()
+    if isinstance(kind, DataType):
+        return kind
+    if isinstance(kind, list):
+        element = _finished(kind[0])
+        return None if element is None else ArrayType(element)
+    fields = [(name, _finished(inner)) for name, inner in kind.items()]
+    found = [StructField(name, inner) for name, inner in fields if inner is not None]
+    return StructType(found) if found else None

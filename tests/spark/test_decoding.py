@@ -1,0 +1,427 @@
+"""Packed records into Arrow batches: the table of `sow_spark.decoding`, and that the fast way never differs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sow_client import PackedRecords
+from sow_spark.decoding import Decoder, Misfit
+from sow_spark.options import ParseMode
+from sow_spark.schemas import inferred, layout
+
+
+def packed(documents: Sequence[bytes], *, lines: bool = True) -> PackedRecords:
+    """As the server sends them."""
+    payloads = [document + b"\n" if lines else document for document in documents]
+    keys = [f"k{index}".encode() for index in range(len(documents))]
+    count = len(documents)
+    return PackedRecords(
+        count=count,
+        payloads=b"".join(payloads),
+        payload_offsets=offsets(payloads),
+        keys=b"".join(keys),
+        key_offsets=offsets(keys),
+        versions=struct.pack(f"<{count}q", *range(10, 10 + count)),
+        publish_times=struct.pack(f"<{count}q", *[1_700_000_000_000_000 + index for index in range(count)]),
+        expire_times=struct.pack(f"<{count}q", *[2**63 - 1 if index % 2 else 5 for index in range(count)]),
+        sequences=struct.pack(f"<{count}q", *range(count)),
+        origins=struct.pack(f"<{count}H", *[index % 2 for index in range(count)]),
+        origin_names=("here", "there"),
+        ops=bytes([1 + 2 * (index % 2) for index in range(count)]),
+        reasons=bytes([index % 3 for index in range(count)]),
+    )
+
+
+def offsets(values: Sequence[bytes]) -> bytes:
+    """Where each begins, and the last one ends."""
+    return struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, values), initial=0))
+
+
+def decoded(schema: StructType, *documents: str, mode: ParseMode = "FAILFAST") -> list[dict[str, object]]:
+    """The rows of these documents."""
+    rows: list[dict[str, object]] = (
+        Decoder(layout(schema, metadata=True), "columns", mode)
+        .decode(packed([document.encode() for document in documents]))
+        .to_pylist()
+    )
+    return rows
+
+
+def value(kind: DataType, text: str, mode: ParseMode = "FAILFAST") -> object:
+    """What a column of the type makes of a value."""
+    return decoded(StructType().add("x", kind), f'{{"x":{text}}}', mode=mode)[0]["x"]
+
+
+MOMENT = datetime(2024, 1, 5, 10, 11, 12, 123456, UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (BooleanType(), "true", True),
+        (ByteType(), "-128", -128),
+        (ShortType(), "32767", 32767),
+        (IntegerType(), "2147483647", 2147483647),
+        (LongType(), "9223372036854775807", 9223372036854775807),
+        (LongType(), "-9223372036854775808", -9223372036854775808),
+        (DoubleType(), "1", 1.0),
+        (DoubleType(), "-0", -0.0),
+        (DoubleType(), "1e-400", 0.0),
+        (DoubleType(), '"Infinity"', math.inf),
+        (DoubleType(), '"-INF"', -math.inf),
+        (FloatType(), "0.1", struct.unpack("f", struct.pack("f", 0.1))[0]),
+        # Rounded once: by way of a double it would be 1.0000002384185791.
+        (FloatType(), "1.00000017881393432617187499", 1.0000001192092896),
+        (DecimalType(10, 2), "1.25", Decimal("1.25")),
+        (DecimalType(10, 2), '"1.25"', Decimal("1.25")),
+        (DecimalType(10, 2), "1.250", Decimal("1.25")),
+        (DecimalType(10, 2), "1e2", Decimal("100.00")),
+        (DecimalType(10, 2), "-0.01", Decimal("-0.01")),
+        (DecimalType(38, 0), "9" * 38, Decimal("9" * 38)),
+        (StringType(), '"é😀\\u0000\\n"', "é😀\0\n"),
+        (StringType(), "1.50", "1.50"),
+        (StringType(), "true", "true"),
+        (StringType(), '{"a": [1.0, null, "é"]}', '{"a":[1.0,null,"é"]}'),
+        (BinaryType(), json.dumps(base64.b64encode(b"\x00\xffabc").decode()), b"\x00\xffabc"),
+        (DateType(), '"2024-02-29"', date(2024, 2, 29)),
+        (TimestampType(), '"2024-01-05T10:11:12.123456Z"', MOMENT),
+        (TimestampType(), '"2024-01-05T10:11:12.123456789Z"', MOMENT),
+        (TimestampType(), '"2024-01-05T12:11:12.123456+02:00"', MOMENT),
+        (TimestampType(), '"2024-01-05 10:11:12.123456"', MOMENT),
+        (TimestampType(), '"2024-01-05"', datetime(2024, 1, 5, tzinfo=UTC)),
+        (TimestampType(), "1700000000", datetime.fromtimestamp(1_700_000_000, UTC)),
+        (TimestampNTZType(), '"2024-01-05T10:11:12.123456"', MOMENT.replace(tzinfo=None)),
+        (TimestampNTZType(), '"2024-01-05T10:11"', datetime(2024, 1, 5, 10, 11, tzinfo=UTC).replace(tzinfo=None)),
+        (NullType(), "null", None),
+        (ArrayType(LongType()), "[1,null]", [1, None]),
+        (MapType(StringType(), LongType()), '{"a":1,"b":null}', [("a", 1), ("b", None)]),
+        (StructType().add("a", LongType()).add("b", DateType()), '{"a":1,"c":2}', {"a": 1, "b": None}),
+        (ArrayType(StructType().add("a", BinaryType())), '[{"a":"YWJj"},null]', [{"a": b"abc"}, None]),
+        (MapType(StringType(), ArrayType(DateType())), '{"a":["2024-02-29"]}', [("a", [date(2024, 2, 29)])]),
+    ],
+    ids=str,
+)
+def test_a_value_that_fits_its_type_is_read_exactly(kind: DataType, text: str, expected: object) -> None:
+    assert value(kind, text) == expected
+    assert value(kind, "null") is None
+
+
+def test_not_a_number_is_read_as_to_json_writes_it() -> None:
+    found = value(DoubleType(), '"NaN"')
+    assert isinstance(found, float)
+    assert math.isnan(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (BooleanType(), "1"),
+        (ByteType(), "128"),
+        (LongType(), "1.0"),
+        (LongType(), '"1"'),
+        (LongType(), "9223372036854775808"),
+        (DoubleType(), "1e400"),
+        (DoubleType(), '"1.5"'),
+        (FloatType(), "1e39"),
+        (DecimalType(10, 2), "1.255"),
+        (DecimalType(10, 2), "123456789"),
+        (DecimalType(10, 2), '"NaN"'),
+        (StringType(), '"\\ud800"'),
+        (BinaryType(), '"not base64!"'),
+        (DateType(), '"2023-02-29"'),
+        (DateType(), '"2024-1-5"'),
+        (TimestampType(), '"2024-01-05T24:00:00Z"'),
+        (TimestampType(), '"yesterday"'),
+        (TimestampNTZType(), '"2024-01-05T10:11:12Z"'),
+        (NullType(), "1"),
+        (ArrayType(LongType()), '{"a":1}'),
+        (StructType().add("a", LongType()), "[]"),
+        (MapType(StringType(), LongType()), "[1]"),
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_fails_or_is_null_or_drops_its_row(kind: DataType, text: str) -> None:
+    with pytest.raises(Misfit) as misfit:
+        value(kind, text)
+    assert misfit.value.path == "/x"
+    assert value(kind, text, "PERMISSIVE") is None
+    schema = StructType().add("x", kind).add("_key", StringType())
+    assert decoded(schema, '{"x":null}', f'{{"x":{text}}}', "{}", mode="DROPMALFORMED") == [
+        {"x": None, "_key": "k0"},
+        {"x": None, "_key": "k2"},
+    ]
+
+
+def test_a_misfit_names_row_path_value_and_type() -> None:
+    schema = StructType().add("legs", ArrayType(StructType().add("px", DoubleType())))
+    with pytest.raises(Misfit) as misfit:
+        decoded(schema, "{}", '{"legs":[{"px":1},{"px":"dear"}]}')
+    assert misfit.value.row == 1
+    assert str(misfit.value) == 'field /legs[]/px: expected double, found "dear"'
+
+
+def test_permissive_keeps_what_fits_around_a_misfit() -> None:
+    schema = StructType().add("s", StructType().add("a", LongType()).add("b", LongType(), nullable=False))
+    assert decoded(schema, '{"s":{"a":"x","b":1}}', mode="PERMISSIVE") == [{"s": {"a": None, "b": 1}}]
+    assert decoded(schema, '{"s":{"a":1,"b":"x"}}', mode="PERMISSIVE") == [{"s": None}]
+
+
+@pytest.mark.parametrize("document", ['{"x":null}', "{}", '{"x":"no"}'])
+def test_a_column_that_must_not_be_null_is_checked(document: str) -> None:
+    schema = StructType().add("x", LongType(), nullable=False)
+    for mode in ("FAILFAST", "PERMISSIVE"):
+        with pytest.raises(Misfit, match="/x"):
+            decoded(schema, '{"x":1}', document, mode=mode)
+    assert decoded(schema, '{"x":1}', document, mode="DROPMALFORMED") == [{"x": 1}]
+
+
+def test_documents_may_have_line_feeds_inside() -> None:
+    schema = StructType().add("x", LongType()).add("y", StringType())
+    assert decoded(schema, '{\n"x":\n1}', '{"y":"a\\nb"}\n') == [{"x": 1, "y": None}, {"x": None, "y": "a\nb"}]
+
+
+def test_one_odd_document_does_not_change_the_others_of_a_large_batch() -> None:
+    schema = StructType().add("x", LongType()).add("_key", StringType())
+    documents = [f'{{"x":{index}}}' for index in range(2_345)]
+    documents[1_234] = '{"x":1,"x":2}'
+    documents[1_777] = '{"x":"no"}'
+    rows = decoded(schema, *documents, mode="PERMISSIVE")
+    assert [row["x"] for row in rows] == [*range(1_234), 2, *range(1_235, 1_777), None, *range(1_778, 2_345)]
+    kept = decoded(schema, *documents, mode="DROPMALFORMED")
+    assert [row["_key"] for row in kept] == [f"k{index}" for index in range(2_345) if index != 1_777]
+
+
+def test_metadata_columns_are_filled_in_any_order() -> None:
+    schema = (
+        StructType()
+        .add("_origin", StringType())
+        .add("_expire_time", TimestampType())
+        .add("_op", StringType())
+        .add("_reason", StringType())
+        .add("_publish_time", TimestampType())
+        .add("_sequence", LongType())
+        .add("_version", LongType(), nullable=False)
+        .add("_key", StringType())
+    )
+    decoder = Decoder(layout(schema, metadata=True), "columns", "FAILFAST")
+    assert set(decoder.columns) == {"origin", "expire_time", "op", "publish_time", "sequence", "version", "key"}
+    assert decoder.decode(packed([b"{}", b"{}"])).to_pylist() == [
+        {
+            "_origin": "here",
+            "_expire_time": datetime(1970, 1, 1, 0, 0, 0, 5, UTC),
+            "_op": "put",
+            "_reason": None,
+            "_publish_time": datetime.fromtimestamp(1_700_000_000, UTC),
+            "_sequence": 0,
+            "_version": 10,
+            "_key": "k0",
+        },
+        {
+            "_origin": "there",
+            "_expire_time": None,
+            "_op": "delete",
+            "_reason": "touched",
+            "_publish_time": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=1),
+            "_sequence": 1,
+            "_version": 11,
+            "_key": "k1",
+        },
+    ]
+
+
+def test_payloads_as_one_column() -> None:
+    binary = StructType().add("payload", BinaryType())
+    decoder = Decoder(layout(binary, metadata=True), "binary", "FAILFAST")
+    assert decoder.decode(packed([b"\xff", b""], lines=False)).to_pylist() == [{"payload": b"\xff"}, {"payload": b""}]
+    text = layout(StructType().add("payload", StringType()).add("_key", StringType()), metadata=True)
+    sent = packed(["é".encode(), b"\xff", b""], lines=False)
+    with pytest.raises(Misfit) as misfit:
+        Decoder(text, "string", "FAILFAST").decode(sent)
+    assert misfit.value.row == 1
+    rows = Decoder(text, "string", "PERMISSIVE").decode(sent).to_pylist()
+    assert [row["payload"] for row in rows] == ["é", None, ""]
+    rows = Decoder(text, "string", "DROPMALFORMED").decode(sent).to_pylist()
+    assert [row["_key"] for row in rows] == ["k0", "k2"]
+
+
+# ---- the fast way gives what the careful one does ----
+
+SCALARS: list[DataType] = [
+    BooleanType(),
+    ByteType(),
+    ShortType(),
+    IntegerType(),
+    LongType(),
+    FloatType(),
+    DoubleType(),
+    DecimalType(10, 2),
+    DecimalType(38, 10),
+    StringType(),
+    BinaryType(),
+    DateType(),
+    TimestampType(),
+    TimestampNTZType(),
+    NullType(),
+]
+NAMES = st.sampled_from(["a", "b", "c d", "é"])
+
+
+def structs(kinds: st.SearchStrategy[DataType]) -> st.SearchStrategy[StructType]:
+    """Structs of a few fields, some of which must not be null."""
+    columns = st.tuples(kinds, st.sampled_from([True, True, False]))
+    fields = st.dictionaries(NAMES, columns, min_size=1, max_size=3)
+    return fields.map(lambda chosen: StructType([column(name, *chosen[name]) for name in chosen]))
+
+
+def column(name: str, kind: DataType, nullable: bool) -> StructField:
+    """A column; void is always nullable."""
+    return StructField(name, kind, nullable or isinstance(kind, NullType))
+
+
+TYPES: st.SearchStrategy[DataType] = st.recursive(
+    st.sampled_from(SCALARS),
+    lambda inner: st.one_of(
+        structs(inner),
+        inner.map(ArrayType),
+        inner.map(lambda kind: ArrayType(kind, containsNull=isinstance(kind, NullType))),
+        st.builds(MapType, st.just(StringType()), inner),
+    ),
+    max_leaves=4,
+)
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70).map(str),
+    st.integers(-200, 200).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+    st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**9), max_value=10**9).map(str),
+    st.sampled_from(["-0", "-0.0", "1e2", "1E-400", "1e400", "3.5e38", "1.00", "0.000", "1e39", "16777217"]),
+)
+TIMES = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(["2024-02-29", "2023-02-29", "0000-01-01", "9999-12-31", "1969-12-31", "2024-1-5", ""]),
+        st.sampled_from(["", "T", " ", "t"]),
+        st.sampled_from(["", "10", "10:11", "23:59:59", "24:00:00", "10:11:60", "10:11:12.5", "10:11:12.123456789"]),
+        st.sampled_from(["", "Z", "z", "+02:00", "-0230", "+02", "+24:00", "-23:59", "+00:60"]),
+    ),
+)
+TEXTS = st.one_of(
+    TIMES,
+    st.text(max_size=5),
+    st.sampled_from(["NaN", "Infinity", "-INF", "1.5", "+1.5", ".5", "5.", "1e2", "abc", "true", "null", " 1", "1_0"]),
+    st.binary(max_size=4).map(lambda data: base64.b64encode(data).decode()),
+).map(json.dumps)
+VALUES = st.recursive(
+    st.one_of(NUMBERS, TEXTS, st.sampled_from(["null", "true", "false", '"\\ud800"'])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]"),
+        st.lists(st.tuples(NAMES.map(json.dumps), inner), max_size=3).map(
+            lambda pairs: "{" + ", ".join(f"{name}: {value}" for name, value in pairs) + "}"
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+def fitting(kind: DataType) -> st.SearchStrategy[str]:
+    """Values that often fit the type."""
+    match kind:
+        case StructType():
+            parts = [st.tuples(st.just(json.dumps(field.name)), near(field.dataType)) for field in kind.fields]
+            return st.tuples(*parts).map(lambda pairs: "{" + ",".join(f"{name}:{value}" for name, value in pairs) + "}")
+        case ArrayType():
+            return st.lists(near(kind.elementType), max_size=3).map(lambda items: f"[{','.join(items)}]")
+        case MapType():
+            return st.dictionaries(NAMES.map(json.dumps), near(kind.valueType), max_size=3).map(
+                lambda pairs: "{" + ",".join(f"{name}:{value}" for name, value in pairs.items()) + "}"
+            )
+        case BooleanType():
+            return st.sampled_from(["true", "false"])
+        case ByteType() | ShortType() | IntegerType() | LongType():
+            return st.integers(-128, 127).map(str)
+        case FloatType() | DoubleType() | DecimalType():
+            return NUMBERS
+        case DateType() | TimestampType() | TimestampNTZType():
+            return TIMES.map(json.dumps)
+        case BinaryType():
+            return st.binary(max_size=4).map(lambda data: json.dumps(base64.b64encode(data).decode()))
+        case NullType():
+            return st.just("null")
+    return st.text(max_size=5).map(json.dumps)
+
+
+def near(kind: DataType) -> st.SearchStrategy[str]:
+    """Mostly values that fit."""
+    return st.one_of(fitting(kind), fitting(kind), fitting(kind), st.just("null"), VALUES)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[StructType, list[bytes]]:
+    """A schema, and documents that fit it more or less."""
+    schema = draw(structs(TYPES))
+    documents = draw(st.lists(st.one_of(fitting(schema), fitting(schema)), min_size=1, max_size=4))
+    return schema, [document.encode() for document in documents]
+
+
+def outcome(decoder: Decoder, sent: PackedRecords) -> object:
+    """The batch, or where it fails."""
+    try:
+        batch = decoder.decode(sent)
+    except Misfit as misfit:
+        return str(misfit), misfit.row
+    assert batch.schema.equals(decoder.schema)
+    batch.validate(full=True)
+    return repr(batch.to_pydict())  # NaN equals NaN, and -0.0 differs from 0.0
+
+
+@settings(max_examples=int(os.environ.get("N", "50")))
+@given(tables(), st.sampled_from(["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]))
+def test_the_fast_way_gives_what_the_careful_one_gives(table: tuple[StructType, list[bytes]], mode: ParseMode) -> None:
+    schema, documents = table
+    sent = packed(documents)
+    decoder = Decoder(layout(schema, metadata=False), "columns", mode)
+    careful = Decoder(layout(schema, metadata=False), "columns", mode)
+    assert careful._documents is not None
+    careful._documents._fast = None
+    assert outcome(decoder, sent) == outcome(careful, sent)
+
+
+@given(st.lists(st.lists(st.tuples(NAMES.map(json.dumps), VALUES), max_size=4), min_size=1, max_size=5))
+def test_every_document_of_the_sample_fits_what_is_inferred(pairs: list[list[tuple[str, str]]]) -> None:
+    documents = [("{" + ",".join(f"{name}:{text}" for name, text in one) + "}").encode() for one in pairs]
+    documents = [document for document in documents if b"ud800" not in document]
+    schema = inferred(documents)
+    rows = Decoder(layout(schema, metadata=False), "columns", "FAILFAST").decode(packed(documents))
+    assert rows.num_rows == len(documents)
