@@ -36,7 +36,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from math import isfinite
@@ -67,7 +67,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sow_client import PackedRecords
+from sow_client import PackedColumn, PackedRecords
 from sow_spark.options import ParseMode, PayloadForm
 from sow_spark.schemas import Layout
 
@@ -109,9 +109,9 @@ class Decoder:
         self._documents = _Documents(layout.fields, mode) if form == "columns" and layout.fields.fields else None
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[PackedColumn, ...]:
         """The packed columns that it needs."""
-        needed = [_SOURCES[name] for name in self._layout.metadata]
+        needed: list[PackedColumn] = [_SOURCES[name] for name in self._layout.metadata]
         if self._layout.fields.fields:
             needed.append("payload")
         # The count of an empty selection would still be known, but no server has promised that.
@@ -214,7 +214,7 @@ _METADATA: Final[dict[str, Callable[[PackedRecords], pa.Array]]] = {
     "_reason": lambda packed: _named(_REASONS, packed.reasons, packed.count, 0),
     "_sequence": lambda packed: _words(pa.int64(), packed.count, packed.sequences),
 }
-_SOURCES: Final = {
+_SOURCES: Final[Mapping[str, PackedColumn]] = {
     "_key": "key",
     "_version": "version",
     "_publish_time": "publish_time",

@@ -72,6 +72,8 @@ class Reading:
     connecting: Connecting
     topic: str
     filter: str = ""
+    export: str | None = None
+    """Of a batch: name of an export that the program has opened itself; None: one is opened for the read."""
     partitions: int = 0
     """About how many parts; 0: as the server finds apt (batch), or by the cores of the cluster (stream)."""
     infer_records: int = 1_000
@@ -136,6 +138,7 @@ _COMMON: Final = (
 READ_OPTIONS: Final = (
     *_COMMON,
     "filter",
+    "export",
     "partitions",
     "inferRecords",
     "metadata",
@@ -176,6 +179,7 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
         connecting=_connecting(given),
         topic=given.topic(),
         filter=given.text("filter") or "",
+        export=given.text("export"),
         partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
         infer_records=given.count("inferRecords", 1_000, 1, INFER_RECORDS_MAX),
         metadata=given.word("metadata", get_args(MetadataColumns)) or "true",

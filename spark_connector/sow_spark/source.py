@@ -8,8 +8,13 @@ one of these processes pays for its imports.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -23,6 +28,21 @@ class SowDataSource(DataSource):
         return "sow"
 
     # ---- reading ----
+
+    def schema(self) -> StructType:
+        """The schema that is inferred where the user gives none."""
+        from sow_spark.options import parse_reading
+        from sow_spark.schemas import infer
+
+        return infer(parse_reading(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads a snapshot."""
+        from sow_spark.options import parse_reading
+        from sow_spark.reading import FilteringReader, SnapshotReader
+
+        kind = FilteringReader if _filters_are_pushed() else SnapshotReader
+        return kind(parse_reading(self.options), schema)
 
     # ---- writing ----
 

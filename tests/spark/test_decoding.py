@@ -406,7 +406,7 @@ def outcome(decoder: Decoder, sent: PackedRecords) -> object:
     return repr(batch.to_pydict())  # NaN equals NaN, and -0.0 differs from 0.0
 
 
-@settings(max_examples=int(os.environ.get("N", "50")))
+@settings(max_examples=50)
 @given(tables(), st.sampled_from(["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]))
 def test_the_fast_way_gives_what_the_careful_one_gives(table: tuple[StructType, list[bytes]], mode: ParseMode) -> None:
     schema, documents = table

@@ -1,0 +1,182 @@
+"""Batch reads: a consistent export of the topic, opened by the driver, whose parts the tasks stream as Arrow batches.
+
+Guarantees:
+
+R1  All rows of a DataFrame are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rule Q1).
+R2  A task yields a whole part or raises; one that is run again reads the same part again.
+R3  The lease of the export is renewed for as long as a task reads, however slowly its rows are taken.
+R4  Pushed filters change what is read, never what comes out: Spark gets all of them back (see `sow_spark.filters`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from sow_client import SowError
+from sow_spark.connection import connect, retried
+from sow_spark.decoding import Decoder, Misfit
+from sow_spark.errors import SowSourceError, translated
+from sow_spark.options import PayloadForm, Reading
+from sow_spark.schemas import Layout, form_of, layout
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sow_client import Client, Export, PackedColumn, PackedRecords
+
+RENEWALS_PER_LEASE: Final = 3
+
+
+@dataclass(frozen=True, repr=False)
+class ExportPartition(InputPartition):
+    """One part of an export."""
+
+    export_id: str
+    part: int
+    lease_seconds: float
+    form: PayloadForm
+
+
+class SnapshotReader(DataSourceReader):
+    """Reads a snapshot of a topic. Spark calls `partitions` in the driver, and `read` in tasks, on a pickled copy that
+    was made before: what a task has to know is in its partition."""
+
+    def __init__(self, reading: Reading, schema: StructType) -> None:
+        """Raises SowSourceError for a schema that cannot be read."""
+        self._reading = reading
+        self._layout: Layout = layout(schema, metadata=reading.metadata != "false")
+        self._filters: Sequence[Filter] = ()
+
+    def partitions(self) -> list[InputPartition]:
+        """Opens the export."""
+        reading = self._reading
+        with translated(f"opening a snapshot of topic {reading.topic}"), connect(reading.connecting) as client:
+            form = reading.payload
+            if form is None or form == "columns":
+                topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
+                form = form_of(reading, self._layout, topic.settings.message_type)
+            export = self._export(client, form)
+        lease_seconds = export.lease.total_seconds()
+        # A topic without a matching record has no part; Spark makes one of its own, which `read` knows.
+        return [ExportPartition(export.id, part, lease_seconds, form) for part in range(len(export.parts))]
+
+    def _export(self, client: Client, form: PayloadForm) -> Export:
+        reading = self._reading
+        if (name := reading.export) is not None:
+            export = retried(reading.connecting, lambda: client.renew_export(name))
+            if export.topic != reading.topic:
+                raise SowSourceError(
+                    "OPTION_INVALID", f"option export: {name} is one of topic {export.topic}, not of {reading.topic}"
+                )
+            return export
+        user = reading.filter
+        text = user
+        if self._filters:
+            from sow_spark.filters import combined
+
+            # Of a payload that is not taken apart nothing is a field.
+            fields = self._layout if form == "columns" else replace(self._layout, fields=StructType())
+            text = combined(user, self._filters, fields, reading.mode)
+
+        def opened(wanted: str) -> Export:
+            return client.open_export(
+                reading.topic,
+                wanted or None,
+                parts=reading.partitions,
+                lease=f"{reading.lease_micros}us" if reading.lease_micros else None,
+            )
+
+        try:
+            return retried(reading.connecting, lambda: opened(text))
+        except SowError as error:
+            if error.reason != "FILTER_INVALID" or text == user:
+                raise
+        # The user's alone: either it is what is wrong, and the position in the message is right, or what we made of
+        # Spark's is more than this server takes.
+        return retried(reading.connecting, lambda: opened(user))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
+        if not isinstance(partition, ExportPartition):
+            return
+        reading = self._reading
+        decoder = Decoder(self._layout, partition.form, reading.mode)
+        with connect(reading.connecting) as client:
+
+            def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
+                return client.read_export(
+                    partition.export_id, partition.part, columns=columns, lines=lines, batch_size=reading.batch_size
+                )
+
+            doing = f"reading part {partition.part} of a snapshot of topic {reading.topic}"
+            with renewed(lambda: client.renew_export(partition.export_id), partition.lease_seconds), translated(doing):
+                yield from batches(decoder, reading.topic, records)
+
+
+class FilteringReader(SnapshotReader):
+    """The same, with Spark's filters pushed into the export. A class of its own, as Spark refuses one that has
+    `pushFilters` while spark.sql.python.filterPushdown.enabled is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        """Remembers the filters, and leaves all of them to Spark, too (R4)."""
+        self._filters = tuple(filters)
+        return filters
+
+
+def batches(
+    decoder: Decoder, topic: str, records: Callable[[Sequence[PackedColumn], bool], Iterator[PackedRecords]]
+) -> Iterator[pa.RecordBatch]:
+    """What `records(columns, lines)` gives, as Arrow batches. Raises SowSourceError (ROW_MALFORMED) for a record that
+    does not fit: it reads once more, to tell its key."""
+    done = 0
+    for packed in records(decoder.columns, decoder.lines):
+        try:
+            batch = decoder.decode(packed)
+        except Misfit as misfit:
+            key = _key_at(records(("key",), False), done + misfit.row)
+            raise SowSourceError(
+                "ROW_MALFORMED",
+                f"record {key} of topic {topic}, {misfit}",
+                "correct the schema or the record, or read with mode=PERMISSIVE (null) or DROPMALFORMED (left out)",
+            ) from None
+        done += packed.count
+        if batch.num_rows:
+            yield batch
+
+
+def _key_at(records: Iterator[PackedRecords], row: int) -> str:
+    """The key of a record by its position; the same call gives the same records."""
+    for packed in records:
+        if row < packed.count:
+            offsets = memoryview(packed.key_offsets).cast("i")
+            return repr(packed.keys[offsets[row] : offsets[row + 1]].decode(errors="replace"))
+        row -= packed.count
+    return "?"
+
+
+@contextmanager
+def renewed(renew: Callable[[], object], lease_seconds: float) -> Iterator[None]:
+    """Calls `renew` on a thread of its own, some times in each lease. Where that fails the reading itself will tell."""
+    over = threading.Event()
+
+    def renewing() -> None:
+        while not over.wait(lease_seconds / RENEWALS_PER_LEASE):
+            try:
+                renew()
+            except SowError as error:
+                if error.reason == "EXPORT_NOT_FOUND":
+                    return
+
+    thread = threading.Thread(target=renewing, name="sow-renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()  # not joined: it may wait for an answer, and whoever closes the client ends that

@@ -1,0 +1,62 @@
+"""One Spark session for the tests of a process: starting a JVM takes longer than most of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.server import CLOSED_WHILE_WATCHED, ROOT, ServerProcess, pytest_runtest_makereport
+
+__all__ = ["pytest_runtest_makereport"]
+
+HERE = Path(__file__).parent
+SOURCES = [ROOT, ROOT / "proto", ROOT / "clients", ROOT / "spark_connector"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores that finds the data source as a cluster does: on the path of its Python workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([*map(str, SOURCES), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        session = (
+            SparkSession.builder.master("local[2]")
+            .appName("sow-tests")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.memory", "1g")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+            .getOrCreate()
+        )
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server for the tests of a module that leave it as it is."""
+    config = """
+[server]
+dynamic_topics = true
+[topics.orders]
+key = ["/id"]
+expiration = "enabled"
+[topics.texts]
+message_type = "binary"
+"""
+    with ServerProcess(tmp_path_factory.mktemp("server"), config) as process:
+        yield process
