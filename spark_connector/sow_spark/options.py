@@ -40,6 +40,8 @@ BadRows: TypeAlias = Literal["fail", "drop"]
 """What becomes of a row that the server refuses, such as one without a key."""
 Nulls: TypeAlias = Literal["omit", "write"]
 """Whether a null column is left out of the document, or written as null."""
+OnDelete: TypeAlias = Literal["delete", "ignore", "fail"]
+"""What becomes of rows that tell of a removal: their `_op` is delete or expire."""
 Durability: TypeAlias = Literal["fsync", "buffered", "replicated"]
 """When a write is acknowledged (rule P5)."""
 
@@ -112,6 +114,9 @@ class Writing:
     ttl_column: str | None = None
     expire_time_column: str | None = None
     key_column: str | None = None
+    payload: PayloadForm | None = None
+    """How a document is made: of columns, or it is in the one column that is left. None: of columns."""
+    on_delete: OnDelete = "delete"
     on_bad_row: BadRows = "fail"
     nulls: Nulls = "omit"
     durability: Durability | None = None
@@ -119,8 +124,9 @@ class Writing:
     """Rows per request; 0: the client's default."""
     lease_micros: int = 0
     """Of overwrite: lease of the load; 0: the server's default."""
-    query_name: str | None = None
-    """Of a stream: names its publishers; a query that is to go on where another one stopped has the same name."""
+    writer_id: str | None = None
+    """Of a stream: names its publishers; a query that is to go on where another one stopped has the same. None: the id
+    that Spark keeps in the checkpoint."""
 
 
 _COMMON: Final = (
@@ -161,15 +167,18 @@ WRITE_OPTIONS: Final = (
     "ttlColumn",
     "expireTimeColumn",
     "keyColumn",
+    "payload",
+    "onDelete",
     "onBadRow",
     "nulls",
     "durability",
     "batchSize",
     "lease",
+    "writerId",
     "queryName",
     "checkpointLocation",
 )
-"""What writing takes. `checkpointLocation` is Spark's own: a stream names its publishers after it."""
+"""What writing takes. `queryName` and `checkpointLocation` are Spark's own: it hands them over with a stream's."""
 
 
 def parse_reading(options: Mapping[str, str]) -> Reading:
@@ -210,12 +219,14 @@ def parse_writing(options: Mapping[str, str]) -> Writing:
         ttl_column=given.text("ttlColumn"),
         expire_time_column=given.text("expireTimeColumn"),
         key_column=given.text("keyColumn"),
+        payload=given.word("payload", get_args(PayloadForm)),
+        on_delete=given.word("onDelete", get_args(OnDelete)) or "delete",
         on_bad_row=given.word("onBadRow", get_args(BadRows)) or "fail",
         nulls=given.word("nulls", get_args(Nulls)) or "omit",
         durability=given.word("durability", get_args(Durability)),
         batch_size=given.count("batchSize", 0, 1, 10_000),
         lease_micros=given.micros("lease", 0, LEASE_MICROS_MAX),
-        query_name=given.text("queryName") or given.text("checkpointLocation"),
+        writer_id=given.text("writerId"),
     )
 
 
@@ -362,6 +373,7 @@ __all__ = [
     "Durability",
     "MetadataColumns",
     "Nulls",
+    "OnDelete",
     "ParseMode",
     "PayloadForm",
     "Reading",
