@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -45,6 +45,26 @@ class SowDataSource(DataSource):
         return kind(parse_reading(self.options), schema)
 
     # ---- writing ----
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Publishes rows, or replaces the topic's content by them."""
+        from sow_spark.options import parse_writing
+
+        writing = parse_writing(self.options)
+        if overwrite:
+            from sow_spark.overwriting import OverwritingWriter
+
+            return OverwritingWriter(writing, schema)
+        from sow_spark.writing import PublishingWriter
+
+        return PublishingWriter(writing, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  # Spark's name
+        """Publishes each micro-batch once."""
+        from sow_spark.options import parse_writing
+        from sow_spark.stream_writing import StreamPublishingWriter
+
+        return StreamPublishingWriter(parse_writing(self.options), schema, overwrite)
 
 
 def _filters_are_pushed() -> bool:

@@ -1,0 +1,437 @@
+"""Rows of a DataFrame as records: which column is key, lifetime or payload, and which rows cannot be records at all.
+
+The plan is made on the driver, from the schema, the options and the topic, and pickled to the tasks; it turns batches
+into columns as the client's bulk calls take them. Guarantees:
+
+R1  What is wrong with the schema or the options is found on the driver, before anything is written, and named.
+R2  A row that cannot be a record (no key, no payload, a lifetime that is none) never stops the others: it is counted
+    and told with its number, and what becomes of the job is the option `onBadRow`.
+R3  Metadata columns of a read (`_key`, `_version`, …) and columns with a role are not written into the payload, so that
+    what was read can be written. `_key` is the key on topics without key fields where no `keyColumn` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    UserDefinedType,
+    YearMonthIntervalType,
+)
+
+from sow.durations import DurationError, parse_micros
+from sow.v1 import types_pb2
+from sow_client import Client, NotFound
+from sow_spark.encoding import NESTING_MAX, documents
+from sow_spark.errors import SowSourceError, option_error
+from sow_spark.options import OnDelete, Writing
+from sow_spark.schemas import METADATA_COLUMNS
+
+SECONDS_MAX: Final = 4 * 10**12
+"""Longer lifetimes are cut to this, which the server refuses as too long: in microseconds it still fits 64 bits."""
+SAMPLE_CHARACTERS: Final = 200
+
+_TTL = types_pb2.LIFETIME_KIND_TTL
+_EXPIRE_TIME = types_pb2.LIFETIME_KIND_EXPIRE_TIME
+_NEVER = types_pb2.LIFETIME_KIND_NEVER
+_ABSENT = types_pb2.LIFETIME_KIND_UNSPECIFIED
+
+LifetimeForm: TypeAlias = Literal["seconds", "interval", "text", "expire_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What writing has to know of its topic."""
+
+    message_type: str
+    keyed: bool
+    """It has key fields: keys come from the payload (K3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that was not written, and why. `row` counts from 0 in its partition."""
+
+    row: int
+    reason: str
+    message: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Puts:
+    """Rows to publish, in columns; those of the optional columns that say nothing are None."""
+
+    rows: Sequence[int]
+    payloads: list[bytes]
+    keys: list[str] | None
+    lifetime_kinds: list[int] | None
+    lifetime_micros: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """Records to delete: by their keys, or, on topics with key fields, by a document that has those."""
+
+    rows: Sequence[int]
+    keys: list[str] | None
+    payloads: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What each column is for."""
+
+    payload: tuple[str, ...]
+    whole: bool
+    """The one column of `payload` holds documents."""
+    key: str | None
+    lifetime: str | None
+    lifetime_form: LifetimeForm | None
+    op: str | None
+    on_delete: OnDelete
+    keyed: bool
+    write_nulls: bool
+
+    def steps(self, batch: pa.RecordBatch, first_row: int, bad: list[BadRow]) -> Iterator[Puts | Removals]:
+        """What to do for a batch, in its order. `first_row` is the number of its first row; bad rows go to `bad`."""
+        rows: Sequence[int] = range(first_row, first_row + batch.num_rows)
+        faults: dict[int, tuple[str, str]] = {}
+        removals = self._removals(batch, faults)
+        kinds, micros = self._lifetimes(batch, faults)
+        keys = self._keys(batch, faults)
+        if self.whole:
+            for index in _indices(batch.column(self.payload[0]).is_null()):
+                faults.setdefault(
+                    index, ("PAYLOAD_MALFORMED", f"column {self.payload[0]} is null: there is no payload")
+                )
+        if faults:
+            bad += [
+                BadRow(rows[index], reason, message, _shown(batch, index))
+                for index, (reason, message) in sorted(faults.items())
+            ]
+            kept = [index for index in range(batch.num_rows) if index not in faults]
+            batch = batch.take(pa.array(kept, pa.int64()))
+            rows = [rows[index] for index in kept]
+            keys = keys and [keys[index] for index in kept]
+            kinds = kinds and [kinds[index] for index in kept]
+            micros = micros and [micros[index] for index in kept]
+            removals = removals and [removals[index] for index in kept]
+        payloads = self._payloads(batch)
+        at = 0
+        for removed, run in groupby(removals) if removals else [(False, rows)]:
+            stop = at + sum(1 for _ in run)
+            part = slice(at, stop)
+            at = stop
+            if part.start == part.stop:
+                continue
+            if not removed:
+                yield Puts(
+                    rows[part], payloads[part], keys and keys[part], kinds and kinds[part], micros and micros[part]
+                )
+            elif self.on_delete == "delete":
+                yield Removals(rows[part], keys and keys[part], payloads[part])
+
+    def _payloads(self, batch: pa.RecordBatch) -> list[bytes]:
+        if self.whole:
+            payloads: list[bytes] = batch.column(self.payload[0]).cast(pa.binary()).to_pylist()
+            return payloads
+        return documents(batch.select(list(self.payload)), write_nulls=self.write_nulls)
+
+    def _keys(self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]) -> list[str] | None:
+        if self.key is None:
+            return None
+        column = batch.column(self.key)
+        for index in _indices(column.is_null()):
+            faults.setdefault(index, ("KEY_REQUIRED", f"column {self.key} is null: there is no key"))
+        if not pa.types.is_string(column.type):
+            column = column.cast(pa.string())
+        try:
+            keys: list[str] = column.to_pylist()
+        except UnicodeDecodeError:
+            keys = []
+            for index, key in enumerate(column.cast(pa.binary()).to_pylist()):
+                try:
+                    keys.append("" if key is None else key.decode())
+                except UnicodeDecodeError:
+                    keys.append("")
+                    faults.setdefault(index, ("KEY_NOT_UTF8", f"column {self.key} is not UTF-8"))
+        return keys
+
+    def _removals(self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]) -> list[bool] | None:
+        if self.op is None:
+            return None
+        ops = pc.fill_null(batch.column(self.op), "put")
+        removals = pc.is_in(ops, pa.array(["delete", "expire"], ops.type))
+        unknown = pc.invert(pc.or_(removals, pc.is_in(ops, pa.array(["put", "sow"], ops.type))))
+        for index in _indices(unknown):
+            faults.setdefault(index, ("ROW_MALFORMED", f"column {self.op} is {ops[index].as_py()!r}, no operation"))
+        if not pc.any(removals).as_py():
+            return None
+        if self.on_delete == "fail":
+            for index in _indices(removals):
+                faults.setdefault(
+                    index, ("ROW_MALFORMED", f"column {self.op} is {ops[index].as_py()!r}, and onDelete is fail")
+                )
+        found: list[bool] = removals.to_pylist()
+        return found
+
+    def _lifetimes(
+        self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]
+    ) -> tuple[list[int] | None, list[int] | None]:
+        """Kinds and microseconds, for the rows that have a lifetime of their own."""
+        if self.lifetime is None:
+            return None, None
+        column = batch.column(self.lifetime)
+        if column.null_count == len(column):
+            return None, None
+        match self.lifetime_form:
+            case "text":
+                return self._parsed(column, faults)
+            case "expire_time":
+                kind, values = (
+                    _EXPIRE_TIME,
+                    column.cast(pa.timestamp("us", column.type.tz), safe=False).view(pa.int64()),
+                )
+            case "interval":
+                kind, values = _TTL, column.cast(pa.duration("us"), safe=False).view(pa.int64())
+            case _:
+                kind, values = _TTL, self._seconds(column, faults)
+        micros: list[int] = pc.fill_null(values, 0).to_pylist()
+        if not column.null_count:
+            return [kind] * len(micros), micros
+        return pc.if_else(column.is_valid(), kind, _ABSENT).to_pylist(), micros
+
+    def _seconds(self, column: pa.Array, faults: dict[int, tuple[str, str]]) -> pa.Array:
+        if pa.types.is_integer(column.type):
+            cut = _cut(column.cast(pa.int64()), SECONDS_MAX)
+            return pc.multiply(cut, 1_000_000)
+        seconds = column.cast(pa.float64())
+        odd = pc.is_nan(seconds)
+        for index in _indices(odd):
+            faults.setdefault(index, ("INVALID_ARGUMENT", f"column {self.lifetime} is NaN: no time to live"))
+        seconds = pc.if_else(odd, 0.0, seconds)
+        return pc.round(pc.multiply(_cut(seconds, float(SECONDS_MAX)), 1e6)).cast(pa.int64())
+
+    def _parsed(self, column: pa.Array, faults: dict[int, tuple[str, str]]) -> tuple[list[int], list[int]]:
+        encoded = column.dictionary_encode()
+        kinds, micros = [], []
+        wrong: dict[int, str] = {}
+        for code, text in enumerate(encoded.dictionary.to_pylist()):
+            kind, value = _TTL, 0
+            if text == "never":
+                kind = _NEVER
+            else:
+                try:
+                    value = parse_micros(text)
+                except DurationError as error:
+                    wrong[code] = str(error)
+            kinds.append(kind)
+            micros.append(value)
+        kinds.append(_ABSENT)  # for nulls
+        micros.append(0)
+        codes: list[int] = pc.fill_null(encoded.indices, len(kinds) - 1).to_pylist()
+        if wrong:
+            for index, code in enumerate(codes):
+                if code in wrong:
+                    faults.setdefault(index, ("INVALID_ARGUMENT", f"column {self.lifetime}: {wrong[code]}"))
+        return [kinds[code] for code in codes], [micros[code] for code in codes]
+
+
+def _cut(column: pa.Array, bound: float) -> pa.Array:
+    return pc.max_element_wise(pc.min_element_wise(column, bound, skip_nulls=False), -bound, skip_nulls=False)
+
+
+def _indices(mask: pa.Array) -> list[int]:
+    """Where the mask is true; nearly always nowhere, so that this is asked first."""
+    if not pc.any(mask).as_py():
+        return []
+    found: list[int] = pc.indices_nonzero(mask).to_pylist()
+    return found
+
+
+def _shown(batch: pa.RecordBatch, index: int) -> str:
+    """A row for people, cut short."""
+    try:
+        return shown(documents(batch.slice(index, 1))[0])
+    except (pa.ArrowInvalid, SowSourceError):
+        return ""
+
+
+def shown(payload: bytes) -> str:
+    """A payload for people, cut short."""
+    text = payload[: 4 * SAMPLE_CHARACTERS].decode(errors="replace")
+    return text if len(text) <= SAMPLE_CHARACTERS else f"{text[:SAMPLE_CHARACTERS]}…"
+
+
+# ---- the plan ----
+
+
+def look_up_topic(client: Client, writing: Writing, schema: StructType) -> TopicFacts:
+    """What the server knows of the topic. One that it does not know is taken for one that the first publish creates
+    (K1) where the rows bring their keys; the server refuses them where it does not."""
+    try:
+        settings = client.describe_topic(writing.topic).settings
+    except NotFound:
+        if writing.key_column is None and "_key" not in schema.names:
+            raise
+        return TopicFacts("json", keyed=False)
+    return TopicFacts(settings.message_type, keyed=bool(settings.key))
+
+
+def plan_rows(schema: StructType, writing: Writing, topic: TopicFacts) -> RowPlan:
+    """What each column is for. Raises SowSourceError: OPTION_INVALID, SCHEMA_UNSUPPORTED."""
+    _check_names(schema)
+    key = _key_column(schema, writing, topic)
+    lifetime, form = _lifetime_column(schema, writing)
+    roles = {key, lifetime}
+    rest = [field for field in schema if field.name not in METADATA_COLUMNS and field.name not in roles]
+    whole = writing.payload in ("string", "binary")
+    if whole:
+        _check_whole(rest, writing)
+    else:
+        if topic.message_type != "json":
+            raise option_error(
+                "payload",
+                f"topic {writing.topic} holds {topic.message_type}: only json documents are made of columns; give "
+                "payload=binary and one column with the documents",
+            )
+        for field in rest:
+            _check_type(field.dataType, field.name, 0)
+    op = "_op" if "_op" in schema.names else None
+    if op is not None and not isinstance(schema["_op"].dataType, StringType):
+        raise _unsupported("_op", f"is {schema['_op'].dataType.simpleString()}, not string")
+    return RowPlan(
+        payload=tuple(field.name for field in rest),
+        whole=whole,
+        key=key,
+        lifetime=lifetime,
+        lifetime_form=form,
+        op=op,
+        on_delete=writing.on_delete,
+        keyed=topic.keyed,
+        write_nulls=writing.nulls == "write",
+    )
+
+
+def _check_names(schema: StructType) -> None:
+    seen: set[str] = set()
+    for name in schema.names:
+        if name in seen:
+            raise SowSourceError("SCHEMA_UNSUPPORTED", f"column {name} is there twice", "rename one of them")
+        seen.add(name)
+
+
+def _column(schema: StructType, option: str, name: str) -> StructField:
+    """The column that an option names; in another case where only one matches, as Spark does."""
+    if name in schema.names:
+        return schema[name]
+    found = [field for field in schema if field.name.lower() == name.lower()]
+    if len(found) != 1:
+        raise option_error(option, f"there is no column {name!r}; the columns are {', '.join(schema.names)}")
+    return found[0]
+
+
+def _key_column(schema: StructType, writing: Writing, topic: TopicFacts) -> str | None:
+    if topic.keyed:
+        if writing.key_column is not None:
+            raise option_error(
+                "keyColumn", f"topic {writing.topic} has key fields: its keys come from the payload (rule K3)"
+            )
+        return None
+    if writing.key_column is not None:
+        field = _column(schema, "keyColumn", writing.key_column)
+    elif "_key" in schema.names:
+        field = schema["_key"]
+    else:
+        raise option_error(
+            "keyColumn", f"is missing: topic {writing.topic} has no key fields, so each row has to bring its key"
+        )
+    if not isinstance(field.dataType, StringType | IntegralType | DateType):
+        raise option_error(
+            "keyColumn", f"column {field.name} is {field.dataType.simpleString()}; cast it to string, as keys are text"
+        )
+    return field.name
+
+
+def _lifetime_column(schema: StructType, writing: Writing) -> tuple[str | None, LifetimeForm | None]:
+    if writing.expire_time_column is not None:
+        if writing.ttl_column is not None:
+            raise option_error("expireTimeColumn", "and ttlColumn exclude each other: a row has one lifetime")
+        field = _column(schema, "expireTimeColumn", writing.expire_time_column)
+        if not isinstance(field.dataType, TimestampType):
+            raise option_error(
+                "expireTimeColumn",
+                f"column {field.name} is {field.dataType.simpleString()}, not timestamp (with a time zone); cast it",
+            )
+        return field.name, "expire_time"
+    if writing.ttl_column is None:
+        return None, None
+    field = _column(schema, "ttlColumn", writing.ttl_column)
+    match field.dataType:
+        case StringType():
+            return field.name, "text"
+        case DayTimeIntervalType():
+            return field.name, "interval"
+        case IntegralType() | FractionalType() | DecimalType():
+            return field.name, "seconds"
+        case other:
+            raise option_error(
+                "ttlColumn",
+                f"column {field.name} is {other.simpleString()}: neither a number of seconds, nor an interval of days "
+                "to seconds, nor a duration as text such as '30s'",
+            )
+
+
+def _check_whole(rest: list[StructField], writing: Writing) -> None:
+    if len(rest) != 1 or not isinstance(rest[0].dataType, StringType | BinaryType):
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rest) or "none"
+        raise option_error(
+            "payload",
+            f"{writing.payload!r} needs exactly one string or binary column beside key, lifetime and metadata; "
+            f"there are: {columns}",
+        )
+
+
+def _check_type(kind: DataType, where: str, depth: int) -> None:
+    if depth > NESTING_MAX:
+        raise _unsupported(where, f"is nested more than {NESTING_MAX} deep")
+    match kind:
+        case UserDefinedType():
+            _check_type(kind.sqlType(), where, depth)
+        case StructType():
+            for field in kind:
+                _check_type(field.dataType, f"{where}.{field.name}", depth + 1)
+        case ArrayType():
+            _check_type(kind.elementType, f"{where}[]", depth + 1)
+        case MapType():
+            if isinstance(kind.keyType, StructType | ArrayType | MapType):
+                raise _unsupported(where, "is a map with nested keys")
+            _check_type(kind.keyType, f"{where}.key", depth + 1)
+            _check_type(kind.valueType, f"{where}.value", depth + 1)
+        case YearMonthIntervalType():
+            raise _unsupported(where, f"is {kind.simpleString()}, which Spark does not hand to Python")
+        case _:
+            pass
+
+
+def _unsupported(where: str, what: str) -> SowSourceError:
+    return SowSourceError("SCHEMA_UNSUPPORTED", f"column {where} {what}", "leave it out, or cast it to string")

@@ -1,0 +1,360 @@
+"""Batch append: the rows of a DataFrame are published, or merged as deltas, by the tasks as they come.
+
+Each partition of a job is one publisher, `spark-<job>-<partition>`, and one unit of its work. Guarantees:
+
+A1  A retried or speculative attempt publishes all of its rows again, under a higher epoch, which fences the attempts
+    before it: of two attempts at most one goes on. Rows may come in another order than before, so that sequences alone
+    would take the wrong ones for duplicates.
+A2  An attempt that has published all of its rows records that with the last of them, in one commit; attempts after it
+    change nothing. It does so only when its input was whole (`task_input`), and no row was bad unless they are dropped.
+A3  A job that was aborted fences its publishers: a task that lives on somewhere publishes no more.
+A4  Append is not atomic: rows of a job that fails stay published. Publishing them again is harmless.
+
+`publish` is shared with the stream writer, whose units are its micro-batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sow_client import NEVER, Ack, Client, PublishFailed, Refusal, SowError
+from sow_spark.connection import connect, retried
+from sow_spark.errors import SowSourceError, translated
+from sow_spark.options import Writing
+from sow_spark.rows import BadRow, Puts, Removals, RowPlan, look_up_topic, plan_rows, shown
+from sow_spark.task_input import require_whole_input
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SAMPLES_MAX: Final = 5
+BAD_ROWS_MAX: Final = 1_000
+"""With `onBadRow=fail` a task gives up once it has seen so many; below that it goes on, so that the count is right."""
+PARTITIONS_FENCED_MAX: Final = 10_000
+ROWS_PER_REQUEST: Final = 2_000
+"""Twice as many as a publisher sends by itself: nobody waits for single rows here."""
+DELETED_AT_ONCE: Final = 1_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has done; goes back to the driver."""
+
+    partition: int
+    rows: int
+    """Rows that were published, deletes included, or had been by the attempt that finished this partition."""
+    bad: int = 0
+    samples: tuple[BadRow, ...] = ()
+    again: bool = False
+    """An earlier attempt had finished: nothing was published."""
+
+
+class PublishingWriter(DataSourceArrowWriter):
+    """The writer of an append. Made on the driver, pickled to tasks, and back on the driver for the commit."""
+
+    def __init__(self, writing: Writing, schema: StructType) -> None:
+        """Raises SowSourceError for what is wrong with options, schema or topic."""
+        with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
+            topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
+        self._writing = writing
+        self._plan = plan_rows(schema, writing, topic)
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Publishes the rows of one partition."""
+        task = task_context()
+        return publish(
+            self._writing, self._plan, iterator, f"spark-{self._job}-{task.partitionId()}", 1, task.partitionId()
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Everything is published: tells the figures."""
+        log_summary(self._writing, "write", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The job has failed: what was published stays (A4), and nothing more is (A3)."""
+        log_summary(self._writing, "aborted write", messages)
+        fence(self._writing, [f"spark-{self._job}-{partition}" for partition in range(len(messages))])
+
+
+def task_context() -> TaskContext:
+    """The task that this code runs in."""
+    task = TaskContext.get()
+    assert task is not None, "write is called in tasks only"
+    return task
+
+
+# ---- bad rows ----
+
+
+@dataclass(slots=True)
+class BadRows:
+    """Counts the rows of a task that were not written, and keeps the first of them. Owned by the task."""
+
+    count: int = 0
+    samples: list[BadRow] = field(default_factory=list)
+
+    def add(self, rows: Sequence[BadRow]) -> None:
+        """Takes note of more."""
+        self.count += len(rows)
+        self.samples += rows[: SAMPLES_MAX - len(self.samples)]
+
+    def check(self, writing: Writing, partition: int, *, last: bool) -> None:
+        """Raises SowSourceError with `onBadRow=fail`, once there are many, or at the end of the rows."""
+        if writing.on_bad_row == "drop" or self.count < (1 if last else BAD_ROWS_MAX):
+            return
+        raise SowSourceError(
+            self.samples[0].reason,
+            f"{self.count}{'' if last else ' or more'} row{'s' if self.count > 1 else ''} of partition {partition} "
+            f"cannot be written to {writing.topic}: {described(self.samples)}",
+            "correct them, or write the others with onBadRow=drop",
+        )
+
+
+def described(samples: Iterable[BadRow]) -> str:
+    """Bad rows for people, on one line."""
+    return " | ".join(
+        f"row {bad.row}: {bad.message} ({bad.reason})" + (f", in {bad.value}" if bad.value else "") for bad in samples
+    )
+
+
+def log_summary(writing: Writing, what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Figures of a job, in the driver's log."""
+    written = [message for message in messages if isinstance(message, Written)]
+    rows = sum(message.rows for message in written)
+    bad = sum(message.bad for message in written)
+    log.info(
+        "%s of %s: %d rows in %d of %d partitions, %d bad rows",
+        what,
+        writing.topic,
+        rows,
+        len(written),
+        len(messages),
+        bad,
+    )
+    if bad:
+        samples = islice((sample for message in written for sample in message.samples), SAMPLES_MAX)
+        log.warning("%s of %s: %d bad rows were dropped, such as %s", what, writing.topic, bad, described(samples))
+
+
+def fence(writing: Writing, publisher_ids: Sequence[str]) -> None:
+    """Begins a new epoch of each publisher, so that nobody goes on under an older one. As far as the server lets us:
+    the job has failed already, and that is the error to show."""
+    try:
+        with connect(writing.connecting) as client:
+            for publisher_id in publisher_ids[:PARTITIONS_FENCED_MAX]:
+                client.open_publisher(publisher_id)
+    except SowError as error:
+        log.warning("the publishers of an aborted write to %s were not fenced: %s", writing.topic, error)
+
+
+# ---- publishing a partition ----
+
+
+class HandedOver:
+    """The rows that were handed to a bulk call and are not settled yet, so that a refused one can be shown.
+
+    Holds on to about as many payloads as the call itself. Two threads use it: the task's, and the answers'.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._underway: deque[tuple[int, Puts]] = deque()
+        self._end = 0
+
+    def add(self, puts: Puts) -> None:
+        """These are handed over next."""
+        with self._lock:
+            self._underway.append((self._end, puts))
+            self._end += len(puts.payloads)
+
+    def refused(self, refusals: Iterable[Refusal]) -> list[BadRow]:
+        """The rows that were refused; their indexes count all that was handed over."""
+        found = []
+        with self._lock:
+            for refusal in refusals:
+                for first, puts in self._underway:
+                    at = refusal.index - first
+                    if 0 <= at < len(puts.payloads):
+                        found.append(BadRow(puts.rows[at], refusal.reason, refusal.message, shown(puts.payloads[at])))
+                        break
+        return found
+
+    def settled(self, rows: int) -> None:
+        """So many of all that was handed over are settled, from the first on."""
+        with self._lock:
+            while self._underway and self._underway[0][0] + len(self._underway[0][1].payloads) <= rows:
+                self._underway.popleft()
+
+
+@dataclass(slots=True)
+class _Acks:
+    """Follows what the server answers, in the publisher's thread."""
+
+    bad: BadRows
+    handed_over: HandedOver = field(default_factory=HandedOver)
+    applied: int = 0
+    settled: int = 0
+
+    def on_ack(self, ack: Ack) -> None:
+        """An answer has come."""
+        self.applied += ack.applied + ack.duplicates
+        if ack.refusals:
+            self.bad.add(self.handed_over.refused(ack.refusals))
+        self.settled += ack.records
+        self.handed_over.settled(self.settled)
+
+
+def publish(
+    writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], publisher_id: str, unit: int, partition: int
+) -> Written:
+    """Publishes all rows of a partition as one unit of a publisher, unless an earlier attempt has (A1, A2)."""
+    doing = f"writing partition {partition} to {writing.topic}"
+    with translated(doing), connect(writing.connecting) as client:
+        opened = retried(writing.connecting, lambda: client.open_publisher(publisher_id, unit=unit))
+        if opened.unit_done:
+            return _rows_again(writing, plan, batches, partition, opened.unit_records)
+        try:
+            return _publish_new(client, writing, plan, batches, publisher_id, opened.epoch, unit, partition)
+        except SowError as error:
+            if error.reason != "PUBLISHER_FENCED":
+                raise
+            # Usual where Spark speculates: a newer attempt has begun, or the job was given up.
+            raise SowSourceError(error.reason, f"{doing}: a newer attempt of this task has taken over") from None
+
+
+def _publish_new(
+    client: Client,
+    writing: Writing,
+    plan: RowPlan,
+    batches: Iterator[pa.RecordBatch],
+    publisher_id: str,
+    epoch: int,
+    unit: int,
+    partition: int,
+) -> Written:
+    bad = BadRows()
+    acks = _Acks(bad)
+    removed = 0
+    rows = 0
+    with client.publisher(
+        writing.topic,
+        ttl=NEVER if writing.ttl == "never" else writing.ttl,
+        durability=writing.durability,
+        batch_records=writing.batch_size or ROWS_PER_REQUEST,
+        retry_for=writing.connecting.retry_for_micros / 1e6,
+        publisher_id=publisher_id,
+        epoch=epoch,
+        unit=unit,
+        on_ack=acks.on_ack,
+        on_refusal=lambda _: None,  # they are counted by `on_ack`, where their rows are known
+        delta=writing.mode == "delta",
+    ) as publisher:
+        for batch in batches:
+            faults: list[BadRow] = []
+            for step in plan.steps(batch, rows, faults):
+                if isinstance(step, Removals):
+                    publisher.flush()  # in the order of the rows
+                    removed += _remove(client, writing, step, bad)
+                    continue
+                acks.handed_over.add(step)
+                publisher.publish_columns(
+                    step.payloads,
+                    keys=step.keys,
+                    lifetime_kinds=step.lifetime_kinds,
+                    lifetime_micros=step.lifetime_micros,
+                )
+            bad.add(faults)
+            rows += batch.num_rows
+            bad.check(writing, partition, last=False)
+        require_whole_input()
+        bad.check(writing, partition, last=True)
+        try:
+            publisher.finish_unit()
+        except PublishFailed:
+            bad.check(writing, partition, last=True)
+            _finish_without_refused(client, writing, publisher_id, epoch, unit)
+    return Written(partition, acks.applied + removed, bad.count, tuple(bad.samples))
+
+
+def _finish_without_refused(client: Client, writing: Writing, publisher_id: str, epoch: int, unit: int) -> None:
+    """With `onBadRow=drop`: all others are published, so the unit is finished. Should we die just before this, they are
+    published again."""
+    with client.publisher(
+        writing.topic,
+        durability=writing.durability,
+        retry_for=writing.connecting.retry_for_micros / 1e6,
+        publisher_id=publisher_id,
+        epoch=epoch,
+        unit=unit,
+    ) as publisher:
+        publisher.finish_unit()
+
+
+def _remove(client: Client, writing: Writing, removals: Removals, bad: BadRows) -> int:
+    """Deletes what the rows name; what is not there any more counts as deleted. How many rows that settles."""
+    if removals.keys is not None:
+        for at in range(0, len(removals.keys), DELETED_AT_ONCE):
+            keys = removals.keys[at : at + DELETED_AT_ONCE]
+            retried(
+                writing.connecting,
+                partial(client.sow_delete, writing.topic, keys=keys, durability=writing.durability),
+            )
+        return len(removals.keys)
+    done = 0
+    for row, payload in zip(removals.rows, removals.payloads, strict=True):
+        try:
+            retried(
+                writing.connecting,
+                partial(client.sow_delete, writing.topic, data=payload, durability=writing.durability),
+            )
+            done += 1
+        except SowError as error:
+            if error.reason not in _BAD_KEYS:
+                raise
+            bad.add([BadRow(row, error.reason, error.message, shown(payload))])
+    return done
+
+
+_BAD_KEYS: Final = frozenset(
+    {"KEY_FIELD_MISSING", "KEY_FIELD_NOT_SCALAR", "KEY_TOO_LARGE", "KEY_NOT_UTF8", "PAYLOAD_MALFORMED"}
+)
+
+
+def _rows_again(
+    writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], partition: int, unit_records: int
+) -> Written:
+    """An earlier attempt has finished this unit: nothing is published. `unit_records` is what it had, 0 if not known.
+
+    Another number of rows now means that Spark has divided the rows otherwise than then, so that some of them may be
+    in no finished unit: an error, rather than rows that are missing for ever.
+    """
+    rows = published = 0
+    for batch in batches:
+        for step in plan.steps(batch, rows, []):
+            published += len(step.rows) if isinstance(step, Puts) else 0
+        rows += batch.num_rows
+    require_whole_input()
+    fewer_is_usual = writing.on_bad_row == "drop"  # the server may have refused some
+    if unit_records and (published < unit_records or (published > unit_records and not fewer_is_usual)):
+        raise SowSourceError(
+            "ROWS_DIFFER",
+            f"partition {partition} was written to {writing.topic} before, with {unit_records} rows, and now has "
+            f"{published}: the rows are divided among the partitions otherwise than they were",
+            "give a stream another writerId, and all rows of the batch are written again",
+        )
+    return Written(partition, published, again=True)
