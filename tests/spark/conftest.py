@@ -31,7 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         patch.setenv("PYTHONPATH", os.pathsep.join([*map(str, SOURCES), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         session = (
-            SparkSession.builder.master("local[2]")
+            SparkSession.builder.master("local[2,4]")  # a task may fail three times
             .appName("sow-tests")
             .config("spark.ui.enabled", "false")
             .config("spark.driver.memory", "1g")

@@ -1,0 +1,223 @@
+"""What each column of a DataFrame is for, and which rows cannot be records: without Spark, without a server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+
+from sow_spark.errors import SowSourceError
+from sow_spark.options import Connecting, Writing
+from sow_spark.rows import BadRow, Puts, Removals, RowPlan, TopicFacts, plan_rows
+from sow_spark.task_input import require_whole_input
+
+KINDS: dict[str, DataType] = {
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "double": DoubleType(),
+    "decimal(9,3)": DecimalType(9, 3),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "timestamp_ntz": TimestampNTZType(),
+    "interval day to second": DayTimeIntervalType(),
+    "map<struct<x:int>,int>": MapType(StructType([StructField("x", IntegerType())]), IntegerType()),
+    "struct<b:interval year to month>": StructType([StructField("b", YearMonthIntervalType())]),
+}
+"""By the names that Spark's parser of schemas knows them by; that one runs in a JVM."""
+KEYED = TopicFacts("json", keyed=True)
+KEYLESS = TopicFacts("json", keyed=False)
+
+
+def plan(schema: str, topic: TopicFacts = KEYED, **options: object) -> RowPlan:
+    columns = [column.split(" ", 1) for column in schema.split(", ")]
+    fields = [StructField(name, KINDS[kind]) for name, kind in columns]
+    return plan_rows(StructType(fields), Writing(Connecting(), "orders", **options), topic)  # type: ignore[arg-type]
+
+
+def puts(of: RowPlan, columns: dict[str, pa.Array]) -> tuple[Puts, list[BadRow]]:
+    bad: list[BadRow] = []
+    (step,) = of.steps(pa.RecordBatch.from_pydict(columns), 100, bad)
+    assert isinstance(step, Puts)
+    return step, bad
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "kinds", "micros"),
+    [
+        ("string", pa.array(["30s", "never", None]), [1, 3, 0], [30_000_000, 0, 0]),
+        ("int", pa.array([30, 0, None], pa.int32()), [1, 1, 0], [30_000_000, 0, 0]),
+        ("double", pa.array([1.5, -2.0, None]), [1, 1, 0], [1_500_000, -2_000_000, 0]),
+        ("decimal(9,3)", pa.array([Decimal("1.500"), Decimal("0.001"), None]), [1, 1, 0], [1_500_000, 1_000, 0]),
+        (
+            "interval day to second",
+            pa.array([timedelta(days=1), timedelta(0), None]),
+            [1, 1, 0],
+            [86_400_000_000, 0, 0],
+        ),
+    ],
+    ids=["text", "int", "double", "decimal", "interval"],
+)
+def test_a_ttl_is_text_seconds_or_an_interval(kind: str, column: pa.Array, kinds: list[int], micros: list[int]) -> None:
+    """given a ttlColumn of each kind / when planned / then rows have that lifetime, and nulls none (L2)"""
+    step, bad = puts(plan(f"id int, t {kind}", ttl_column="t"), {"id": pa.array([1, 2, 3]), "t": column})
+    assert (step.lifetime_kinds, step.lifetime_micros) == (kinds, micros)
+    assert step.payloads == [b'{"id":1}', b'{"id":2}', b'{"id":3}']
+    assert not bad
+
+
+def test_seconds_too_many_for_64_bits_are_left_to_the_server_to_refuse() -> None:
+    """given numbers of seconds beyond all bounds / when planned / then they stay too long (L18)"""
+    step, _ = puts(plan("t bigint", ttl_column="t"), {"t": pa.array([2**63 - 1, -(2**63)])})
+    assert step.lifetime_micros == [4 * 10**18, -4 * 10**18]
+    step, _ = puts(plan("t double", ttl_column="t"), {"t": pa.array([1e300, float("-inf")])})
+    assert step.lifetime_micros == [4 * 10**18, -4 * 10**18]
+
+
+def test_an_expire_time_is_a_timestamp() -> None:
+    """given an expireTimeColumn / when planned / then rows expire then, nulls as the topic says"""
+    moment = datetime(2026, 1, 1, 0, 0, 0, 5, tzinfo=UTC)
+    columns = {"id": pa.array([1, 2]), "e": pa.array([moment, None], pa.timestamp("us", "UTC"))}
+    step, _ = puts(plan("id int, e timestamp", expire_time_column="e"), columns)
+    assert step.lifetime_kinds == [2, 0]
+    assert step.lifetime_micros == [int(moment.timestamp()) * 1_000_000 + 5, 0]
+
+
+def test_keys_are_text_integers_or_dates() -> None:
+    """given keyColumns of the kinds that have one text / when planned / then keys are that"""
+    step, _ = puts(plan("k int, v int", KEYLESS, key_column="K"), {"k": pa.array([7]), "v": pa.array([1])})
+    assert (step.keys, step.payloads) == (["7"], [b'{"v":1}'])
+    columns = {"_key": pa.array(["a"]), "_version": pa.array([5]), "v": pa.array([1])}
+    step, _ = puts(plan("_key string, _version bigint, v int", KEYLESS), columns)
+    assert (step.keys, step.payloads) == (["a"], [b'{"v":1}'])
+    step, _ = puts(plan("_key string, _version bigint, v int", KEYED), columns)
+    assert (step.keys, step.payloads) == (None, [b'{"v":1}'])
+
+
+def test_rows_that_are_no_records_are_told_apart() -> None:
+    """given rows without a key, with lifetimes that are none, not UTF-8 / when planned / then the others go on (R2)"""
+    columns = {
+        "k": pa.array([b"a", None, b"c", b"\xff", b"e"], pa.binary()).view(pa.string()),
+        "t": pa.array(["1s", "1s", "soon", "1s", None]),
+        "v": pa.array([1, 2, 3, 4, 5]),
+    }
+    step, bad = puts(plan("k string, t string, v int", KEYLESS, key_column="k", ttl_column="t"), columns)
+    assert (step.keys, list(step.rows), step.lifetime_kinds) == (["a", "e"], [100, 104], [1, 0])
+    assert step.payloads == [b'{"v":1}', b'{"v":5}']
+    assert [(row.row, row.reason) for row in bad] == [
+        (101, "KEY_REQUIRED"),
+        (102, "INVALID_ARGUMENT"),
+        (103, "KEY_NOT_UTF8"),
+    ]
+    assert '"v":2' in bad[0].value
+    assert "soon" in bad[1].message
+
+
+def test_documents_are_written_as_they_are() -> None:
+    """given one column of documents / when planned with payload=binary / then they are the payloads"""
+    of = plan("value string, _version bigint", TopicFacts("msgpack", keyed=True), payload="binary")
+    step, bad = puts(of, {"value": pa.array(["\x81", None]), "_version": pa.array([1, 2])})
+    assert step.payloads == ["\x81".encode()]
+    assert [row.reason for row in bad] == ["PAYLOAD_MALFORMED"]
+
+
+def test_changes_are_puts_and_removals_in_their_order() -> None:
+    """given rows with _op / when planned / then runs of puts and removals come in the order of the rows"""
+    of = plan("id int, _op string", KEYED)
+    batch = pa.RecordBatch.from_pydict(
+        {"id": pa.array([1, 2, 3, 4, 5]), "_op": pa.array(["put", "delete", "expire", None, "odd"])}
+    )
+    bad: list[BadRow] = []
+    steps = list(of.steps(batch, 0, bad))
+    assert [(type(step), list(step.rows)) for step in steps] == [(Puts, [0]), (Removals, [1, 2]), (Puts, [3])]
+    assert [(row.row, row.reason) for row in bad] == [(4, "ROW_MALFORMED")]
+    ignoring = plan("id int, _op string", KEYED, on_delete="ignore")
+    assert [list(step.rows) for step in ignoring.steps(batch, 0, [])] == [[0], [3]]
+    failing = plan("id int, _op string", KEYED, on_delete="fail")
+    bad = []
+    assert [list(step.rows) for step in failing.steps(batch, 0, bad)] == [[0, 3]]
+    assert [row.row for row in bad] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("schema", "topic", "options", "said"),
+    [
+        ("id int", KEYLESS, {}, "option keyColumn: is missing"),
+        ("id int", KEYED, {"key_column": "id"}, "option keyColumn: topic orders has key fields"),
+        ("id int", KEYLESS, {"key_column": "x"}, "there is no column 'x'; the columns are id"),
+        ("id double", KEYLESS, {"key_column": "id"}, "cast it to string"),
+        ("id int, t date", KEYED, {"ttl_column": "t"}, "option ttlColumn: column t is date"),
+        ("id int, t bigint", KEYED, {"expire_time_column": "t"}, "option expireTimeColumn: column t is bigint"),
+        ("id int, t timestamp_ntz", KEYED, {"expire_time_column": "t"}, "not timestamp (with a time zone)"),
+        ("a int, b timestamp", KEYED, {"ttl_column": "a", "expire_time_column": "b"}, "exclude each other"),
+        ("id int", TopicFacts("msgpack", keyed=True), {}, "option payload: topic orders holds msgpack"),
+        ("a binary, b binary", KEYED, {"payload": "binary"}, "needs exactly one string or binary column"),
+        ("a int, _op int", KEYED, {}, "column _op is int, not string"),
+        ("a map<struct<x:int>,int>", KEYED, {}, "column a is a map with nested keys"),
+        ("a struct<b:interval year to month>", KEYED, {}, "column a.b is interval year to month"),
+        ("a int, a int", KEYED, {}, "column a is there twice"),
+    ],
+)
+def test_what_cannot_be_written_is_said_on_the_driver(
+    schema: str, topic: TopicFacts, options: dict[str, object], said: str
+) -> None:
+    """given a schema that does not suit / when planned / then the error names option or column (R1)"""
+    with pytest.raises(SowSourceError) as caught:
+        plan(schema, topic, **options)
+    assert said in str(caught.value)
+
+
+class Stream:
+    """What comes behind the rows of a task."""
+
+    def __init__(self, rest: bytes) -> None:
+        self.rest = rest
+
+    def peek(self, size: int) -> bytes:
+        return self.rest
+
+
+def in_worker(rest: bytes) -> None:
+    """Asks as in a task of PySpark, whose worker program has its input in a variable."""
+    space = {"__name__": "pyspark.worker", "ask": require_whole_input}
+    exec("def main(infile, outfile):\n    ask()\n", space)
+    main = space["main"]
+    assert callable(main)
+    main(Stream(rest), None)
+
+
+def test_rows_that_end_early_are_not_taken_for_whole() -> None:
+    """given an input that was closed, or goes on with something else / when asked / then it is not whole"""
+    in_worker(b"\xff\xff\xff\xfc")
+    in_worker(b"\xff\xff\xff\xfc\x00\x00")
+    for rest in (b"", b"\xff\xff", b"\x00\x00\x00\x01"):
+        with pytest.raises(SowSourceError) as caught:
+            in_worker(rest)
+        assert caught.value.reason == "INPUT_CUT"
+
+
+def test_an_input_that_cannot_be_seen_is_not_taken_for_whole() -> None:
+    """given no worker program underneath / when asked / then it is an error, not a yes"""
+    with pytest.raises(SowSourceError) as caught:
+        require_whole_input()
+    assert caught.value.reason == "INPUT_UNKNOWN"
