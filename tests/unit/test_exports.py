@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import ABSENT, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.engine.model import (
+    ABSENT,
+    Delete,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    MessageType,
+    Publish,
+    TopicSettings,
+)
 from sow_server.query import exports as exports_module
 from sow_server.query.exports import Export, ExportOptions, Exports, Splits, read_token, write_token
 from sow_server.query.filtering import record_filter
@@ -196,6 +205,25 @@ def test_what_happens_after_the_cut_is_not_seen(rig: Rig) -> None:
     rig.store.compact()
     assert first + read(opened, 1) + read(opened, 2) == names(range(1000))
     assert read(opened, 0) == first
+    opened.close()
+
+
+def test_records_that_go_between_the_cut_and_its_figures_are_exported(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer may work right after the cut: what its figures say then is no word on what was cut."""
+    put(rig, range(50))
+    cut = rig.store.cut
+
+    def cut_and_lose(*arguments: object, **options: object) -> object:
+        found = cut(*arguments, **options)  # type: ignore[arg-type]  # as they came
+        rig.run(Delete("quotes", names(range(50))))
+        return found
+
+    monkeypatch.setattr(rig.store, "cut", cut_and_lose)
+    opened = export(rig, parts=4)
+    assert rig.count("quotes") == 0
+    assert whole(opened) == names(range(50))
     opened.close()
 
 

@@ -1,0 +1,66 @@
+"""What the servicer of exports sees to: that the cut is on disk (rules Q6, S7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from sow.v1 import snapshot_pb2
+from sow_server.engine.model import Durability, Publish
+from sow_server.metrics import Metrics
+from sow_server.query.exports import Exports
+from sow_server.services.guard import Context
+from sow_server.services.snapshot_service import SnapshotService
+from sow_server.subscriptions.durables import Consumers, Door
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.request import View
+from tests.support.stores import BINARY, Rig
+
+NO_CONTEXT = cast(Context, None)
+"""Only an error needs one."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("t", BINARY)
+    yield rig
+    rig.close()
+
+
+def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a crash could take back records, and changes followed from its bookmark would be those of another time."""
+    publish = Publish("t", [b"1"], keys=["1"], durability=Durability.BUFFERED)
+    rig.store.submit(publish, lambda _: None)
+    rig.turn()
+    writer = rig.store.writer
+    assert writer.synced_sequence < writer.last_sequence
+
+    async def main() -> snapshot_pb2.OpenExportResponse:
+        waiting = asyncio.Event()
+        barrier = rig.store.barrier
+
+        def noted(done: Callable[[object], None]) -> None:
+            barrier(done)
+            waiting.set()
+
+        monkeypatch.setattr(rig.store, "barrier", noted)
+        with ThreadPoolExecutor(1) as readers:
+            hub = Hub(rig.store, rig.clock, lambda run: run())
+            consumers = Consumers(
+                rig.store, rig.clock, Door(hub.subscribe, hub.start), lambda text: lambda topic: View()
+            )
+            service = SnapshotService(rig.store, Exports(rig.store), hub, consumers, readers, Metrics())
+            opening = asyncio.ensure_future(service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), NO_CONTEXT))
+            await waiting.wait()
+            assert not opening.done()
+            writer.step()
+            return await opening
+
+    response = asyncio.run(main())
+    assert response.bookmark == rig.store.bookmark(writer.synced_sequence)
