@@ -145,7 +145,7 @@ class Export:
             yield self._of_keys(points)
             return
         if self._wanted == 1 or (ranges == EVERYTHING and self.stored <= PART_RECORDS_MIN):
-            # The figures are of a moment later, when what was cut may be gone: whether there is any is asked of the cut.
+            # The figures are of a moment later, when what was cut may be gone: the cut says whether there is any.
             first: list[bytes] = []
             self.cut.records.fill_keys_before(self.topic.prefix, self.topic.stop, 1, first)
             yield (Part(self.stored, ranges),) if first else ()
