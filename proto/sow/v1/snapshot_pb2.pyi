@@ -270,7 +270,9 @@ class ReadExportRequest(_message.Message):
     resume_token: _builtins.bytes
     """Where to go on, as the last batch that was received says. Empty: at the beginning of the part."""
     batch_size: _builtins.int
-    """Records per batch at most, 1 to 100,000. 0: 10,000. Batches also end at about 4 MiB."""
+    """Records per batch at most, 1 to 100,000. 0: 5,000, which is also what the server reads at a time: batches of an export
+    are not larger, and end at some 400 KiB, too.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
         """The columns that are wanted."""
