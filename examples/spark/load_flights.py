@@ -45,10 +45,10 @@ def load(spark: SparkSession, server: str, csv: str) -> int:
 
 def main(server: str = "127.0.0.1:7450", csv: str = "") -> None:
     """Creates the topic, and loads it."""
+    spark = session("load flights")  # before the client: starting Java forks, which connections do not survive
     with Client(server) as client, tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(AlreadyExists):
             client.create_topic("flights", key=[f"/{name}" for name in KEY], expiration="enabled")
-        spark = session("load flights")
         rows = load(spark, server, csv or str(extract(Path(folder), "flights.csv")))
         print(f"{rows:,} rows loaded; the topic holds {client.count('flights'):,} flights")
         longest = next(iter(client.query("flights", order_by="/distance DESC", top_n=1)))
