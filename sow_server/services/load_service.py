@@ -53,6 +53,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         under_way: asyncio.Queue[tuple[list[Piece], list[asyncio.Future[Load]]] | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
         reading = asyncio.create_task(self._read_stream(requests, under_way, room))
+        reading.add_done_callback(_looked_at)
         try:
             while (entry := await under_way.get()) is not None:
                 pieces, futures = entry
@@ -69,8 +70,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             while not under_way.empty():
                 left = under_way.get_nowait()
                 for future in left[1] if left is not None else ():
-                    if not future.cancel() and not future.cancelled():
-                        future.exception()  # it has been told by the one before
+                    future.cancel()
 
     async def _read_stream(
         self,
@@ -108,6 +108,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         give_up = loop.time() + PATIENCE_SECONDS
         while True:
             future: asyncio.Future[Load] = loop.create_future()
+            future.add_done_callback(_looked_at)
             try:
                 self._loads.stage(piece, _settling(future))
             except StoreError as error:
@@ -131,6 +132,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             yield load_pb2.CommitLoadResponse(phase=_phase(row.phase), figures=_figures(load))
             if not row.working:
                 return
+            if (failure := self._store.writer.failure) is not None:
+                raise StoreError(failure.reason, failure.message)  # the next start goes on with it
             await self._loading.progressed(load)
 
     @unary
@@ -157,6 +160,12 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 _described(load) for load in self._loads.all() if not request.topic or load.row.topic == request.topic
             ]
         )
+
+
+def _looked_at(done: asyncio.Future[Load] | asyncio.Task[None]) -> None:
+    """Of several that fail together the first one is told; asyncio is not to complain of the others."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _settling(future: asyncio.Future[Load]) -> Done:

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine import loads
+from sow_server.engine.codec import PUT
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.loads import KEPT_MICROS, Done, Load, LoadOptions, LoadPart, LoadPhase
 from sow_server.engine.model import ABSENT, NEVER, Expiration, Lifetime, LifetimeKind, Publish, Refusal, TopicSettings
 from sow_server.engine.mutations import Limits
 from sow_server.engine.rocks import STAGING, DiskFull
+from sow_server.engine.stage import Stage
 from sow_server.engine.store import StoreOptions
+from sow_server.metrics import Metrics
 from tests.support.stores import BINARY, MINUTE, SECOND, FaultyRocks, Rig
 
 KEYED = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
@@ -412,3 +415,79 @@ def test_two_loads_of_one_topic_do_not_undo_each_other(rig: Loaded) -> None:
     rig.finish(first)
     rig.finish(second)
     assert rig.payloads() == {"a": b"first", "b": b"first", "c": b"second"}
+
+
+def test_a_change_that_comes_late_from_another_instance_wins_whatever_its_version(tmp_path: Path) -> None:
+    """It was made before the load was opened, so its version is below that of the opening; it came after."""
+    rig = Loaded(tmp_path)
+    topic = rig.create_topic("t", BINARY)
+    rig.put("t", "a", b"old")
+    version = rig.live("t")[b"a"].version + 1
+    rig.time.tick(MINUTE)
+    rig.put("t", "b", b"old")
+    load = rig.open_load()
+    assert rig.store.loads.find(load).row.begin_version > version
+
+    def merge(stage: Stage) -> Callable[[], None]:
+        head = rig.stored("t")[b"a"]
+        stage.fetch_heads([topic.prefix + b"a"])
+        stage.put(
+            topic,
+            b"a",
+            topic.prefix + b"a",
+            stage.heads[topic.prefix + b"a"],
+            b"theirs",
+            change=PUT,
+            publish_time=head.publish_time_micros,
+            expire_time=NEVER,
+            version=version,
+        )
+        stage.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
+        return lambda: None
+
+    rig.store.control(merge, lambda _: None)
+    rig.store.writer.step()
+    rig.stage(load, [("a", b"new"), ("b", b"new"), ("c", b"new")])
+    rig.commit(load, (0, 1, 3))
+    assert rig.finish(load).row.figures == (3, 1, 2, 0, 0)
+    assert rig.payloads() == {"a": b"theirs", "b": b"new"}
+    rig.close()
+
+
+def test_a_part_that_is_named_twice_is_refused(rig: Loaded) -> None:
+    load = rig.open_load()
+    with pytest.raises(StoreError) as refused:
+        rig.commit(load, (0, 1, 0), (0, 2, 0))
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_ARGUMENT, "parts[1].part")
+
+
+def test_the_disk_space_of_what_was_staged_is_given_back(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    compacted: list[tuple[str, bytes | None, bytes | None]] = []
+    monkeypatch.setattr(rig.store._rocks, "compact", lambda *of: compacted.append(of))
+    load, other = rig.open_load(), rig.open_load()
+    rig.stage(load, [(str(number), b"x") for number in range(10)])
+    rig.stage(other, [("a", b"x")])
+    assert rig.store.reclaim(5, lambda: True) == 0
+    rig.heard(lambda done: rig.store.loads.abort(load, done))
+    assert rig.store.reclaim(5, lambda: True) == 1
+    assert compacted == [(STAGING, (1).to_bytes(4, "big"), (2).to_bytes(4, "big"))]
+    assert rig.store.reclaim(5, lambda: True) == 0
+
+
+def test_the_figures_of_loads_are_metrics(rig: Loaded) -> None:
+    metrics = Metrics()
+    metrics.watch(rig.store, rig.clock)
+
+    def value(name: str) -> float | None:
+        return metrics.registry.get_sample_value(name)
+
+    rig.put("t", "old")
+    load = rig.open_load()
+    rig.stage(load, [("a", b"12345"), ("b", b"12345")])
+    assert (value("sow_loads"), value("sow_load_staged_rows")) == (1, 2)
+    assert (value("sow_load_staged_bytes") or 0) > 10
+    rig.commit(load, (0, 1, 2))
+    rig.finish(load)
+    assert (value("sow_loads"), value("sow_load_staged_rows"), value("sow_load_staged_bytes")) == (0, 0, 0)
+    assert (value("sow_load_applied_total"), value("sow_load_deleted_total")) == (2, 1)
+    metrics.release()
