@@ -17,7 +17,7 @@ from sow_server.services.guard import Context, RpcObserver, readable, streaming,
 from sow_server.services.loading import Loading
 from sow_server.services.sow_service import settle
 
-STREAM_REQUESTS_MAX: Final = 8
+STREAM_REQUESTS_MAX: Final = 4
 """Requests of one stream that may be under way; the next is read when the first is answered."""
 PATIENCE_SECONDS: Final = 30.0
 """How long a stream waits for room in the write queue before it is refused."""
@@ -49,16 +49,16 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     async def StageLoad(
         self, requests: AsyncIterator[load_pb2.StageLoadRequest], context: Context
     ) -> AsyncGenerator[load_pb2.StageLoadResponse, None]:
-        """Reads ahead of its answers by at most `STREAM_REQUESTS_MAX` requests."""
-        under_way: asyncio.Queue[tuple[list[Piece], list[asyncio.Future[Load]]] | None] = asyncio.Queue()
+        """Reads and checks ahead of what is staged by at most `STREAM_REQUESTS_MAX` requests. One piece of a stream is
+        with the writer at a time, so that publishers have their turn in between."""
+        ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        reading = asyncio.create_task(self._read_stream(requests, under_way, room))
+        reading = asyncio.create_task(self._read_stream(requests, ready, room))
         reading.add_done_callback(_looked_at)
         try:
-            while (entry := await under_way.get()) is not None:
-                pieces, futures = entry
-                for future in futures:
-                    await future
+            while (pieces := await ready.get()) is not None:
+                for piece in pieces:
+                    await self._stage(piece)
                 room.release()
                 yield load_pb2.StageLoadResponse(
                     staged=sum(len(piece.positions) for piece in pieces),
@@ -67,15 +67,11 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             await reading  # raises what ended the reading
         finally:
             reading.cancel()
-            while not under_way.empty():
-                left = under_way.get_nowait()
-                for future in left[1] if left is not None else ():
-                    future.cancel()
 
     async def _read_stream(
         self,
         requests: AsyncIterator[load_pb2.StageLoadRequest],
-        under_way: asyncio.Queue[tuple[list[Piece], list[asyncio.Future[Load]]] | None],
+        ready: asyncio.Queue[list[Piece] | None],
         room: asyncio.Semaphore,
     ) -> None:
         load_id = ""
@@ -87,7 +83,6 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 load_id = request.load_id or load_id
                 if request.first_row < 1:
                     raise convert.invalid("first_row", "must be at least 1")
-                publish = convert.staged_rows(request)
                 pieces = await run(
                     self._readers,
                     self._loads.prepare,
@@ -95,28 +90,25 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                     request.part,
                     request.attempt,
                     request.first_row,
-                    publish,
+                    convert.staged_rows(request),
                     self._limits,
                 )
-                under_way.put_nowait((pieces, [await self._staged(piece) for piece in pieces]))
+                ready.put_nowait(pieces)
         finally:
-            under_way.put_nowait(None)
+            ready.put_nowait(None)
 
-    async def _staged(self, piece: Piece) -> asyncio.Future[Load]:
-        """Queues a piece; waits for room in the write queue: not reading on is how a stream is slowed down."""
+    async def _stage(self, piece: Piece) -> None:
+        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + PATIENCE_SECONDS
         while True:
-            future: asyncio.Future[Load] = loop.create_future()
-            future.add_done_callback(_looked_at)
             try:
-                self._loads.stage(piece, _settling(future))
+                await _heard(lambda done: self._loads.stage(piece, done))
+                return
             except StoreError as error:
                 if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
                     raise
                 await asyncio.sleep(0.005)
-            else:
-                return future
 
     @streaming
     async def CommitLoad(
@@ -162,8 +154,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         )
 
 
-def _looked_at(done: asyncio.Future[Load] | asyncio.Task[None]) -> None:
-    """Of several that fail together the first one is told; asyncio is not to complain of the others."""
+def _looked_at(done: asyncio.Task[None]) -> None:
+    """Where staging fails first that is told; asyncio is not to complain of the reading."""
     if not done.cancelled():
         done.exception()
 

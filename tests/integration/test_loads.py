@@ -1,0 +1,150 @@
+"""Loads over the wire: what both clients get, and what bad requests are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sow.v1 import load_pb2, load_pb2_grpc, types_pb2
+from sow_client import Client, LoadPart, SowError
+from sow_client._core import error_of_status
+from tests.support.server import ServerProcess, until
+
+CONFIG = """
+[server]
+dynamic_topics = true
+[topics.t]
+key = ["/id"]
+expiration = "enabled"
+[limits]
+loads_max = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(Path(tmp_path_factory.mktemp("loads")), CONFIG) as server:
+        yield server
+        assert server.faults() == []
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as client:
+        yield client
+        for load in client.loads():
+            if load.phase == "staging":
+                client.abort_load(load.id)
+
+
+def rows(*ids: int) -> list[bytes]:
+    return [json.dumps({"id": number}).encode() for number in ids]
+
+
+def refused(client: Client, method: str, request: object) -> tuple[str, str]:
+    """Reason and field with which a request of one message is refused."""
+    with grpc.insecure_channel(client._server) as channel:
+        call = getattr(load_pb2_grpc.LoadServiceStub(channel), method)
+        if method == "StageLoad":
+            ask = partial(next, call(iter([request])))
+        elif method == "CommitLoad":
+            ask = partial(next, call(request))
+        else:
+            ask = partial(call, request)
+        with pytest.raises(grpc.RpcError) as error:
+            ask()
+    known = error_of_status(error.value)
+    return known.reason, known.details.get("field", "")
+
+
+def test_a_load_through_the_blocking_client(client: Client) -> None:
+    client.publish("t", {"id": 1})
+    load = client.open_load("t", lease=timedelta(minutes=2))
+    assert load.lease == timedelta(minutes=2)
+    assert client.renew_load(load.id) == timedelta(minutes=2)
+    with client.stage_load(load.id, 3, 9) as stager:
+        stager.stage(rows(2, 3), lifetime="1h")
+        stager.stage([b"{}", *rows(4)], lifetime_kinds=[0, 1], lifetime_micros=[0, 60_000_000])
+    assert (stager.staged, stager.refused) == (3, 1)
+    assert [(refusal.index, refusal.reason) for refusal in stager.refusals] == [(2, "KEY_FIELD_MISSING")]
+    assert stager.part() == LoadPart(3, 9, 3)
+    assert client.get_load(load.id).figures.staged == 3
+    *_, last = client.commit_load(load.id, [stager.part()])
+    assert last.phase == "done"
+    assert (last.figures.applied, last.figures.deleted) == (3, 1)
+    assert {record.key for record in client.query("t")} == {"2", "3", "4"}
+    assert [found.phase for found in client.loads("t") if found.id == load.id] == ["done"]
+
+
+def test_a_load_through_the_asynchronous_client(server: ServerProcess) -> None:
+    async def run() -> None:
+        async with server.async_client() as client:
+            load = await client.open_load("t")
+            async with client.stage_load(load.id, 0, 1) as stager:
+                await stager.stage(rows(7))
+            told = [progress.phase async for progress in await client.commit_load(load.id, [stager.part()])]
+            assert told[-1] == "done"
+            assert (await client.get_load(load.id)).figures.applied == 1
+            with pytest.raises(SowError, match="committed"):
+                await client.abort_load(load.id)
+
+    asyncio.run(run())
+
+
+def test_a_load_makes_a_topic_where_a_publish_would(client: Client) -> None:
+    load = client.open_load("new")
+    with client.stage_load(load.id, 0, 1) as stager:
+        stager.stage([b"{}", b"{}"], keys=["a", "b"])
+    assert list(client.commit_load(load.id, [stager.part()]))[-1].figures.applied == 2
+    assert client.count("new") == 2
+
+
+def test_a_lease_that_ends_drops_the_load(client: Client) -> None:
+    load = client.open_load("t", lease=timedelta(milliseconds=100))
+    until(lambda: all(found.id != load.id for found in client.loads()), 10, "the lease to end")
+    with pytest.raises(SowError) as error, client.stage_load(load.id, 0, 1) as stager:
+        stager.stage(rows(1))
+    assert error.value.reason == "LOAD_NOT_FOUND"
+
+
+def test_bad_requests_are_told_the_field(client: Client) -> None:
+    stage = load_pb2.StageLoadRequest
+    load = client.open_load("t").id
+    assert refused(client, "OpenLoad", load_pb2.OpenLoadRequest(topic="t", lease_micros=-1)) == (
+        "INVALID_ARGUMENT",
+        "lease_micros",
+    )
+    assert refused(client, "OpenLoad", load_pb2.OpenLoadRequest(topic="_undelivered"))[0] == "TOPIC_NAME_INVALID"
+    assert refused(client, "StageLoad", stage(load_id=load, payload=rows(1))) == ("INVALID_ARGUMENT", "first_row")
+    assert refused(client, "StageLoad", stage(load_id=load, first_row=1)) == ("INVALID_ARGUMENT", "payload")
+    assert refused(client, "StageLoad", stage(load_id=load, first_row=2, payload=rows(1))) == (
+        "LOAD_INCOMPLETE",
+        "first_row",
+    )
+    assert refused(client, "StageLoad", stage(load_id=load, first_row=1, payload=rows(1), key=["a"])) == (
+        "KEY_NOT_ALLOWED",
+        "key",
+    )
+    assert refused(
+        client,
+        "StageLoad",
+        stage(load_id=load, first_row=1, payload=rows(1), lifetime_kind=[types_pb2.LIFETIME_KIND_TTL]),
+    ) == (
+        "INVALID_ARGUMENT",
+        "lifetime_micros",
+    )
+    assert refused(client, "GetLoad", load_pb2.GetLoadRequest(load_id="x.1")) == ("LOAD_NOT_FOUND", "load_id")
+    parts = [load_pb2.LoadPart(part=1, attempt=1, rows=5)]
+    assert refused(client, "CommitLoad", load_pb2.CommitLoadRequest(load_id=load, parts=parts)) == (
+        "LOAD_INCOMPLETE",
+        "parts[0].rows",
+    )
+    client.open_load("t")
+    assert refused(client, "OpenLoad", load_pb2.OpenLoadRequest(topic="t"))[0] == "OVERLOADED"
