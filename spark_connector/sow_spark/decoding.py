@@ -79,6 +79,7 @@ make the whole batch slow."""
 SHOWN_MAX: Final = 100
 """Characters of a value that an error shows."""
 
+_PUT: Final = b"\x01"
 _OPS: Final = ("", "put", "oof", "delete", "expire")
 _REASONS: Final = (None, "touched", "deleted", "expired", "match")
 
@@ -101,7 +102,9 @@ class Misfit(Exception):
 class Decoder:
     """Makes Arrow batches of packed records; one for each task."""
 
-    def __init__(self, layout: Layout, form: PayloadForm, mode: ParseMode) -> None:
+    def __init__(self, layout: Layout, form: PayloadForm, mode: ParseMode, *, only_puts: bool = False) -> None:
+        """With `only_puts` changes that are none are left out."""
+        self._only_puts = only_puts
         self._layout = layout
         self._form = form
         self._mode = mode
@@ -114,6 +117,8 @@ class Decoder:
         needed: list[PackedColumn] = [_SOURCES[name] for name in self._layout.metadata]
         if self._layout.fields.fields:
             needed.append("payload")
+        if self._only_puts:
+            needed.append("op")
         # The count of an empty selection would still be known, but no server has promised that.
         return tuple(dict.fromkeys(needed)) or ("version",)
 
@@ -139,6 +144,11 @@ class Decoder:
         for name in self._layout.metadata:
             made = _METADATA[name](packed)
             found[name] = made if keep is None else made.take(keep)
+        if self._only_puts and packed.ops.strip(_PUT):
+            ops = _words(pa.uint8(), count, packed.ops)
+            puts = pc.equal(ops if keep is None else ops.take(keep), 1)
+            found = {name: column.filter(puts) for name, column in found.items()}
+            keep = pa.array(range(puts.true_count), pa.int64())
         rows = count if keep is None else len(keep)
         arrays = [_of_type(found[field.name], field.type) for field in self.schema]
         if not arrays:  # a schema without columns still counts rows
@@ -210,7 +220,7 @@ _METADATA: Final[dict[str, Callable[[PackedRecords], pa.Array]]] = {
     "_expire_time": _expire_time,
     "_origin": _origin,
     # Records of a snapshot have neither: each was put.
-    "_op": lambda packed: _named(_OPS, packed.ops, packed.count, 1),
+    "_op": lambda packed: _named(_OPS, packed.ops, packed.count, _PUT[0]),
     "_reason": lambda packed: _named(_REASONS, packed.reasons, packed.count, 0),
     "_sequence": lambda packed: _words(pa.int64(), packed.count, packed.sequences),
 }

@@ -14,7 +14,12 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -43,6 +48,13 @@ class SowDataSource(DataSource):
 
         kind = FilteringReader if _filters_are_pushed() else SnapshotReader
         return kind(parse_reading(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Follows the changes."""
+        from sow_spark.options import parse_reading
+        from sow_spark.stream_reading import ChangesReader
+
+        return ChangesReader(parse_reading(self.options), schema)
 
     # ---- writing ----
 

@@ -1,0 +1,100 @@
+"""Options: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+
+from sow_spark.errors import SowSourceError
+from sow_spark.options import Reading, parse_reading, parse_writing
+
+
+def test_defaults() -> None:
+    reading = parse_reading({"topic": "orders"})
+    assert reading == Reading(reading.connecting, "orders")
+    assert reading.connecting.server == "127.0.0.1:7450"
+    assert reading.mode == "FAILFAST"
+    assert reading.metadata == "true"
+
+
+def test_every_option_of_reading_is_read_whatever_its_case() -> None:
+    reading = parse_reading(
+        {
+            "PATH": "orders",
+            "server": "host:1",
+            "tlsca": "ca.pem",
+            "timeout": "1s",
+            "connecttimeout": "2s",
+            "retryfor": "0s",
+            "filter": "/a = 1",
+            "partitions": "7",
+            "inferrecords": "10",
+            "metadata": "changes",
+            "payload": "String",
+            "mode": "dropMalformed",
+            "lease": "1m",
+            "batchsize": "100",
+            "startingfrom": "2024-01-05T10:00:00",
+            "maxrecordsperbatch": "1_000",
+            "maxbytesperbatch": "1MiB",
+            "failondataloss": "false",
+            "pinname": "mine",
+            "pinlease": "2h",
+        }
+    )
+    assert reading.topic == "orders"
+    assert reading.connecting.tls
+    assert (reading.connecting.timeout_micros, reading.connecting.retry_for_micros) == (1_000_000, 0)
+    assert (reading.filter, reading.partitions, reading.infer_records) == ("/a = 1", 7, 10)
+    assert (reading.metadata, reading.payload, reading.mode) == ("changes", "string", "DROPMALFORMED")
+    assert (reading.lease_micros, reading.batch_size) == (60_000_000, 100)
+    assert reading.starting_from == datetime(2024, 1, 5, 10, tzinfo=UTC)
+    assert (reading.max_records_per_batch, reading.max_bytes_per_batch) == (1_000, 2**20)
+    assert (reading.fail_on_data_loss, reading.pin_name, reading.pin_lease_micros) == (False, "mine", 7_200_000_000)
+    assert pickle.loads(pickle.dumps(reading)) == reading
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "0af3.17"])
+def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
+    assert parse_reading({"topic": "t", "startingFrom": start}).starting_from == start
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "option topic: is missing"),
+        ({"topic": "a", "path": "b"}, "option topic: is 'a', and the path is 'b'"),
+        ({"topic": " "}, "option topic: is empty"),
+        ({"topic": "t", "partitoins": "3"}, "option partitoins: is unknown; did you mean partitions?"),
+        ({"topic": "t", "ttlcolumn": "x"}, "option ttlColumn: is one of writing, not of reading"),
+        ({"topic": "t", "partitions": "0"}, "option partitions: '0' is not a whole number from 1 to 10,000"),
+        ({"topic": "t", "metadata": "maybe"}, "option metadata: 'maybe' is none of true, false, changes"),
+        (
+            {"topic": "t", "mode": "delta"},
+            "option mode: 'delta' is none of FAILFAST, PERMISSIVE, DROPMALFORMED; p",
+        ),
+        ({"topic": "t", "lease": "10"}, "option lease: duration '10' misses a unit"),
+        ({"topic": "t", "lease": "25h"}, "option lease: '25h' is out of range"),
+        ({"topic": "t", "maxbytesperbatch": "5"}, "option maxBytesPerBatch: size"),
+        ({"topic": "t", "failondataloss": "no"}, "option failOnDataLoss: 'no' is neither true nor false"),
+        ({"topic": "t", "startingfrom": "2024-13-01"}, "option startingFrom: '2024-13-01' is neither earliest"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(SowSourceError) as refused:
+        parse_reading(options)
+    assert refused.value.reason == "OPTION_INVALID"
+    assert str(refused.value).startswith(f"OPTION_INVALID: {message}")
+
+
+def test_an_option_of_reading_is_refused_in_writing() -> None:
+    with pytest.raises(SowSourceError, match="option startingFrom: is one of reading, not of writing"):
+        parse_writing({"topic": "t", "startingFrom": "earliest"})
+
+
+def test_errors_survive_pickling() -> None:
+    error = SowSourceError("REASON", "what", "hint")
+    assert str(pickle.loads(pickle.dumps(error))) == "REASON: what; hint"

@@ -1,0 +1,223 @@
+"""Snapshots as DataFrames, on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructType
+
+from sow_client import Client
+from sow_spark.errors import SowSourceError
+from sow_spark.options import parse_reading
+from sow_spark.reading import SnapshotReader
+from tests.support.server import ServerProcess
+
+ORDERS = 3_000
+SCHEMA = "id LONG, symbol STRING, price DOUBLE, day DATE, leg STRUCT<px: DOUBLE, tags: ARRAY<STRING>>, _key STRING"
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as client:
+        with client.publisher("orders") as publisher:
+            for number in range(ORDERS):
+                publisher.publish(order(number))
+        client.publish("texts", "é".encode(), key="a")
+        yield client
+
+
+def order(number: int) -> dict[str, object]:
+    return {
+        "id": number,
+        "symbol": f"S{number % 7}",
+        "price": number / 4,
+        "day": "2024-01-05",
+        "leg": {"px": 1, "tags": ["a", None]},
+        "note": None,
+    }
+
+
+def read(spark: SparkSession, server: ServerProcess, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("sow").options(server=server.address, retryFor="1s", **options)
+    return (reader if schema is None else reader.schema(schema)).load()
+
+
+@contextmanager
+def pushing(spark: SparkSession, setting: str) -> Iterator[None]:
+    """With Spark's setting as given."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", setting)
+    try:
+        yield
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def reason_of(frame_of: object) -> str:
+    """The last line of what Spark shows, which is ours."""
+    with pytest.raises(PySparkException) as failed:
+        frame_of()  # type: ignore[operator]  # a lambda
+    return next(line for line in str(failed.value).splitlines() if "SowSourceError: " in line)
+
+
+def test_every_record_comes_once_from_any_number_of_partitions(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    frame = read(spark, server, SCHEMA, topic="orders", partitions="4")
+    rows = frame.orderBy("id").collect()
+    assert [row.id for row in rows] == list(range(ORDERS))
+    assert rows[5].asDict(recursive=True) == {
+        "id": 5,
+        "symbol": "S5",
+        "price": 1.25,
+        "day": datetime(2024, 1, 5, tzinfo=UTC).date(),
+        "leg": {"px": 1.0, "tags": ["a", None]},
+        "_key": "5",
+    }
+    assert frame.rdd.getNumPartitions() > 1
+
+
+def test_a_schema_is_inferred_and_has_the_metadata(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    frame = read(spark, server, topic="orders")
+    assert frame.schema.simpleString() == (
+        "struct<id:bigint,symbol:string,price:double,day:string,leg:struct<px:bigint,tags:array<string>>,note:string,"
+        "_key:string,_version:bigint,_publish_time:timestamp,_expire_time:timestamp,_origin:string>"
+    )
+    row = frame.where("id = 17").first()
+    record = client.get("orders", "17")
+    assert row is not None
+    assert record is not None
+    assert (row["_key"], row["_version"], row["_expire_time"]) == ("17", record.version, None)
+
+
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_filters_give_the_same_with_and_without_push_down(
+    spark: SparkSession, server: ServerProcess, client: Client, pushed: str
+) -> None:
+    with pushing(spark, pushed):
+        frame = read(spark, server, SCHEMA, topic="orders", filter="/id < 100 OR /id >= 200")
+        condition = "symbol = 'S3' AND price > 12.5 AND leg.px = 1 AND _key LIKE '%5' AND NOT id IN (10, 20)"
+        found = [row.id for row in frame.where(condition).orderBy("id").collect()]
+    assert found == [n for n in range(ORDERS) if not 100 <= n < 200 and n % 7 == 3 and n > 50 and n % 10 == 5]
+
+
+def test_payloads_come_whole_from_other_topics(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    assert [tuple(row)[:2] for row in read(spark, server, topic="texts").collect()] == [("é".encode(), "a")]
+    assert [tuple(row) for row in read(spark, server, "payload STRING", topic="texts").collect()] == [("é",)]
+
+
+def test_several_actions_see_one_cut_by_an_export_of_the_programs_own(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    client.publish("cut", {"n": 1}, key="a")
+    export = client.open_export("cut")
+    client.publish("cut", {"n": 2}, key="b")
+    for _ in range(2):
+        frame = read(spark, server, "n LONG", topic="cut", export=export.id)
+        assert [row.n for row in frame.collect()] == [1]
+    client.close_export(export.id)
+    shown = reason_of(lambda: read(spark, server, "n LONG", topic="cut", export=export.id).collect())
+    assert "SowSourceError: EXPORT_NOT_FOUND: opening a snapshot of topic cut" in shown
+
+
+def test_a_topic_without_records(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    client.create_topic("empty", key=["/id"])
+    assert read(spark, server, "id LONG", topic="empty").count() == 0
+    assert "SCHEMA_UNKNOWN: topic empty has no records" in reason_of(lambda: read(spark, server, topic="empty"))
+
+
+def test_errors_say_everything_in_one_line(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    shown = reason_of(lambda: read(spark, server, topic="nowhere"))
+    assert "TOPIC_NOT_FOUND: looking at topic nowhere" in shown
+    shown = reason_of(lambda: read(spark, server, "id LONG", topic="orders", filter="/id = ").count())
+    assert "FILTER_INVALID: opening a snapshot of topic orders" in shown
+    shown = reason_of(lambda: read(spark, server, "symbol INT, id LONG", topic="orders").collect())
+    assert """ROW_MALFORMED: record '0' of topic orders, field /symbol: expected int, found "S0"; correct""" in shown
+    assert "did you mean partitions?" in reason_of(lambda: read(spark, server, topic="orders", partition="3"))
+
+
+def test_modes_of_misfits(spark: SparkSession, server: ServerProcess, client: Client) -> None:
+    client.publish_many("odd", [{"a": 1}, {"a": "x"}, {"a": 3}], keys=["1", "2", "3"])
+    permissive = read(spark, server, "a LONG, _key STRING", topic="odd", mode="PERMISSIVE")
+    assert {tuple(row) for row in permissive.collect()} == {(1, "1"), (None, "2"), (3, "3")}
+    assert {tuple(row) for row in permissive.where("a IS NULL").collect()} == {(None, "2")}
+    dropped = read(spark, server, "a LONG, _key STRING", topic="odd", mode="DROPMALFORMED")
+    assert {tuple(row) for row in dropped.collect()} == {(1, "1"), (3, "3")}
+
+
+def test_what_a_pushed_filter_excludes_is_not_even_read(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    client.publish_many("mixed", [{"a": 1}, {"a": "x"}], keys=["1", "2"])
+    with pushing(spark, "true"):
+        assert read(spark, server, "a LONG, _key STRING", topic="mixed").where("_key = '1'").count() == 1
+    with pushing(spark, "false"):
+        frame = read(spark, server, "a LONG, _key STRING", topic="mixed").where("_key = '1'")
+        assert "ROW_MALFORMED: record '2'" in reason_of(frame.count)
+
+
+def test_a_server_that_is_killed_fails_the_job_and_a_new_load_works(spark: SparkSession, tmp_path: Path) -> None:
+    """Never a part of a snapshot that is called the whole."""
+    with ServerProcess(tmp_path) as own:
+        with own.client() as client:
+            client.publish_many("t", [{"n": n} for n in range(100)], keys=[str(n) for n in range(100)])
+        frame = read(spark, own, "n LONG", topic="t", partitions="2")
+        assert frame.count() == 100
+        frame = read(spark, own, "n LONG", topic="t", partitions="2")
+        frame.explain()  # the snapshot is open now
+        assert frame.rdd.getNumPartitions() >= 1
+        own.kill9()
+        own.start()
+        shown = reason_of(frame.collect)
+        assert "EXPORT_NOT_FOUND" in shown
+        assert "run the action again on a newly loaded DataFrame" in shown
+        assert read(spark, own, "n LONG", topic="t").count() == 100
+
+
+# ---- the reader itself, without Spark ----
+
+
+def rows_of(reader: SnapshotReader) -> list[dict[str, object]]:
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def test_no_record_twice_or_missing_while_publishing_goes_on(server: ServerProcess, client: Client) -> None:
+    keys = [str(n) for n in range(2_000)]
+    client.publish_many("busy", [{"n": 0}] * len(keys), keys=keys)
+    over = threading.Event()
+
+    def publishing() -> None:
+        round_ = 0
+        with server.client() as own:
+            while not over.is_set():
+                round_ += 1
+                own.publish_many("busy", [{"n": round_}] * len(keys), keys=keys)
+                own.publish("busy", {"n": round_}, key=f"new-{round_}")
+
+    thread = threading.Thread(target=publishing)
+    thread.start()
+    try:
+        options = parse_reading({"server": server.address, "topic": "busy", "partitions": "5", "batchSize": "100"})
+        for _ in range(5):
+            schema = StructType().add("n", LongType()).add("_key", StringType())
+            found = [row["_key"] for row in rows_of(SnapshotReader(options, schema))]
+            assert len(found) == len(set(found))
+            assert set(found) >= set(keys)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_lease_that_has_ended_is_an_error_not_an_end(server: ServerProcess, client: Client) -> None:
+    options = parse_reading({"server": server.address, "topic": "orders", "retryFor": "0s"})
+    reader = SnapshotReader(options, StructType().add("id", LongType()))
+    part = reader.partitions()[0]
+    client.close_export(part.export_id)  # type: ignore[attr-defined]  # as the end of its lease would
+    with pytest.raises(SowSourceError, match=r"EXPORT_NOT_FOUND.*longer lease"):
+        list(reader.read(part))

@@ -1,0 +1,224 @@
+"""Changes as streams, on a real server: the reader as Spark drives it, and queries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import LongType, StringType, StructType
+
+from sow_client import Client
+from sow_spark.errors import SowSourceError
+from sow_spark.options import parse_reading
+from sow_spark.stream_reading import ChangesReader, Offset, bookmark_of
+from tests.support.server import ServerProcess
+
+CHANGES = StructType().add("n", LongType()).add("_key", StringType()).add("_op", StringType())
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with server.client() as client:
+        yield client
+
+
+def reader_of(server: ServerProcess, topic: str, schema: StructType = CHANGES, **options: str) -> ChangesReader:
+    return ChangesReader(parse_reading({"server": server.address, "topic": topic, **options}), schema)
+
+
+def rows_between(reader: ChangesReader, start: Offset, end: Offset) -> list[tuple[object, ...]]:
+    return [
+        tuple(row.values())
+        for part in reader.partitions(start, end)
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]
+
+
+def publish(client: Client, topic: str, *numbers: int) -> None:
+    for number in numbers:
+        client.publish(topic, {"n": number}, key=f"k{number % 3}")
+
+
+def test_puts_and_deletes_come_in_order_from_where_the_query_begins(server: ServerProcess, client: Client) -> None:
+    publish(client, "s1", 1)
+    early, late = reader_of(server, "s1", startingFrom="earliest"), reader_of(server, "s1")
+    first, last = early.initialOffset(), late.initialOffset()
+    publish(client, "s1", 2)
+    client.sow_delete("s1", keys=["k1"])
+    changes = [(1, "k1", "put"), (2, "k2", "put"), (1, "k1", "delete")]
+    end = early.latestOffset(first, ReadAllAvailable())
+    assert rows_between(early, first, end) == changes
+    assert rows_between(late, last, late.latestOffset(last, ReadAllAvailable())) == changes[1:]
+    assert early.latestOffset(end, ReadAllAvailable()) == end
+    assert rows_between(early, end, end) == []
+    assert early.reportLatestOffset() == {"epoch": end["epoch"], "sequence": end["sequence"]}
+    bookmark = reader_of(server, "s1", startingFrom=bookmark_of(last))
+    assert bookmark_of(bookmark.initialOffset()) == bookmark_of(last)
+    for one in (early, late, bookmark):
+        one.stop()
+
+
+def test_without_an_op_there_are_only_puts(server: ServerProcess, client: Client) -> None:
+    """A deleted record would look like one that is there."""
+    publish(client, "s2", 1, 2)
+    client.sow_delete("s2", keys=["k1"])
+    reader = reader_of(server, "s2", StructType().add("n", LongType()), startingFrom="earliest")
+    start = reader.initialOffset()
+    assert rows_between(reader, start, reader.latestOffset(start, ReadAllAvailable())) == [(1,), (2,)]
+    reader.stop()
+
+
+def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client: Client) -> None:
+    publish(client, "s3", *range(10))
+    reader = reader_of(server, "s3", startingFrom="earliest", maxRecordsPerBatch="4", partitions="2")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(4)
+    offset, numbers, sizes = reader.initialOffset(), [], []
+    while (end := reader.latestOffset(offset, ReadMaxRows(4))) != offset:
+        rows = rows_between(reader, offset, end)
+        sizes.append(len(rows))
+        numbers += [row[0] for row in rows]
+        reader.commit(end)
+        offset = end
+    assert numbers == list(range(10))
+    assert max(sizes) == 4
+    assert reader_of(server, "s3", maxBytesPerBatch="1KiB").getDefaultReadLimit() == ReadMaxBytes(1024)
+    assert reader_of(server, "s3").getDefaultReadLimit() == ReadAllAvailable()
+    reader.stop()
+
+
+def test_available_now_ends_at_the_head_of_its_beginning(server: ServerProcess, client: Client) -> None:
+    publish(client, "s4", 1, 2)
+    reader = reader_of(server, "s4", startingFrom="earliest")
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    publish(client, "s4", 3)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert [row[0] for row in rows_between(reader, start, end)] == [1, 2]
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    reader.stop()
+
+
+def test_the_pin_follows_what_is_committed_and_its_name_is_in_the_offset(server: ServerProcess, client: Client) -> None:
+    publish(client, "s5", 1, 2)
+    reader = reader_of(server, "s5", startingFrom="earliest", pinLease="30m")
+    start = reader.initialOffset()
+    pin = client.describe_durable("s5", start["pin"])
+    assert pin.settings.idle_ttl == "30m0s"
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end["pin"] == start["pin"]
+    assert kept(client, start) == 2
+    reader.commit(end)
+    assert kept(client, start) == 0
+    reader.stop()
+    named = reader_of(server, "s5", pinName="mine")
+    assert "pin" not in named.initialOffset()
+    client.describe_durable("s5", "mine")
+    named.stop()
+
+
+def kept(client: Client, offset: Offset) -> int:
+    """Entries that the pin of an offset keeps."""
+    figures = client.describe_durable("s5", offset["pin"]).figures
+    assert figures is not None
+    return figures.unacknowledged_entries
+
+
+def test_lost_changes_fail_the_query_or_are_passed_over_with_a_warning(
+    server: ServerProcess, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(client, "s6", 1)
+    reader = reader_of(server, "s6", startingFrom="earliest")
+    start = reader.initialOffset()
+    other: Offset = {"epoch": "0" * len(start["epoch"]), "sequence": 1}
+    with pytest.raises(SowSourceError, match=r"DATA_LOST: .* topic s6 after .* gone \(BOOKMARK_OTHER_EPOCH"):
+        reader_of(server, "s6").latestOffset(other, ReadAllAvailable())
+    lenient = reader_of(server, "s6", failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sow_spark"):
+        end = lenient.latestOffset(other, ReadAllAvailable())
+        assert [row[0] for row in rows_between(lenient, other, end)] == [1]
+    assert "going on with the earliest change there is" in caplog.text
+    for one in (reader, lenient):
+        one.stop()
+
+
+def test_a_topic_without_a_journal_says_what_to_do(server: ServerProcess, client: Client) -> None:
+    client.create_topic("s7", journal=False)
+    with pytest.raises(SowSourceError, match="NO_JOURNAL"):
+        reader_of(server, "s7").initialOffset()
+
+
+# ---- queries ----
+
+
+def started(spark: SparkSession, server: ServerProcess, folder: Path, schema: str, **options: str) -> Any:
+    """A writer into an ordered table in memory."""
+    source = spark.readStream.format("sow").schema(schema).options(server=server.address, retryFor="60s", **options)
+    return source.load().writeStream.option("checkpointLocation", str(folder / "checkpoint"))
+
+
+def finished(query: StreamingQuery) -> None:
+    assert query.awaitTermination(120), "the query has not ended in time"
+
+
+def test_a_query_goes_on_where_it_stopped(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def collect(batch: Any, _: int) -> None:
+        seen.extend(tuple(row) for row in batch.orderBy("_sequence").collect())
+
+    schema = "n LONG, _key STRING, _op STRING, _sequence LONG"
+    publish(client, "q1", 1, 2)
+    writer = started(spark, server, tmp_path, schema, topic="q1", startingFrom="earliest", maxRecordsPerBatch="1")
+    finished(writer.foreachBatch(collect).trigger(availableNow=True).start())
+    assert [row[:3] for row in seen] == [(1, "k1", "put"), (2, "k2", "put")]
+    client.sow_delete("q1", keys=["k1"])
+    publish(client, "q1", 5)
+    finished(writer.foreachBatch(collect).trigger(availableNow=True).start())
+    assert [row[:3] for row in seen[2:]] == [(1, "k1", "delete"), (5, "k2", "put")]
+
+
+def test_a_query_lives_through_a_restart_of_the_server(spark: SparkSession, tmp_path: Path) -> None:
+    numbers: list[int] = []
+    with ServerProcess(tmp_path / "server") as own:
+        with own.client() as client:
+            publish(client, "t", 1, 2)
+
+        def collect(batch: Any, number: int) -> None:
+            numbers.extend(row.n for row in batch.collect())
+            if number == 0:
+                own.kill9()
+                own.start()
+                with own.client() as client:
+                    publish(client, "t", 3)
+
+        writer = started(spark, own, tmp_path, "n LONG", topic="t", startingFrom="earliest")
+        query = writer.foreachBatch(collect).start()
+        try:
+            while len(numbers) < 3 and query.isActive:
+                query.processAllAvailable()
+        finally:
+            query.stop()
+        assert query.exception() is None
+    assert numbers == [1, 2, 3]
+
+
+def test_a_query_shows_one_readable_line_when_changes_are_lost(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    publish(client, "q2", 1)
+    bookmark = f"{'0' * 16}.1"
+    writer = started(spark, server, tmp_path, "n LONG", topic="q2", startingFrom=bookmark)
+    query = writer.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="SowSourceError: ") as failed:
+        query.awaitTermination(60)
+    line = next(line for line in str(failed.value).splitlines() if "SowSourceError: " in line)
+    assert "BOOKMARK_" in line
