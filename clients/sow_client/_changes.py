@@ -109,8 +109,12 @@ def read_request(
     lines: bool,
     batch_size: int,
     history: str | None,
+    share: tuple[int, int] | None,
 ) -> snapshot_pb2.ReadChangesRequest:
     """Which changes to read."""
+    number, shares = share or (0, 0)
+    if share is not None and not 0 <= number < shares:
+        raise invalid("share", f"({number}, {shares}) is not the number of a share and how many there are")
     if batch_size < 0:
         raise invalid("batch_size", f"{batch_size} is negative")
     return snapshot_pb2.ReadChangesRequest(
@@ -122,6 +126,8 @@ def read_request(
         lines=lines,
         batch_size=batch_size,
         history_bookmark=history or "",
+        share=number,
+        shares=shares,
     )
 
 

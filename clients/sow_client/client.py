@@ -800,6 +800,7 @@ class Client:
         lines: bool = False,
         batch_size: int = 0,
         history: str | None = None,
+        share: tuple[int, int] | None = None,
     ) -> Iterator[PackedRecords]:
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order (rule S2).
 
@@ -809,11 +810,13 @@ class Client:
         Any range may be read again, with the same result for as long as the journal reaches back to it; with a filter
         give `history`, the bookmark after which the range as a whole begins or an earlier one, to be sure of that: what
         records were before it is not looked up, and they count as having matched (rule J1).
+        `share=(i, n)`: only the changes of those keys which are the i-th of n shares, so that n readers of a range have
+        all of it, and the changes of one key come to one of them, in order.
         It ends behind the last change, or raises; a broken connection is made again, and nothing comes twice. Raises
         ResyncRequired (BOOKMARK_TOO_OLD) where the journal does not reach back to the range any more.
         """
         request = _changes.read_request(
-            topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history
+            topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history, share=share
         )
         return self._read_changes(_changes.ReadChangesCore(request))
 

@@ -21,12 +21,13 @@ from sow_server.services.guard import Context, RpcObserver, streaming, unary
 from sow_server.services.sow_service import settle
 from sow_server.subscriptions.durables import Consumers
 from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.ranges import Columns, Limits, RangeReader, plan
+from sow_server.subscriptions.ranges import Columns, Limits, RangeReader, Share, plan
 from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)
 
 PARTS_MAX: Final = 10_000
+SHARES_MAX: Final = 1_000
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
 
@@ -104,6 +105,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             raise convert.invalid(
                 "history_bookmark", f"names the sequence {history}, and the range begins after {start}"
             )
+        share = _share(request.share, request.shares)
         run = asyncio.get_running_loop().run_in_executor
         reader = RangeReader(
             store,
@@ -113,6 +115,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             end=end,
             history=history,
             batch_size=batch_size,
+            share=share,
         )
         footer = snapshot_pb2.ExportFooter()
 
@@ -190,6 +193,16 @@ def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:
             return Start(StartKind.NOW)
         case None:
             raise convert.invalid("start", "one of bookmark, start_time_micros, earliest or latest is needed")
+
+
+def _share(share: int, shares: int) -> Share | None:
+    if shares > SHARES_MAX:
+        raise convert.invalid("shares", f"must be at most {SHARES_MAX}")
+    if share >= max(1, shares):
+        raise convert.invalid(
+            "share", f"must be below shares, which is {shares}" if shares else "is given without shares"
+        )
+    return Share(share, shares) if shares > 1 else None
 
 
 def _filter(topic: Topic, text: str) -> RecordFilter:

@@ -17,8 +17,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Final, NamedTuple
+from itertools import accumulate, compress
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
 from sow_server.engine.errors import Reason, StoreError
@@ -192,6 +194,18 @@ class Piece:
     looked_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Some of the keys: readers of all shares of a range have all its changes, those of one key in order."""
+
+    number: int
+    of: int
+
+    def has(self, key: bytes) -> bool:
+        """Whether a key is one of them."""
+        return crc32(key) % self.of == self.number
+
+
 class RangeReader:
     """Reads one range, piece by piece, each from a cut of its own. From any thread, one at a time."""
 
@@ -205,9 +219,11 @@ class RangeReader:
         end: int,
         history: int | None = None,
         batch_size: int = 10_000,
+        share: Share | None = None,
     ) -> None:
         """`end` is on disk. `history`: what records were before is not looked up at or before this position; None: as
         far as the journal reaches. Only a filter asks for it."""
+        self._share = share
         self._store = store
         self._topic = topic
         self._matcher = Matcher(record_filter)
@@ -252,7 +268,7 @@ class RangeReader:
             return None if history is not None and sequence <= history else cut.entry(self._topic, sequence)
 
         filtered = self._matcher.constant is not True
-        found = _Found(self._topic, self._matcher if filtered else None, find, self._batch_size)
+        found = _Found(self._topic, self._matcher if filtered else None, find, self._batch_size, self._share)
         looked_max = READ_CHANGES if filtered else self._batch_size
         for changes in cut.changes(self._topic, self.position, self._end):
             start = max(0, self.position + 1 - changes.first_sequence)
@@ -276,6 +292,7 @@ class _Found:
     matcher: Matcher | None
     find: Find
     rows_max: int
+    share: Share | None = None
     columns: Columns = field(default_factory=_no_columns)
     size: int = 0
     looked_at: int = 0
@@ -302,9 +319,14 @@ class _Found:
         if self.matcher is not None or BURY in changes.change:
             matcher = Matcher(None) if self.matcher is None else self.matcher
             for change in changes_of(self.topic, changes, start=start, stop=stop, find=self.find):
+                if self.share is not None and not self.share.has(change.key):
+                    continue
                 row = focus.row_of(change, _WANTS, matcher, 0)
                 if row is not None:
                     self._add_row(row)
+            return stop
+        if self.share is not None:
+            self._add_shared(changes, start, stop, self.share)
             return stop
         versions, origins = shown(changes)
         columns, kinds = self.columns, changes.change[start:stop]
@@ -319,6 +341,25 @@ class _Found:
         columns.reasons.extend(kinds.translate(_REASONS))
         self.size += sum([_size(changes, index) for index in range(start, stop)])
         return stop
+
+    def _add_shared(self, changes: Changes, start: int, stop: int, share: Share) -> None:
+        chosen = list(compress(range(start, stop), map(share.has, changes.keys[start:stop])))
+        if not chosen:
+            return
+        pick: itemgetter[Any] = itemgetter(*chosen, chosen[0])  # one more, so that it is always a tuple
+        versions, origins = shown(changes)
+        headers, columns = self.columns.headers, self.columns
+        columns.keys.extend(pick(changes.keys)[:-1])
+        columns.payloads.extend(payloads := pick(changes.payloads)[:-1])
+        headers.version.extend(pick(versions)[:-1])
+        headers.publish_time.extend(pick(changes.publish_time_micros.tolist())[:-1])
+        headers.expire_time.extend(pick(changes.expire_time_micros.tolist())[:-1])
+        headers.origin.extend(pick(origins)[:-1])
+        headers.sequence.extend([changes.first_sequence + index for index in chosen])
+        kinds = bytes(pick(changes.change)[:-1])
+        columns.ops.extend(kinds.translate(_OPS))
+        columns.reasons.extend(kinds.translate(_REASONS))
+        self.size += ROW_BYTES * len(chosen) + sum(map(len, payloads))
 
     def _within_size(self, changes: Changes, start: int, stop: int) -> int:
         """How far the bytes allow it, were all of them rows."""

@@ -26,7 +26,7 @@ from sow_server.engine.writer import Writer, WriterOptions
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import Op, Why
-from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, plan
+from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, Share, plan
 from sow_server.subscriptions.request import Start, StartKind
 from tests.property.test_subscriptions import (
     FILTERS,
@@ -117,7 +117,9 @@ class World:
                 record = event.record
                 yield Row(event.sequence, op, why, event.key, record.payload, record.version, record.expire_time)
 
-    def read(self, start: int, end: int, text: str, history: int | None, batch_size: int) -> list[Row]:
+    def read(
+        self, start: int, end: int, text: str, history: int | None, batch_size: int, share: Share | None = None
+    ) -> list[Row]:
         """Reads a range, and goes on by another reader after each piece, as after a cut connection."""
         topic = self.rig.topic("keyed")
         wanted = record_filter(topic, text, 0, allow_now=False) if text else None
@@ -125,7 +127,14 @@ class World:
         position = start
         while position < end:
             reader = RangeReader(
-                self.rig.store, topic, wanted, start=position, end=end, history=history, batch_size=batch_size
+                self.rig.store,
+                topic,
+                wanted,
+                start=position,
+                end=end,
+                history=history,
+                batch_size=batch_size,
+                share=share,
             )
             piece = reader.read()
             assert position < piece.position <= end
@@ -276,6 +285,13 @@ def check(
         rows += world.read(begin, end, text, None if known else start, batch_size)
         begin = end
     assert rows == list(world.naive(start, found.end, text, None if known else start))
+    shares = [
+        world.read(start, found.end, text, None if known else start, batch_size, Share(number, 2))
+        for number in range(2)
+    ]
+    assert sorted(shares[0] + shares[1]) == rows
+    assert {row.key for row in shares[0]}.isdisjoint(row.key for row in shares[1])
+    assert all(share == sorted(share) for share in shares)
     if not known:
         world.read_before.append((start, found.end, text, rows))
 

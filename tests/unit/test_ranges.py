@@ -13,7 +13,7 @@ from sow_server.engine.model import BacklogAction, Durability, Expiration, Publi
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import Op, Why
-from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, plan
+from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, Share, plan
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, NAMES, Subscribers
@@ -70,11 +70,14 @@ def read(
     history: int | None = None,
     batch_size: int = 10_000,
     topic: str = "orders",
+    share: Share | None = None,
 ) -> list[list[Seen]]:
     """The pieces of a range."""
     found = rig.topic(topic)
     given = record_filter(found, text, 0, allow_now=False) if text else None
-    reader = RangeReader(rig.store, found, given, start=start, end=end, history=history, batch_size=batch_size)
+    reader = RangeReader(
+        rig.store, found, given, start=start, end=end, history=history, batch_size=batch_size, share=share
+    )
     pieces: list[list[Seen]] = []
     while not reader.done:
         columns = reader.read().columns
@@ -293,6 +296,28 @@ def test_a_filter_counts_for_what_was_and_for_what_is(rig: Rig) -> None:
         ("put", "a", 2),
         ("delete", "b", 6),
     ]
+
+
+@pytest.mark.parametrize("text", ["", "/px > 1"])
+def test_shares_of_the_keys_have_every_change_and_those_of_a_key_in_order(rig: Rig, text: str) -> None:
+    """Readers of a range in parallel would otherwise bring the changes of a key in any order."""
+    begin = last(rig)
+    names = [f"k{number}" for number in range(40)]
+    for px in (1, 2, 3):
+        put(rig, *names, px=px)
+    rig.delete("orders", *names[:10])
+    whole = rows(rig, begin, last(rig), text)
+
+    shares = [
+        [row for piece in read(rig, begin, last(rig), text, share=Share(number, 3), batch_size=7) for row in piece]
+        for number in range(3)
+    ]
+
+    assert all(len(share) >= len(whole) // 10 for share in shares), "one of them has hardly anything"
+    for share in shares:
+        keys = {key for _, key, _ in share}
+        assert share == [row for row in whole if row[1] in keys], "all of a key, in order"
+    assert sum(map(len, shares)) == len(whole)
 
 
 def test_with_a_history_a_range_reads_the_same_when_the_journal_has_lost_what_was_before(rig: Rig) -> None:

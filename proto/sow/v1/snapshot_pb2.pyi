@@ -582,6 +582,8 @@ class ReadChangesRequest(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     HISTORY_BOOKMARK_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     start_bookmark: _builtins.str
@@ -601,6 +603,13 @@ class ReadChangesRequest(_message.Message):
     as far as the journal reaches at that time, so that a later reading may give puts besides, of records that do not
     match and of which it is not known any more what they were.
     """
+    shares: _builtins.int
+    """Only the changes of some keys: of those whose CRC-32 (of the key's UTF-8) leaves the remainder `share` when divided by
+    `shares`. So readers of the same range, one for each share, have all changes, and those of one key come to one of them
+    in order. 0: no division, and `share` is 0, too. At most 1,000.
+    """
+    share: _builtins.int
+    """Which share, below `shares`."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[Global___PackedColumn.ValueType]:
         """The columns that are wanted."""
@@ -616,10 +625,12 @@ class ReadChangesRequest(_message.Message):
         lines: _builtins.bool = ...,
         batch_size: _builtins.int = ...,
         history_bookmark: _builtins.str = ...,
+        shares: _builtins.int = ...,
+        share: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "lines", b"lines", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "columns", b"columns", "end_bookmark", b"end_bookmark", "filter", b"filter", "history_bookmark", b"history_bookmark", "lines", b"lines", "share", b"share", "shares", b"shares", "start_bookmark", b"start_bookmark", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
