@@ -221,3 +221,34 @@ def test_a_lease_that_has_ended_is_an_error_not_an_end(server: ServerProcess, cl
     client.close_export(part.export_id)  # type: ignore[attr-defined]  # as the end of its lease would
     with pytest.raises(SowSourceError, match=r"EXPORT_NOT_FOUND.*longer lease"):
         list(reader.read(part))
+
+
+def test_a_server_that_is_killed_in_mid_read_is_an_error_not_an_end(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as own:
+        with own.client() as client:
+            numbers = range(20_000)
+            client.publish_many("t", [{"n": n, "text": "x" * 500} for n in numbers], keys=[str(n) for n in numbers])
+        options = parse_reading({"server": own.address, "topic": "t", "partitions": "1", "batchSize": "100"})
+        reader = SnapshotReader(options, StructType().add("n", LongType()))
+        rows = reader.read(reader.partitions()[0])
+        next(rows)
+        own.kill9()
+        own.start()
+        with pytest.raises(SowSourceError, match=r"EXPORT_NOT_FOUND: reading part 0 of a snapshot of topic t"):
+            list(rows)
+
+
+def test_a_server_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as own:
+        with own.client() as client:
+            client.publish("t", {"n": 1}, key="a")
+        own.kill9()
+        timer = threading.Timer(0.5, own.start)
+        timer.start()
+        options = parse_reading({"server": own.address, "topic": "t"})
+        assert rows_of(SnapshotReader(options, StructType().add("n", LongType()))) == [{"n": 1}]
+        timer.join()
+        own.kill9()
+        hasty = parse_reading({"server": own.address, "topic": "t", "retryFor": "0s", "connectTimeout": "100ms"})
+        with pytest.raises(SowSourceError, match=r"UNREACHABLE: opening a snapshot of topic t.*executors"):
+            SnapshotReader(hasty, StructType().add("n", LongType())).partitions()

@@ -75,6 +75,19 @@ def test_without_an_op_there_are_only_puts(server: ServerProcess, client: Client
     reader.stop()
 
 
+def test_a_filter_leaves_out_what_neither_matches_nor_did(server: ServerProcess, client: Client) -> None:
+    """And a micro-batch reads the same whenever it is read, though the journal has let go of what was before it."""
+    reader = reader_of(server, "s8", filter="/n > 1")
+    client.create_topic("s8")
+    start = reader.initialOffset()
+    client.publish_many("s8", [{"n": 2}, {"n": 1}, {"n": 0}, {"n": 3}], keys=["a", "a", "a", "a"])
+    end = reader.latestOffset(start, ReadAllAvailable())
+    rows = [(2, "a", "put"), (1, "a", "put"), (3, "a", "put")]
+    assert rows_between(reader, start, end) == rows
+    assert rows_between(reader, start, end) == rows
+    reader.stop()
+
+
 def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client: Client) -> None:
     publish(client, "s3", *range(10))
     reader = reader_of(server, "s3", startingFrom="earliest", maxRecordsPerBatch="4", partitions="2")
