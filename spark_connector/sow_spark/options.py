@@ -77,7 +77,7 @@ class Reading:
     export: str | None = None
     """Of a batch: name of an export that the program has opened itself; None: one is opened for the read."""
     partitions: int = 0
-    """About how many parts; 0: as the server finds apt (batch), or by the cores of the cluster (stream)."""
+    """About how many parts; 0: as the server finds apt (batch), or by the entries of a micro-batch (stream)."""
     infer_records: int = 1_000
     """How many records are looked at to infer a schema."""
     metadata: MetadataColumns = "true"
@@ -97,7 +97,8 @@ class Reading:
     """Likewise in bytes."""
     fail_on_data_loss: bool = True
     pin_name: str | None = None
-    """Of a stream: the durable subscription that keeps the journal for it; None: named after the query."""
+    """Of a stream: the durable subscription that keeps the journal for it; None: a name is drawn, and kept in the
+    checkpoint."""
     pin_lease_micros: int = 3_600_000_000
     """The pin goes when the query has not renewed it for this long."""
 

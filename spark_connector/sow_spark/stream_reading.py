@@ -117,17 +117,19 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Spark's stubs say `dict`; the keys are those of Offset.
     def initialOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
         """Where a new query begins, by `startingFrom`."""
-        reading = self._reading
-        pin = None if reading.pin_name else f"spark-{secrets.token_hex(8)}"
-        plan = self._plan(f"starting from {reading.starting_from}", reading.starting_from)
-        offset = offset_of(plan.start, pin)
+        return self._begin(self._reading.starting_from)
+
+    def _begin(self, where: str | datetime) -> Offset:
+        pin = None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}"
+        offset = offset_of(self._plan(f"starting from {where}", where).start, pin)
         self._pin(offset)
         self._last = offset
         return offset
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
         """Where the next micro-batch ends: at the head, or sooner by the limit that Spark gives."""
-        start = start or self._last or self.initialOffset()
+        if start is None:
+            return self._head_offset()
         self._pin(start)
         target = self._target
         if target is not None and offset_of(target, None)["epoch"] == start["epoch"]:
@@ -135,7 +137,14 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
         plan = self._plan_from(start, target, *self._limits(limit))
         self._head = plan.head
-        self._last = offset_of(plan.end, start.get("pin"))
+        return offset_of(plan.end, start.get("pin"))
+
+    def _head_offset(self) -> Offset:
+        """For PySpark 4.1, which says neither where the query is nor how far to go: the head. What a query that is
+        started again has not committed is kept by its former pin until its first commit."""
+        if self._last is None:
+            return self._begin("latest")
+        self._last = offset_of(self._plan("looking for the head", "latest").start, self._last.get("pin"))
         return self._last
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name

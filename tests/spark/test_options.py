@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from sow_spark.errors import SowSourceError
-from sow_spark.options import Reading, parse_reading, parse_writing
+from sow_spark.options import READ_OPTIONS, Reading, parse_reading, parse_writing
+from tests.support.server import ROOT
 
 
 def test_defaults() -> None:
@@ -98,3 +99,9 @@ def test_an_option_of_reading_is_refused_in_writing() -> None:
 def test_errors_survive_pickling() -> None:
     error = SowSourceError("REASON", "what", "hint")
     assert str(pickle.loads(pickle.dumps(error))) == "REASON: what; hint"
+
+
+@pytest.mark.parametrize("option", READ_OPTIONS)
+def test_every_option_of_reading_is_documented(option: str) -> None:
+    text = (ROOT / "docs" / "spark.md").read_text()
+    assert f"`{option}`" in text

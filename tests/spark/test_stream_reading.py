@@ -88,6 +88,20 @@ def test_a_filter_leaves_out_what_neither_matches_nor_did(server: ServerProcess,
     reader.stop()
 
 
+def test_without_a_start_it_goes_to_the_head(server: ServerProcess, client: Client) -> None:
+    """PySpark 4.1 says neither where the query is nor how far to go."""
+    publish(client, "s9", 1)
+    reader = reader_of(server, "s9", startingFrom="earliest")
+    start = reader.initialOffset()
+    publish(client, "s9", 2)
+    end = reader.latestOffset()
+    assert rows_between(reader, start, end) == [(1, "k1", "put"), (2, "k2", "put")]
+    again = reader_of(server, "s9")
+    assert bookmark_of(again.latestOffset()) == bookmark_of(end)
+    reader.stop()
+    again.stop()
+
+
 def test_limits_are_kept_and_the_whole_is_the_same(server: ServerProcess, client: Client) -> None:
     publish(client, "s3", *range(10))
     reader = reader_of(server, "s3", startingFrom="earliest", maxRecordsPerBatch="4", partitions="2")
