@@ -12,6 +12,9 @@ B1 rests on Spark's promise that a batch which is run again has the same rows in
 the number of partitions depends on the size of the cluster. A partition that comes back with another number of rows is
 refused (ROWS_DIFFER) rather than taken for done. Removals (`_op`) are applied in the order of the rows, and again when
 a batch is run again: they are not part of B1, and need not be, as they are the same twice.
+
+Spark itself refuses outputMode update for data sources in Python, and complete is refused here, as a batch that is all
+there is would have to replace the topic: both are what `foreachBatch` is for.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
             raise SowSourceError(
                 "OPTION_INVALID",
                 "outputMode complete would replace the topic by every batch",
-                "use update: each batch publishes the rows that changed, and the topic keeps the last one of each key",
+                "use foreachBatch: with outputMode update and mode('append') the topic keeps each key's last row, with "
+                "outputMode complete and mode('overwrite') just the rows of the last batch",
             )
         if writing.writer_id is not None and not _WRITER_ID.fullmatch(writing.writer_id):
             raise option_error("writerId", f"{writing.writer_id!r} is not 1 to 150 characters of [A-Za-z0-9_.:-]")
