@@ -6,6 +6,10 @@ import os
 import random
 import signal
 
+# Before anything imports grpc: Spark's tests start Java by a fork, which the handlers of an open connection do not let
+# live ("Java gateway process exited").
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 import pytest
 from hypothesis import HealthCheck, settings
 

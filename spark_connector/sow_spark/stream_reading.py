@@ -5,8 +5,9 @@ the journal for it. As the name is in the checkpoint, a query that is started ag
 
 Guarantees:
 
-T1  A micro-batch is a range of positions, and reads the same changes whenever it is read, in the order of the journal
-    within a partition, each change once.
+T1  A micro-batch is a range of positions, and reads the same changes whenever it is read, each change once. Those of
+    one key are in one partition, in their order: so what publishes them as they come, into another topic, ends with
+    the last one.
 T2  What the query has not committed is kept in the journal while it runs, and for `pinLease` after, as far as the
     topic's limits allow. Where it is gone all the same, the query fails (DATA_LOST), or goes on with the earliest
     change there is and says so in the log (failOnDataLoss=false); never silently.
@@ -52,10 +53,12 @@ except ImportError:  # PySpark 4.1 has neither limits nor AvailableNow; it asks 
     if not TYPE_CHECKING:
         ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = SupportsTriggerAvailableNow = object
 
-ENTRIES_PER_PART: Final = 20_000
+ENTRIES_PER_SHARE: Final = 20_000
 """Without the option `partitions` a micro-batch has a partition for so many entries,"""
-PARTS_MAX: Final = 32
-"""and at most so many."""
+SHARES: Final = 8
+"""and at most so many: each goes through the whole range, and leaves the others' keys out."""
+SHARES_MAX: Final = 1_000
+"""More the server does not divide into."""
 
 _log: Final = logging.getLogger("sow_spark")
 _Answer = TypeVar("_Answer")
@@ -85,12 +88,12 @@ def bookmark_of(offset: Offset) -> str:
 
 @dataclass(frozen=True, repr=False)
 class ChangesPartition(InputPartition):
-    """Some of the changes of a micro-batch."""
+    """The changes of a micro-batch to a share of the keys."""
 
     start: str
     end: str
-    batch_start: str
-    """Where the micro-batch begins: with a filter it is looked up no further back what records were."""
+    share: int
+    shares: int
     form: PayloadForm
 
 
@@ -178,15 +181,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if bookmark_of(start) == bookmark_of(end):
             return []
         form = self._payload_form()
-        plan = self._plan_from(start, bookmark_of(end), parts=self._reading.partitions)
-        if not self._reading.partitions and plan.entries > ENTRIES_PER_PART:
-            parts = min(plan.entries // ENTRIES_PER_PART + 1, PARTS_MAX)
-            plan = self._plan_from(start, bookmark_of(end), parts=parts)
-        begins = [plan.start, *plan.part_ends]
-        return [
-            ChangesPartition(begin, until, plan.start, form)
-            for begin, until in zip(begins, plan.part_ends, strict=False)
-        ]
+        plan = self._plan_from(start, bookmark_of(end))
+        if not plan.entries:
+            return []
+        # A batch that is run again has to have the same partitions: they follow from the range and the options alone.
+        shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
+        return [ChangesPartition(plan.start, plan.end, share, shares, form) for share in range(shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
@@ -204,7 +204,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     columns=columns,
                     lines=lines,
                     batch_size=reading.batch_size,
-                    history=partition.batch_start if reading.filter else None,
+                    # What records were before the batch is not looked up, so that it is the same when it is read again.
+                    history=partition.start if reading.filter else None,
+                    share=(partition.share, partition.shares),
                 )
 
             doing = f"reading the changes of topic {reading.topic} from {partition.start} to {partition.end}"
@@ -243,32 +245,29 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end: str | None = None,
         max_entries: int = 0,
         max_bytes: int = 0,
-        parts: int = 0,
     ) -> ChangesPlan:
         return self._call(
             doing,
             lambda client: client.plan_changes(
-                self._reading.topic, start=start, end=end, max_entries=max_entries, max_bytes=max_bytes, parts=parts
+                self._reading.topic, start=start, end=end, max_entries=max_entries, max_bytes=max_bytes
             ),
         )
 
-    def _plan_from(
-        self, start: Offset, end: str | None, max_entries: int = 0, max_bytes: int = 0, parts: int = 0
-    ) -> ChangesPlan:
+    def _plan_from(self, start: Offset, end: str | None, max_entries: int = 0, max_bytes: int = 0) -> ChangesPlan:
         """The range after an offset; where the journal does not reach back to it, after the earliest position, if that
         is allowed."""
         try:
-            return self._plan("planning a micro-batch", bookmark_of(start), end, max_entries, max_bytes, parts)
+            return self._plan("planning a micro-batch", bookmark_of(start), end, max_entries, max_bytes)
         except SowSourceError as error:
             self._check_loss(error, start)
-        earliest = self._plan("looking for the earliest change", "earliest", None, max_entries, max_bytes, parts)
+        earliest = self._plan("looking for the earliest change", "earliest", None, max_entries, max_bytes)
         if end is None:
             return earliest
         there, wanted = offset_of(earliest.start, None), offset_of(end, None)
         if there["epoch"] != wanted["epoch"] or there["sequence"] >= wanted["sequence"]:
             # All of the range is gone.
             return ChangesPlan(end, end, earliest.head, earliest.earliest, 0, 0, earliest.entries_left, ())
-        return self._plan("planning a micro-batch", earliest.start, end, max_entries, max_bytes, parts)
+        return self._plan("planning a micro-batch", earliest.start, end, max_entries, max_bytes)
 
     def _check_loss(self, error: SowSourceError, start: Offset) -> None:
         """Raises DATA_LOST, or says so in the log; any other error is raised as it is."""
