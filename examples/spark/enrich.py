@@ -20,6 +20,7 @@ from examples.spark.session import session
 from sow_client import AlreadyExists, Client
 
 FLIGHT = "carrier STRING, flight INT, origin STRING, dest STRING, dep_delay DOUBLE, _op STRING, _expire_time TIMESTAMP"
+"""With `_op` the sink knows what has gone: it goes there, too."""
 
 
 def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None:
@@ -29,7 +30,6 @@ def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None
     late = (
         changes.option("startingFrom", "earliest")
         .load()
-        .where("_op = 'put'")
         .join(functions.broadcast(names), "carrier", "left")
         .withColumn("late", functions.coalesce(functions.col("dep_delay") > 15, functions.lit(False)))
         .withColumnRenamed("_expire_time", "until")  # what is enriched lives for as long as the flight
