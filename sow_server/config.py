@@ -502,6 +502,8 @@ class LimitsConfig:
     queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
     exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
     loads_max: int = _count(_LOADS.open_max, 1, 1000)
+    loads_bytes_max: int = _size(_LOADS.staged_bytes_max, MIB, 1024 * 1024 * GIB)
+    loads_disk_free_min_bytes: int = _size(_LOADS.disk_free_min, 0, 1024 * GIB)
 
     @property
     def message_bytes_max(self) -> int:
@@ -1153,7 +1155,11 @@ def store_options(config: Config) -> StoreOptions:
             lag_bytes_max=config.replication.peer_max_lag_bytes,
             lag_age_micros_max=config.replication.peer_max_lag_age_micros,
         ),
-        loads=LoadOptions(open_max=limits.loads_max),
+        loads=LoadOptions(
+            open_max=limits.loads_max,
+            staged_bytes_max=limits.loads_bytes_max,
+            disk_free_min=limits.loads_disk_free_min_bytes,
+        ),
         writer=WriterOptions(
             commit_records_max=storage.commit_records_max,
             commit_merged_bytes_max=storage.commit_merged_bytes_max,

@@ -34,6 +34,7 @@ import structlog
 from sow_server.engine import lifetimes
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.codec import (
+    HEADER_BYTES,
     AttemptCounts,
     attempt_key,
     attempts_range,
@@ -78,6 +79,8 @@ READ_ROWS: Final = 1000
 SCAN_RECORDS: Final = 10_000
 """Stored records that one step of the search for those to delete reads."""
 PARTS_MAX: Final = 100_000
+ATTEMPTS_MAX: Final = 2 * PARTS_MAX
+"""Attempts of a load of which is known what they have staged; that is in memory."""
 KEPT_MICROS: Final = 86_400 * MICROS
 """For so long a load that has ended is remembered, for who asks again."""
 KEPT_MAX: Final = 1000
@@ -92,6 +95,10 @@ class LoadOptions:
 
     open_max: int = 16
     """Loads that have not ended, at one time."""
+    staged_bytes_max: int = 64 * 2**30
+    """Keys and payloads that all of them may have staged."""
+    disk_free_min: int = 2**30
+    """Bytes of the disk that stay free when rows are staged, besides room to apply all that is staged."""
 
 
 class LoadPhase(enum.IntEnum):
@@ -179,7 +186,7 @@ def decode_load(value: bytes) -> LoadRow:
 class Load:
     """A load while the process runs. The writer's thread changes it, after the commit; any thread reads it."""
 
-    __slots__ = ("attempts", "lease_end_micros", "named", "row", "staged_bytes", "staged_rows")
+    __slots__ = ("attempts", "ending", "lease_end_micros", "named", "row", "staged_bytes", "staged_rows")
 
     def __init__(self, row: LoadRow, lease_end_micros: int) -> None:
         self.row = row
@@ -190,6 +197,8 @@ class Load:
         """The attempt that counts, by part, once they have been read."""
         self.staged_rows = 0
         self.staged_bytes = 0
+        self.ending = False
+        """Its end is queued."""
 
     def count(self, attempt: tuple[int, int], counts: AttemptCounts) -> None:
         """Takes the counts of an attempt over."""
@@ -261,8 +270,6 @@ class Loads:
         self._by_number: dict[int, Load] = {}
         self.applied_total = 0
         self.deleted_total = 0
-        self.committed: Callable[[], None] = lambda: None
-        """Hears on the writer's thread that there is a load to apply."""
         self._open()
 
     def _open(self) -> None:
@@ -343,6 +350,15 @@ class Loads:
             topic = self._store.topics.find(topic_name)
             if topic.reserved:
                 check_name(topic.name)
+            if any(load.row.topic_id == topic.id for load in self.working()):
+                # It has been published in part: the rows that come later would be changes by others to this one, those
+                # that came sooner not, and the topic would end with some of each (LO4).
+                raise StoreError(
+                    Reason.OVERLOADED,
+                    f"topic: a committed load of {topic.name} is being applied; open another one when it has ended",
+                    field="topic",
+                    retry_after_micros=MICROS,
+                )
             count = sum(load.row.open for load in self.all())
             if count >= self._options.open_max:
                 raise StoreError(
@@ -395,6 +411,7 @@ class Loads:
         but for the topic. Not on the event loop. Raises StoreError."""
         load = self.find(load_id)
         self._check_staging(load)
+        self._check_disk()
         topic = self._store.topics.by_id.get(load.row.topic_id)
         if topic is None:
             raise _failed(load, "its topic was deleted")
@@ -442,13 +459,19 @@ class Loads:
 
     def stage(self, piece: Piece, done: Done) -> None:
         """Stages a piece, as durable as a BUFFERED publish; its `positions` count as staged then. LOAD_NOT_FOUND,
-        LOAD_COMMITTED, LOAD_FAILED; LOAD_INCOMPLETE where rows before it are missing. Raises StoreError at once where
-        it cannot be queued."""
+        LOAD_COMMITTED, LOAD_FAILED, REQUEST_TOO_LARGE; LOAD_INCOMPLETE where rows before it are missing. Raises
+        StoreError at once where it cannot be queued."""
         load, attempt = piece.load, (piece.part, piece.attempt)
 
         def stage_rows(stage: Stage) -> Callable[[], Load]:
             self._check_staging(load)
             before = load.attempts.get(attempt, AttemptCounts())
+            if attempt not in load.attempts and len(load.attempts) >= ATTEMPTS_MAX:
+                raise StoreError(
+                    Reason.REQUEST_TOO_LARGE,
+                    f"attempt: {ATTEMPTS_MAX} attempts have staged rows of this load, as many as there may be",
+                    field="attempt",
+                )
             if piece.first_row > before.seen + 1:
                 raise StoreError(
                     Reason.LOAD_INCOMPLETE,
@@ -462,6 +485,13 @@ class Loads:
                 keys, values = list(compress(piece.keys, new)), list(compress(piece.values, new))
                 stage.batch.puts[STAGING].update(zip(keys, values, strict=True))
                 size = sum(map(len, keys)) + sum(map(len, values))
+                if self.staged_bytes + size > self._options.staged_bytes_max:
+                    raise StoreError(
+                        Reason.REQUEST_TOO_LARGE,
+                        f"payload: loads have staged {self.staged_bytes} bytes, and no more than"
+                        f" {self._options.staged_bytes_max} are allowed; commit or abort one",
+                        field="payload",
+                    )
                 after = AttemptCounts(piece.first_row + piece.rows - 1, before.staged + len(keys), before.bytes + size)
                 counts_key = attempt_key(load.row.number, piece.part, piece.attempt)
                 stage.batch.puts[STAGING][counts_key] = encode_attempt(after)
@@ -475,6 +505,22 @@ class Loads:
             return staged
 
         self._store.control(stage_rows, done, size=piece.size, sync=False)
+
+    def _check_disk(self) -> None:
+        """Raises StoreError DISK_FULL while there is still room: a full disk would end all writing (rule X3)."""
+        staged, free = self.staged_bytes, self._rocks.free_bytes()
+        if free - staged < self._options.disk_free_min:
+            raise StoreError(
+                Reason.DISK_FULL,
+                f"payload: the disk has {free} bytes left, and applying what loads have staged takes {staged};"
+                f" {self._options.disk_free_min} are to stay free, so nothing more is staged",
+                field="payload",
+            )
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that all loads have staged."""
+        return sum([load.staged_bytes for load in self.all()])
 
     def _check_staging(self, load: Load) -> None:
         """Raises StoreError for a load that takes no rows."""
@@ -532,9 +578,19 @@ class Loads:
         for load in self.all():
             row = load.row
             if row.phase is LoadPhase.STAGING and load.lease_end_micros <= now:
-                self._store.control_quietly(self._lapse(load), lambda _: None)
+                self._end(load, self._lapse(load))
             elif row.end_micros and (row.end_micros + KEPT_MICROS <= now or load in old):
-                self._store.control_quietly(self._forget(load), lambda _: None)
+                self._end(load, self._forget(load))
+
+    def _end(self, load: Load, run: Callable[[Stage], Callable[[], object]]) -> None:
+        """Queued once, however long the writer takes to come to it."""
+
+        def done(_: object) -> None:
+            load.ending = False
+
+        if not load.ending:
+            load.ending = True
+            self._store.control_quietly(run, done)
 
     def _lapse(self, load: Load) -> Callable[[Stage], Callable[[], object]]:
         def stage_lapse(stage: Stage) -> Callable[[], object]:
@@ -627,7 +683,7 @@ class Loads:
                         field=f"parts[{index}].rows",
                     )
             stage.batch.puts[STAGING][named_key(row.number)] = encode_named(named)
-            taken_over = self._stage_row(
+            return self._stage_row(
                 stage,
                 load,
                 row._replace(
@@ -637,13 +693,6 @@ class Loads:
                     parts_digest=digest,
                 ),
             )
-
-            def committed() -> Load:
-                taken_over()
-                self.committed()
-                return load
-
-            return committed
 
         self._store.control(stage_commit, done)
 
@@ -663,7 +712,7 @@ class Loads:
         keys: list[bytes] = []
         values: list[bytes] = []
         found: dict[bytes, bytes] = {}
-        repeated = size = 0
+        repeated = size = read = 0
         start: bytes | None = row.position
         stop = staged_range(row.number)[1]
         cursor = self._rocks.cursor(STAGING, fill_cache=False)
@@ -672,9 +721,12 @@ class Loads:
                 keys.clear()
                 values.clear()
                 start = cursor.fill(start, stop, READ_ROWS, keys, values)
+                read += len(keys)
                 for staged, value in zip(keys, values, strict=True):
                     key, part, attempt = read_staged_key(staged)
                     if named.get(part) != attempt:
+                        if read >= SCAN_RECORDS and key not in found and staged > row.position:
+                            return _chunk(load, row, staged, found, repeated)  # the others have their turn
                         continue
                     if key in found:
                         repeated += 1
@@ -694,19 +746,18 @@ class Loads:
         chosen: list[bytes] = []
         stop = u32(row.topic_id + 1)
         start: bytes | None = row.position
-        read = 0
+        read = size = 0
         cursor = self._rocks.cursor(RECORDS, fill_cache=False)
         try:
-            while start is not None and read < SCAN_RECORDS and len(chosen) < PIECE_ROWS:
+            while start is not None and read < SCAN_RECORDS and len(chosen) < PIECE_ROWS and size < PIECE_BYTES:
                 values: list[bytes] = []
                 keys.clear()
                 start = cursor.fill(start, stop, PIECE_ROWS - len(chosen), keys, values)
                 read += len(keys)
-                chosen += [
-                    key[4:]
-                    for key, sequence in zip(keys, sequences([value[:40] for value in values]), strict=True)
-                    if sequence <= row.begin_sequence
-                ]
+                found = sequences([value[:HEADER_BYTES] for value in values])
+                mine = [sequence <= row.begin_sequence for sequence in found]
+                chosen += [key[4:] for key in compress(keys, mine)]
+                size += sum(map(len, compress(values, mine)))  # the commit reads and journals them whole
         finally:
             cursor.close()
         return Chunk(load, row.phase, row.position, start, chosen)

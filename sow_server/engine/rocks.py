@@ -454,6 +454,11 @@ class Rocks:
         """Bytes of the live table files."""
         return sum(int(file["size"]) for file in self._open().live_files())
 
+    def free_bytes(self) -> int:
+        """Bytes of the disk that are free."""
+        found = os.statvfs(self._path)
+        return found.f_bavail * found.f_frsize
+
     def flush(self) -> None:
         """Writes the memtables out as table files."""
         for name in FAMILIES:

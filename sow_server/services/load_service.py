@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from typing import Final
 
 from sow.v1 import load_pb2, load_pb2_grpc
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.loads import LEASE_MICROS, LEASE_MICROS_MAX, Done, Load, LoadPart, LoadPhase, Piece
+from sow_server.engine.loads import (
+    LEASE_MICROS,
+    LEASE_MICROS_MAX,
+    PARTS_MAX,
+    Done,
+    Load,
+    LoadPart,
+    LoadPhase,
+    Piece,
+)
 from sow_server.engine.mutations import Limits
 from sow_server.engine.store import Store
 from sow_server.services import convert
@@ -19,9 +29,46 @@ from sow_server.services.sow_service import settle
 
 STREAM_REQUESTS_MAX: Final = 4
 """Requests of one stream that may be under way; the next is read when the first is answered."""
+ROOM_BYTES: Final = 64 * 2**20
+"""Payload bytes of all streams together that are read and not staged, but for one request."""
 PATIENCE_SECONDS: Final = 30.0
 """How long a stream waits for room in the write queue before it is refused."""
 ATTEMPT_MAX: Final = 2**64 - 1
+
+
+class _Room:
+    """Bounds what the requests that are under way take in memory, of however many streams. On the event loop."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> None:
+        """Waits for room for so many bytes, in the order of asking; where nothing is taken anything fits."""
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, given))
+        self._give()
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():
+                self.free(size)  # it was given just then
+            raise
+
+    def free(self, size: int) -> None:
+        """What was taken is not needed any more."""
+        self._taken -= size
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting:
+            size, given = self._waiting[0]
+            if self._taken and self._taken + size > ROOM_BYTES and not given.cancelled():
+                return
+            self._waiting.popleft()
+            if not given.cancelled():
+                self._taken += size
+                given.set_result(None)
 
 
 class LoadService(load_pb2_grpc.LoadServiceServicer):
@@ -33,6 +80,10 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         self._loading = loading
         self._readers = readers
         self._limits = limits
+        self._room = _Room()
+        self._checking = asyncio.Semaphore(1)
+        """One request at a time is checked, of all streams: queries and subscriptions want the threads and the
+        processor, too, and checking is done by one thread as fast as by two."""
         self.rpcs = rpcs
 
     @unary
@@ -52,14 +103,16 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         """Reads and checks ahead of what is staged by at most `STREAM_REQUESTS_MAX` requests. One piece of a stream is
         with the writer at a time, so that publishers have their turn in between."""
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        reading = asyncio.create_task(self._read_stream(requests, ready, room))
+        turns = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+        sizes: deque[int] = deque()
+        reading = asyncio.create_task(self._read_stream(requests, ready, turns, sizes))
         reading.add_done_callback(_looked_at)
         try:
             while (pieces := await ready.get()) is not None:
                 for piece in pieces:
                     await self._stage(piece)
-                room.release()
+                self._room.free(sizes.popleft())
+                turns.release()
                 yield load_pb2.StageLoadResponse(
                     staged=sum(len(piece.positions) for piece in pieces),
                     refusals=[convert.refusal(refusal) for piece in pieces for refusal in piece.refusals],
@@ -67,35 +120,44 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             await reading  # raises what ended the reading
         finally:
             reading.cancel()
+            while sizes:
+                self._room.free(sizes.popleft())
 
     async def _read_stream(
         self,
         requests: AsyncIterator[load_pb2.StageLoadRequest],
         ready: asyncio.Queue[list[Piece] | None],
-        room: asyncio.Semaphore,
+        turns: asyncio.Semaphore,
+        sizes: deque[int],
     ) -> None:
         load_id = ""
         run = asyncio.get_running_loop().run_in_executor
         try:
             async for request in requests:
                 readable(request)
-                await room.acquire()
+                await turns.acquire()
+                size = request.ByteSize()
+                await self._room.take(size)
+                sizes.append(size)
                 load_id = request.load_id or load_id
                 if request.first_row < 1:
                     raise convert.invalid("first_row", "must be at least 1")
-                pieces = await run(
-                    self._readers,
-                    self._loads.prepare,
-                    load_id,
-                    request.part,
-                    request.attempt,
-                    request.first_row,
-                    convert.staged_rows(request),
-                    self._limits,
-                )
-                ready.put_nowait(pieces)
+                async with self._checking:
+                    ready.put_nowait(await run(self._readers, self._checked, load_id, request))
         finally:
             ready.put_nowait(None)
+
+    def _checked(self, load_id: str, request: load_pb2.StageLoadRequest) -> list[Piece]:
+        """On a reader thread. Raises StoreError."""
+        count = len(request.payload)
+        if count > self._limits.request_records_max:
+            raise StoreError(
+                Reason.REQUEST_TOO_LARGE,
+                f"payload: {count} rows are more than the limit of {self._limits.request_records_max} per request",
+                field="payload",
+            )
+        rows = convert.staged_rows(request)
+        return self._loads.prepare(load_id, request.part, request.attempt, request.first_row, rows, self._limits)
 
     async def _stage(self, piece: Piece) -> None:
         """Waits for room in the write queue: not reading on is how a stream is slowed down."""
@@ -114,9 +176,22 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     async def CommitLoad(
         self, request: load_pb2.CommitLoadRequest, context: Context
     ) -> AsyncGenerator[load_pb2.CommitLoadResponse, None]:
+        if len(request.parts) > PARTS_MAX:
+            raise StoreError(
+                Reason.REQUEST_TOO_LARGE,
+                f"parts: {len(request.parts)} are more than the limit of {PARTS_MAX}",
+                field="parts",
+            )
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
-        load = await _heard(lambda done: self._loads.commit(request.load_id, parts, done))
-        self._loading.wake()
+
+        def committed(done: Done) -> Done:
+            def heard(result: Load | StoreError) -> None:
+                self._loading.wake()  # also where the caller has gone meanwhile
+                done(result)
+
+            return heard
+
+        load = await _heard(lambda done: self._loads.commit(request.load_id, parts, committed(done)))
         while True:
             row = load.row
             if row.phase is LoadPhase.FAILED:

@@ -29,8 +29,6 @@ PROGRESS_SECONDS: Final = 0.5
 """How often who waits for a load hears how far it is."""
 UPKEEP_SECONDS: Final = 1.0
 PASSING: Final = frozenset({Reason.OVERLOADED, Reason.WRITE_STALLED, Reason.BACKLOG_QUOTA_EXCEEDED})
-ENDED: Final = frozenset({Reason.STOPPING, Reason.STORE_FAILED, Reason.DISK_FULL, Reason.DATA_DAMAGED})
-"""With these nothing is written any more by this process."""
 
 
 class Loading:
@@ -76,7 +74,13 @@ class Loading:
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
-            self._store.loads.upkeep()
+            self.look_after()
+
+    def look_after(self) -> None:
+        """What is to be done every second or so; a load that has stopped and could go on does so."""
+        self._store.loads.upkeep()
+        if self._store.writer.failure is None:
+            self.wake()
 
     async def _work(self, load: Load) -> None:
         log.info("load_begun", load=load.row.id, topic=load.row.topic, phase=load.row.phase.name)
@@ -112,7 +116,7 @@ class Loading:
             await self._fail(load, f"what is staged cannot be read ({error})")
             return False
         except StoreError as error:
-            if error.reason in ENDED:
+            if error.reason is Reason.STOPPING or self._store.writer.failure is not None:
                 log.warning("load_interrupted", load=load.row.id, reason=error.reason.name)
                 return False
             if error.reason not in PASSING:

@@ -491,3 +491,98 @@ def test_the_figures_of_loads_are_metrics(rig: Loaded) -> None:
     assert (value("sow_loads"), value("sow_load_staged_rows"), value("sow_load_staged_bytes")) == (0, 0, 0)
     assert (value("sow_load_applied_total"), value("sow_load_deleted_total")) == (2, 1)
     metrics.release()
+
+
+def test_no_load_is_opened_while_a_committed_one_of_the_topic_is_applied(
+    rig: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that are applied by then would be older than the new load, and the others newer: some of each stayed."""
+    monkeypatch.setattr(loads, "PIECE_ROWS", 1)
+    rig.create_topic("other", BINARY)
+    load = rig.open_load()
+    rig.stage(load, [("a", b"1"), ("b", b"1")])
+    rig.commit(load, (0, 1, 2))
+    rig.step_load(load)
+    assert reason(rig.open_load) is Reason.OVERLOADED
+    rig.open_load("other")
+    rig.finish(load)
+    later = rig.open_load()
+    rig.stage(later, [("c", b"2")])
+    rig.commit(later, (0, 1, 1))
+    rig.finish(later)
+    assert rig.payloads() == {"c": b"2"}
+
+
+def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
+    rig: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "READ_ROWS", 2)
+    monkeypatch.setattr(loads, "SCAN_RECORDS", 8)
+    load = rig.open_load()
+    keys = [f"{number:02}" for number in range(20)]
+    for attempt in range(3):
+        rig.stage(load, [(key, b"lost") for key in keys], attempt=attempt)
+    rig.stage(load, [(key, b"kept") for key in keys[::7]], part=1)
+    rig.commit(load, (1, 1, 3))
+    steps = 0
+    while rig.store.loads.find(load).row.phase is LoadPhase.APPLYING:
+        chunk = rig.store.loads.read(rig.store.loads.find(load))
+        rig.heard(lambda done, chunk=chunk: rig.store.loads.apply(chunk, done))  # type: ignore[misc]
+        steps += 1
+    assert 6 < steps < 25
+    assert rig.finish(load).row.figures == (3, 3, 0, 0, 0)
+    assert rig.payloads() == dict.fromkeys(keys[::7], b"kept")
+
+
+def test_one_commit_deletes_no_more_than_so_many_bytes(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "PIECE_BYTES", 2_500_000)
+    for key in "abcdef":
+        rig.run(Publish("t", [bytes(900_000)], [key]))
+    load = rig.open_load()
+    rig.commit(load)
+    rig.step_load(load)
+    assert len(rig.store.loads.read(rig.store.loads.find(load)).keys) < 6
+    assert rig.finish(load).row.figures.deleted == 6
+
+
+def test_staging_ends_before_the_disk_is_full(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = rig.open_load()
+    rig.stage(load, [("a", b"1")])
+    monkeypatch.setattr(rig.store._rocks, "free_bytes", lambda: 2**30)
+    assert reason(lambda: rig.stage(load, [("b", b"2")], first=2)) is Reason.DISK_FULL
+    rig.put("t", "x")  # others go on
+    monkeypatch.undo()
+    rig.stage(load, [("b", b"2")], first=2)
+    rig.commit(load, (0, 1, 2))
+    assert rig.finish(load).row.phase is LoadPhase.DONE
+
+
+def test_loads_stage_no_more_together_than_is_allowed(tmp_path: Path) -> None:
+    rig = Loaded(tmp_path, options=StoreOptions(loads=LoadOptions(staged_bytes_max=250)))
+    rig.create_topic("t", BINARY)
+    first, second = rig.open_load(), rig.open_load()
+    rig.stage(first, [("a", bytes(100))])
+    rig.stage(second, [("a", bytes(50))])
+    assert reason(lambda: rig.stage(second, [("b", bytes(100))], first=2)) is Reason.REQUEST_TOO_LARGE
+    rig.stage(second, [("a", bytes(50))])  # again: nothing new
+    rig.heard(lambda done: rig.store.loads.abort(first, done))
+    rig.stage(second, [("b", bytes(100))], first=2)
+    rig.close()
+
+
+def test_of_more_attempts_than_allowed_nothing_is_remembered(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "ATTEMPTS_MAX", 2)
+    load = rig.open_load()
+    for attempt in (1, 2, 1):
+        rig.stage(load, [("a", b"1")], attempt=attempt, first=1)
+    assert reason(lambda: rig.stage(load, [("a", b"1")], attempt=3)) is Reason.REQUEST_TOO_LARGE
+
+
+def test_the_end_of_a_load_is_queued_once_while_the_writer_is_busy(rig: Loaded) -> None:
+    rig.open_load(lease=SECOND)
+    rig.time.tick(SECOND)
+    for _ in range(5):
+        rig.store.loads.upkeep()
+    assert rig.store.writer.queue_depth[0] == 1
+    rig.store.writer.step()
+    assert rig.store.loads.all() == ()
