@@ -4,7 +4,8 @@
          whatever happens meanwhile, the parts together have each record that was alive and matched, once.
     EX2  Reading changes nothing: each piece of work begins with a seek of the export's cursor, so any number of
          readings of any parts take turns on it. One piece at a time; who drives the readings sees to that.
-    EX3  An export ends by itself, a lease after its last use; while somebody reads it, it does not.
+    EX3  An export ends by itself, a lease after its last use; while it is being read for somebody, it does not. Who
+         does not take what was read for a lease, and does not renew it, has gone or has forgotten it.
     EX4  Closing waits for the piece that is under way: a cursor must not be closed under a reader's hands.
 
 Exports live in memory: a restart of the server ends them.
@@ -375,13 +376,15 @@ class Splits:
 class _Held:
     """An export that is open."""
 
-    __slots__ = ("due_micros", "export", "lease_micros", "readers", "whole")
+    __slots__ = ("busy", "due_micros", "export", "lease_micros", "readers", "whole")
 
     def __init__(self, export: Export, lease_micros: int, due_micros: int) -> None:
         self.export = export
         self.lease_micros = lease_micros
         self.due_micros = due_micros
         self.readers = 0
+        self.busy = 0
+        """Readers for whom there is work under way; the others are being handed what was read."""
         self.whole: set[int] = set()
         """Parts that were read to their end."""
 
@@ -466,23 +469,34 @@ class Exports:
         topic = held.export.topic
         if self._store.topics.by_id.get(topic.id) is not topic:
             self._end(held, topic)
-        elif not held.readers and self._elapsed() >= held.due_micros:
+        elif not held.busy and self._elapsed() >= held.due_micros:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
 
     @contextmanager
     def reader(self, export_id: str) -> Generator[Export, None, None]:
-        """While somebody reads it, an export does not end by itself (EX3). Raises StoreError as `find`."""
+        """While it is being read, an export does not end by itself (EX3). Raises StoreError as `find`."""
         held = self._find(export_id)
         held.readers += 1
+        held.busy += 1
         try:
             yield held.export
         finally:
             held.readers -= 1
+            held.busy -= 1
             held.due_micros = self._elapsed() + held.lease_micros
 
-    def read(self, records: int) -> None:
-        """So many records were handed out."""
+    @contextmanager
+    def handing_over(self, export_id: str, records: int) -> Generator[None, None, None]:
+        """Inside `reader`, around what waits for the reader to take so many records: it has a lease for that. Raises
+        StoreError as `find`."""
+        held = self._find(export_id)
+        held.busy -= 1
+        held.due_micros = self._elapsed() + held.lease_micros
         self.records_total += records
+        try:
+            yield
+        finally:
+            held.busy += 1
 
     def ended(self, export_id: str, part: int) -> None:
         """A part was read to its end."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -26,8 +26,14 @@ from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)
 
-PARTS_MAX: Final = 10_000
+T = TypeVar("T")
+
 SHARES_MAX: Final = 1_000
+PARTS_MAX: Final = 1_000
+"""Each is found by some twenty seeks: together they take a tenth of a second."""
+PIECES_AT_ONCE: Final = 2
+"""Pieces of work on exports and ranges that reader threads have at one time, of all streams: so that queries, which
+somebody waits for, find one however many read snapshots."""
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
 
@@ -40,7 +46,30 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         self._hub = hub
         self._consumers = consumers
         self._readers = readers
+        self._at_once = asyncio.Semaphore(PIECES_AT_ONCE)
+        self._pieces: set[asyncio.Task[Any]] = set()
+        """Under way; the event loop holds tasks weakly."""
         self.rpcs = rpcs
+
+    def _work(self, run: Callable[[], T]) -> asyncio.Task[T]:
+        """A piece of work on a reader thread. It goes to its end also when who has asked for it has gone."""
+
+        async def take_turn() -> T:
+            async with self._at_once:
+                return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+        return self._kept(take_turn())
+
+    def _kept(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        piece = asyncio.get_running_loop().create_task(work)
+        self._pieces.add(piece)
+        piece.add_done_callback(self._done)
+        return piece
+
+    def _done(self, piece: asyncio.Task[Any]) -> None:
+        self._pieces.discard(piece)
+        if not piece.cancelled():
+            piece.exception()  # told already, or nobody listens
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -55,9 +84,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         limits = Limits(request.max_entries, request.max_bytes, request.parts or 1)
         position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
         end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._readers, plan, store, topic, start, position, end, limits
-        )
+        found = await asyncio.shield(self._work(lambda: plan(store, topic, start, position, end, limits)))
         return snapshot_pb2.PlanChangesResponse(
             start_bookmark=store.bookmark(found.start),
             end_bookmark=store.bookmark(found.end),
@@ -106,11 +133,11 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
                 "history_bookmark", f"names the sequence {history}, and the range begins after {start}"
             )
         share = _share(request.share, request.shares)
-        run = asyncio.get_running_loop().run_in_executor
+        text = request.filter
         reader = RangeReader(
             store,
             topic,
-            await run(self._readers, _filter, topic, request.filter) if request.filter else None,
+            await asyncio.shield(self._work(lambda: _filter(topic, text))) if text else None,
             start=start,
             end=end,
             history=history,
@@ -132,18 +159,15 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             return response.SerializeToString()
 
         # One piece ahead: the next one is read while this one is being sent. Each has let go of its cut when it ends.
-        ahead = run(self._readers, next_batch)
-        try:
-            done = False
-            while not done:
-                encoded = await asyncio.shield(ahead)
-                done = reader.done
-                if not done:
-                    ahead = run(self._readers, next_batch)
-                if encoded:
-                    yield encoded
-        finally:
-            ahead.add_done_callback(_heard)
+        ahead = self._work(next_batch)
+        done = False
+        while not done:
+            encoded = await asyncio.shield(ahead)
+            done = reader.done
+            if not done:
+                ahead = self._work(next_batch)
+            if encoded:
+                yield encoded
         yield snapshot_pb2.ReadChangesResponse(footer=footer).SerializeToString()
 
     # -- pinning ----------------------------------------------------------------------------------------------------
@@ -167,12 +191,6 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         if created:
             log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
         return snapshot_pb2.PinJournalResponse(bookmark=self._store.bookmark(durable.position), created=created)
-
-
-def _heard(ahead: asyncio.Future[bytes]) -> None:
-    """What a step raised has been told already, or nobody listens."""
-    if not ahead.cancelled():
-        ahead.exception()
 
 
 def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:

@@ -18,6 +18,8 @@ from sow_server.services.convert import invalid
 
 BATCH_RECORDS: Final = 10_000
 BATCH_RECORDS_MAX: Final = 100_000
+COLUMNS_MAX: Final = 100
+"""That a request may name, again and again if it likes."""
 
 PAYLOAD: Final = snapshot_pb2.PACKED_COLUMN_PAYLOAD
 KEY: Final = snapshot_pb2.PACKED_COLUMN_KEY
@@ -36,6 +38,8 @@ _OF_HEADERS: Final = frozenset({VERSION, PUBLISH_TIME, EXPIRE_TIME, ORIGIN, SEQU
 
 def columns(wanted: Sequence[int], allowed: Collection[int]) -> frozenset[int]:
     """The columns that a request names. Raises StoreError INVALID_ARGUMENT."""
+    if len(wanted) > COLUMNS_MAX:
+        raise invalid("columns", f"{len(wanted)} are more than the limit of {COLUMNS_MAX}")
     for index, column in enumerate(wanted):
         if column == OP and OP not in allowed:
             raise invalid(f"columns[{index}]", "records of an export have no op; changes do")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -46,8 +46,6 @@ class SnapshotService(ChangesService):
         super().__init__(store, hub, consumers, readers, rpcs)
         self._exports = exports
         self._turns: WeakKeyDictionary[Export, asyncio.Lock] = WeakKeyDictionary()
-        self._pieces: set[asyncio.Task[Any]] = set()
-        """Under way; the event loop holds tasks weakly."""
 
     # -- exports ----------------------------------------------------------------------------------------------------
 
@@ -140,14 +138,14 @@ class SnapshotService(ChangesService):
                     if error.reason is Reason.EXPORT_NOT_FOUND:
                         self._exports.find(export.id)  # knows why
                     raise
-                self._exports.find(export.id)
+                self._exports.find(export.id)  # it may have ended meanwhile
                 if answered is None:
                     break
                 ahead = self._piece(export, next_response)
                 records, response = answered
                 if records:
-                    self._exports.read(records)
-                    yield response
+                    with self._exports.handing_over(export.id, records):
+                        yield response
             self._exports.ended(export.id, request.part)
             footer = snapshot_pb2.ExportFooter(returned=reading.returned, scanned=reading.scanned)
             yield snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
@@ -158,18 +156,10 @@ class SnapshotService(ChangesService):
         turn = self._turns.setdefault(export, asyncio.Lock())
 
         async def take_turn() -> T:
-            async with turn:
+            async with turn, self._at_once:
                 return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
-        piece = asyncio.get_running_loop().create_task(take_turn())
-        self._pieces.add(piece)
-        piece.add_done_callback(self._done)
-        return piece
-
-    def _done(self, piece: asyncio.Task[Any]) -> None:
-        self._pieces.discard(piece)
-        if not piece.cancelled():
-            piece.exception()  # told already, or nobody listens
+        return self._kept(take_turn())
 
     @unary
     async def RenewExport(

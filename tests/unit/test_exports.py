@@ -380,6 +380,25 @@ def test_who_reads_keeps_an_export_and_the_lease_begins_at_the_end(rig: Rig, hel
     assert held.exports.count == 0
 
 
+def test_a_reader_that_does_not_take_what_was_read_has_a_lease_for_it(rig: Rig, held: Held) -> None:
+    """Else one that has forgotten a stream would hold the cut, and the disk space behind it, for ever."""
+    opened = held.open()
+    with held.exports.reader(opened):
+        for records in (5, 7):
+            with held.exports.handing_over(opened, records):
+                rig.time.tick(LEASE - 1)
+                held.exports.tick()
+            rig.time.tick(10 * LEASE)
+            held.exports.tick()
+            assert held.exports.count == 1
+        assert held.exports.records_total == 12
+        with held.exports.handing_over(opened, 1):
+            rig.time.tick(LEASE)
+            held.exports.tick()
+        with pytest.raises(StoreError, match="nobody has read or renewed it"):
+            held.exports.find(opened)
+
+
 def test_an_export_that_was_closed_says_so_and_is_closed_again_for_free(held: Held) -> None:
     opened = held.open()
     found = held.exports.find(opened)

@@ -189,7 +189,8 @@ def test_exports_and_the_records_read_from_them_are_counted(watched: Watched) ->
         export = Export(watched.store, watched.store.topics.find("a"), None, 1, watched.exports.splits)
         assert export.prepare()
         watched.exports.add(export, SECOND)
-    watched.exports.read(3)
+    with watched.exports.reader(export.id), watched.exports.handing_over(export.id, 3):
+        pass
     assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (1, 3)
     watched.exports.close(export.id)
     assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (0, 3)

@@ -492,7 +492,7 @@ class PlanChangesRequest(_message.Message):
     max_bytes: _builtins.int
     """Likewise in bytes of the journal. 0: no limit."""
     parts: _builtins.int
-    """About how many parts to split the range into, 1 to 10,000; there may be fewer. 0: one."""
+    """About how many parts to split the range into, 1 to 1,000; there may be fewer. 0: one."""
     def __init__(
         self,
         *,
