@@ -18,6 +18,7 @@ from tests.support.server import ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+FIRST_PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIG = """
 [topics.orders]
 key = ["/id"]
@@ -97,6 +98,17 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
         log = spark.read.parquet(str(tmp_path / "log")).groupBy("_op").count().collect()
         assert {row["_op"]: row["count"] for row in log} == {"put": 2500, "delete": 500}
     assert "+------+-----+" in capsys.readouterr().out
+
+
+def test_the_program_of_the_first_page_runs(
+    spark: SparkSession, server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = re.findall(r"\n## Spark\n.+?```python\n(.+?)```", FIRST_PAGE, re.DOTALL)
+    ends = program.replace(".start()", ".trigger(availableNow=True).start()")
+    exec(compile(ends.replace("127.0.0.1:7450", server.address), "README.md", "exec"), {})
+    assert "|     254.5|" in capsys.readouterr().out  # the average from 9.5 to 499.5; Java prints the stream's count
+    with server.client() as client:
+        assert client.count("orders") == 1000
 
 
 def contents(client: Client, topic: str) -> set[str]:
