@@ -109,7 +109,7 @@ def read_request(
     lines: bool,
     batch_size: int,
     history: str | None,
-    share: tuple[int, int] | None,
+    share: tuple[int, int] | None = None,
 ) -> snapshot_pb2.ReadChangesRequest:
     """Which changes to read."""
     number, shares = share or (0, 0)
