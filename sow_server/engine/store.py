@@ -628,9 +628,14 @@ class Store:
             floors={topic.id: topic.statistics.floor_sequence for topic in self.topics.by_id.values()},
         )
 
+    def used(self, topic: Topic) -> None:
+        """Somebody uses a topic (rule T1)."""
+        topic.last_use_micros = self._clock.now_micros()
+
     def journal_ledger(self, topic: Topic) -> Ledger:
         """The journal of a topic as it is counted, cut between two commits. Raises StoreError TOPIC_DELETED."""
         synced = self.writer.synced_sequence
+        self.used(topic)
         with self.writer.cut_lock:
             if self.topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)

@@ -471,6 +471,8 @@ class Exports:
             self._end(held, topic)
         elif not held.busy and self._elapsed() >= held.due_micros:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
+        else:
+            self._store.used(topic)  # else it would be deleted while its records are read, for want of use (rule T1)
 
     @contextmanager
     def reader(self, export_id: str) -> Generator[Export, None, None]:

@@ -380,6 +380,18 @@ def test_who_reads_keeps_an_export_and_the_lease_begins_at_the_end(rig: Rig, hel
     assert held.exports.count == 0
 
 
+def test_a_topic_is_in_use_while_an_export_of_it_is_open(rig: Rig, held: Held) -> None:
+    opened = held.open()
+    topic = rig.topic("quotes")
+    rig.time.tick(LEASE - 1)
+    held.exports.tick()
+    assert topic.last_use_micros == rig.clock.now_micros()
+    rig.time.tick(1)
+    held.exports.close(opened)
+    held.exports.tick()
+    assert topic.last_use_micros < rig.clock.now_micros()
+
+
 def test_a_reader_that_does_not_take_what_was_read_has_a_lease_for_it(rig: Rig, held: Held) -> None:
     """Else one that has forgotten a stream would hold the cut, and the disk space behind it, for ever."""
     opened = held.open()

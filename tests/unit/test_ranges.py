@@ -122,6 +122,13 @@ def test_a_plan_reaches_from_its_start_to_the_head(rig: Rig) -> None:
     assert planned(rig, FROM_NOW).part_ends == ()
 
 
+def test_who_plans_uses_the_topic(rig: Rig) -> None:
+    """T1. A query that follows by ranges would otherwise lose its topic while nothing is published."""
+    rig.time.tick(HOUR)
+    planned(rig, 0)
+    assert rig.topic("orders").last_use_micros == rig.clock.now_micros()
+
+
 def test_a_plan_of_an_idle_topic_follows_the_head(rig: Rig) -> None:
     """Else the offset of a query on a topic that is quiet would fall behind the journal of the instance."""
     put(rig, "a")
