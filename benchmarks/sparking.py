@@ -81,12 +81,12 @@ def snapshot(setting: Setting) -> Iterator[Row]:
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(5, quick=3)
     with ExitStack() as stack:
+        spark = stack.enter_context(spark_session(setting.directory / "spark"))
         server = stack.enter_context(SowServer(setting.directory / "sow"))
         client = stack.enter_context(Client(server.address))
         setting.say(f"loading {records:,} records, writing them as files")
         _load(client, records)
         lines = write_lines(setting.directory / "lines", records)
-        spark = stack.enter_context(spark_session(setting.directory / "spark"))
         cpu = CpuMeter(server)
         memory = stack.enter_context(WorkerMemory())
 
@@ -128,10 +128,10 @@ def bulk_write(setting: Setting) -> Iterator[Row]:
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(3, quick=2)
     with ExitStack() as stack:
+        spark = stack.enter_context(spark_session(setting.directory / "spark"))
         server = stack.enter_context(SowServer(setting.directory / "sow"))
         client = stack.enter_context(Client(server.address))
         lines = write_lines(setting.directory / "lines", records)
-        spark = stack.enter_context(spark_session(setting.directory / "spark"))
         rows = str(setting.directory / "rows")
         lived = functions.lit(3600) + functions.col("id") % 600
         spark.read.schema(SCHEMA).json(lines).withColumn(TTL_COLUMN, lived).write.parquet(rows)
@@ -188,13 +188,13 @@ def disturbance(setting: Setting) -> Iterator[Row]:
     calls: dict[str, list[float]] = {"snapshots": [], "files": []}
     shares: list[float] = []
     with ExitStack() as stack:
+        spark = stack.enter_context(spark_session(setting.directory / "spark"))
         server = stack.enter_context(SowServer(setting.directory / "sow"))
         client = stack.enter_context(Client(server.address))
         publisher = SinglePublisher(stack.enter_context(grpc.insecure_channel(server.address)))
         setting.say(f"loading {records:,} records, writing them as files")
         _load(client, records)
         lines = write_lines(setting.directory / "lines", records)
-        spark = stack.enter_context(spark_session(setting.directory / "spark"))
         work: dict[str, Callable[[], int]] = {
             "snapshots": lambda: _aggregate(_topic(spark, server)),
             "files": lambda: _aggregate(spark.read.schema(SCHEMA).json(lines)),
