@@ -34,7 +34,7 @@ SCHEMA: Final = StructType(
 
 @contextmanager
 def spark_session(directory: Path) -> Iterator[SparkSession]:
-    """Two tasks at a time on this machine, as the targets say. To be made before a client: Java is started by a fork."""
+    """Two tasks at a time, as the targets say. To be made before a client: Java is started by a fork."""
     from sow_spark import SowDataSource
 
     # Workers are processes of their own: they have to find what this one has found.
