@@ -23,6 +23,7 @@ from sow_client import SowError
 from sow_spark.connection import connect, retried
 from sow_spark.decoding import Decoder, Misfit
 from sow_spark.errors import SowSourceError, translated
+from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import PayloadForm, Reading
 from sow_spark.schemas import Layout, form_of, layout
 
@@ -117,7 +118,7 @@ class SnapshotReader(DataSourceReader):
 
             doing = f"reading part {partition.part} of a snapshot of topic {reading.topic}"
             with renewed(lambda: client.renew_export(partition.export_id), partition.lease_seconds), translated(doing):
-                yield from batches(decoder, reading.topic, records)
+                yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
 
 
 class FilteringReader(SnapshotReader):
@@ -131,12 +132,17 @@ class FilteringReader(SnapshotReader):
 
 
 def batches(
-    decoder: Decoder, topic: str, records: Callable[[Sequence[PackedColumn], bool], Iterator[PackedRecords]]
+    decoder: Decoder,
+    topic: str,
+    records: Callable[[Sequence[PackedColumn], bool], Iterator[PackedRecords]],
+    *,
+    rows: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """What `records(columns, lines)` gives, as Arrow batches. Raises SowSourceError (ROW_MALFORMED) for a record that
-    does not fit: it reads once more, to tell its key."""
+    """What `records(columns, lines)` gives, as Arrow batches of about `rows` (0: as fits).
+
+    Raises SowSourceError (ROW_MALFORMED) for a record that does not fit: it reads once more, to tell its key."""
     done = 0
-    for packed in records(decoder.columns, decoder.lines):
+    for packed in gathered(records(decoder.columns, decoder.lines), rows=rows or ROWS):
         try:
             batch = decoder.decode(packed)
         except Misfit as misfit:

@@ -211,7 +211,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             doing = f"reading the changes of topic {reading.topic} from {partition.start} to {partition.end}"
             with translated(doing):
-                yield from batches(decoder, reading.topic, records)
+                yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
 
     def commit(self, end: Offset) -> None:  # type: ignore[override]
         """Lets go of the journal up to `end`."""
