@@ -193,7 +193,7 @@ class LoadsMachine(RuleBasedStateMachine):
         def start() -> Load:
             return self.heard(lambda done: self.rig.store.loads.open("t", LEASE, done))
 
-        if len(self.loads) == 2:
+        if len(self.loads) == 2 or self.committed():
             with pytest.raises(StoreError) as refused:
                 start()
             assert refused.value.reason is Reason.OVERLOADED
@@ -387,7 +387,11 @@ class LoadsMachine(RuleBasedStateMachine):
         assert {load.row.id for load in self.rig.store.loads.all() if load.row.open} == {load.id for load in self.loads}
 
 
-SETTINGS = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = max(1, settings().max_examples // 10)
+"""Ten, and two hundred in the long profile: each is a store of its own, opened several times."""
+SETTINGS = settings(
+    max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 PLANTED = settings(SETTINGS, max_examples=1000, phases=(Phase.generate,))
 
@@ -414,6 +418,7 @@ def mark_all(self: Stage, topic: Topic, key: bytes, sequence: int) -> None:
         self.batch.puts[STAGING][mark_key(load, key)] = b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", [no_mark, mark_all])
 def test_the_machine_finds_planted_mistakes_in_marks(mistake: Callable[..., None]) -> None:
     with mock.patch.object(Stage, "_mark", mistake), pytest.raises(BaseException):  # noqa: B017  # whatever it finds
