@@ -71,8 +71,10 @@ log = structlog.get_logger(__name__)
 
 LOAD_KEY: Final = b"load/"
 NEXT_LOAD_KEY: Final = b"next_load"
+STAGE_ROWS: Final = 250
+"""Rows that one commit stages: it is not synced, so that small ones cost little, and a publish waits for one."""
 PIECE_ROWS: Final = 1000
-"""Rows that one commit stages or applies, so that publishers never wait for long."""
+"""Rows that one commit applies, so that publishers never wait for long."""
 PIECE_BYTES: Final = 4 * 2**20
 """Payload bytes after which a commit takes no further row to apply."""
 READ_ROWS: Final = 1000
@@ -421,12 +423,12 @@ class Loads:
         common, bad_common = request.lifetime, _lifetime_fault(topic, request.lifetime, now)
         faults = {given: _lifetime_fault(topic, given, now) for given in set(request.lifetimes or ())}
         pieces: list[Piece] = []
-        for start in range(0, len(job.keys), PIECE_ROWS):
+        for start in range(0, len(job.keys), STAGE_ROWS):
             positions: list[int] = []
             keys: list[bytes] = []
             values: list[bytes] = []
             refusals: list[Refusal] = []
-            stop = min(start + PIECE_ROWS, len(job.keys))
+            stop = min(start + STAGE_ROWS, len(job.keys))
             for index in range(start, stop):
                 key, given = job.keys[index], ABSENT if request.lifetimes is None else request.lifetimes[index]
                 lifetime, fault = (common, bad_common) if given.kind is LifetimeKind.ABSENT else (given, faults[given])

@@ -84,6 +84,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         self._checking = asyncio.Semaphore(1)
         """One request at a time is checked, of all streams: queries and subscriptions want the threads and the
         processor, too, and checking is done by one thread as fast as by two."""
+        self._staging = asyncio.Lock()
+        """One piece at a time is with the writer, of all streams, so that a publish waits for one at most."""
         self.rpcs = rpcs
 
     @unary
@@ -165,7 +167,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         give_up = loop.time() + PATIENCE_SECONDS
         while True:
             try:
-                await _heard(lambda done: self._loads.stage(piece, done))
+                async with self._staging:
+                    await _heard(lambda done: self._loads.stage(piece, done))
                 return
             except StoreError as error:
                 if error.reason is not Reason.OVERLOADED or loop.time() > give_up:

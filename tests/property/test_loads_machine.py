@@ -400,6 +400,7 @@ PLANTED = settings(SETTINGS, max_examples=1000, phases=(Phase.generate,))
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that everything takes several commits, and reads end within the rows of one key."""
     monkeypatch.setattr(loads, "PIECE_ROWS", 2)
+    monkeypatch.setattr(loads, "STAGE_ROWS", 2)
     monkeypatch.setattr(loads, "READ_ROWS", 2)
     monkeypatch.setattr(loads, "SCAN_RECORDS", 3)
 
