@@ -13,8 +13,9 @@ import grpc
 import pytest
 
 from sow.v1 import load_pb2, load_pb2_grpc, types_pb2
-from sow_client import Client, LoadPart, SowError
+from sow_client import AsyncClient, Client, LoadPart, SowError
 from sow_client._core import error_of_status
+from tests.support.proxy import Proxy
 from tests.support.server import ServerProcess, until
 
 CONFIG = """
@@ -96,6 +97,33 @@ def test_a_load_through_the_asynchronous_client(server: ServerProcess) -> None:
                 await client.abort_load(load.id)
 
     asyncio.run(run())
+
+
+def test_an_asynchronous_stager_goes_on_over_connections_that_break(server: ServerProcess) -> None:
+    """What was not answered is sent again, in order, and counted once; what has ended the load is told at once."""
+
+    async def run(address: str, proxy: Proxy) -> None:
+        async with AsyncClient(address) as client:
+            load = await client.open_load("t")
+            async with client.stage_load(load.id, 0, 1) as stager:
+                for start in range(0, 60_000, 3000):
+                    if start in (9000, 30_000):
+                        proxy.cut_after(100_000)
+                    await stager.stage([*rows(*range(start, start + 2999)), b"{}"])
+                await stager.flush()
+                assert not proxy.armed
+            assert (stager.staged, stager.refused) == (60_000 - 20, 20)
+            assert [refusal.index for refusal in stager.refusals] == [*range(2999, 60_000, 3000)]
+            assert (await client.get_load(load.id)).figures.staged == stager.staged
+            late = client.stage_load(load.id, 0, 2)
+            await client.abort_load(load.id)
+            with pytest.raises(SowError) as error:
+                async with late:
+                    await late.stage(rows(1))
+            assert error.value.reason == "LOAD_NOT_FOUND"
+
+    with Proxy(server.address) as proxy:
+        asyncio.run(run(proxy.address, proxy))
 
 
 def test_a_load_makes_a_topic_where_a_publish_would(client: Client) -> None:
