@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import threading
 import time
 from collections import deque
@@ -190,6 +191,8 @@ class StageCore:
         self.staged = 0
         self.refused = 0
         self.refusals: list[Refusal] = []
+        self._stager = secrets.randbits(64) | 1
+        """So that the server tells rows that are sent again from those of another stager with the same numbers."""
         self._retry_for = retry_for
         self._next_row = 1
         self._queued: deque[_Sealed] = deque()
@@ -233,6 +236,7 @@ class StageCore:
                 load_id=self.load_id,
                 part=self.part,
                 attempt=self.attempt,
+                stager=self._stager,
                 key=() if keys is None else keys[start:stop],
                 payload=payloads[start:stop],
                 lifetime=common,

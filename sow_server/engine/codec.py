@@ -35,7 +35,8 @@
     staging   what loads have staged, see loads.py
               key    load u32 | "r" | key length u16 | record key | part u32 | attempt u64
               value  lifetime kind u8 | lifetime i64 | payload
-              key    load u32 | "a" | part u32 | attempt u64      value  rows seen i64 | rows staged i64 | bytes i64
+              key    load u32 | "a" | part u32 | attempt u64
+              value  rows seen i64 | rows staged i64 | bytes i64 | stager u64
               key    load u32 | "d" | record key                  value  empty: others have removed it since
               key    load u32 | "n"                               value  those that count: (part u32 | attempt u64)*
 
@@ -562,7 +563,7 @@ def made_key(sequence: int, store_key: bytes) -> bytes:
 
 _ATTEMPT: Final = Struct(">IQ")
 _STAGED: Final = Struct(">Bq")
-_ATTEMPT_COUNTS: Final = Struct(">qqq")
+_ATTEMPT_COUNTS: Final = Struct(">qqqQ")
 _ROW, _COUNTS, _MARK, _NAMED = b"r", b"a", b"d", b"n"
 ATTEMPT_BYTES: Final = _ATTEMPT.size
 STAGED_BYTES: Final = _STAGED.size
@@ -570,11 +571,13 @@ STAGED_BYTES: Final = _STAGED.size
 
 
 class AttemptCounts(NamedTuple):
-    """What one attempt at a part of a load has done: rows seen, refused ones included; rows staged; their bytes."""
+    """What one attempt at a part of a load has done: rows seen, refused ones included; rows staged; their bytes; and
+    whose they are, where that was told."""
 
     seen: int = 0
     staged: int = 0
     bytes: int = 0
+    stager: int = 0
 
 
 def staged_keys(load: int, keys: Sequence[bytes], part: int, attempt: int) -> list[bytes]:
@@ -622,7 +625,7 @@ def read_attempt_key(key: bytes) -> tuple[int, int]:
 
 
 def encode_attempt(counts: AttemptCounts) -> bytes:
-    """Three words."""
+    """Four words."""
     return _ATTEMPT_COUNTS.pack(*counts)
 
 

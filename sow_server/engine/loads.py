@@ -9,7 +9,7 @@
          by the sequence of the change here: a change of another instance may come late, with an old version. What they
          remove leaves a mark (ST6); whether a row is superseded is decided in the writer's turn.
     LO5  Rows of an attempt have positions without gaps. What was seen is not staged or counted again, so a request may
-         be repeated.
+         be repeated, by the one who has staged the attempt so far: rows of another one would be taken for repeated.
     LO6  Lifetimes start when the row is applied (rule L5).
 
            open            stage*                     commit                                     rows removed
@@ -233,7 +233,9 @@ class Piece:
     values: Sequence[bytes]
     refusals: Sequence[Refusal]
     """With their indexes in the whole request."""
-    size: int = field(default=0)
+    size: int = 0
+    stager: int = 0
+    """Whose they are; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +409,15 @@ class Loads:
             self._store.control(stage_open, done)
 
     def prepare(
-        self, load_id: str, part: int, attempt: int, first_row: int, request: Publish, limits: Limits
+        self,
+        load_id: str,
+        part: int,
+        attempt: int,
+        first_row: int,
+        request: Publish,
+        limits: Limits,
+        *,
+        stager: int = 0,
     ) -> list[Piece]:
         """Checks rows as a publish would be, and makes pieces of them; `request` is what they would be published by,
         but for the topic. Not on the event loop. Raises StoreError."""
@@ -455,6 +465,7 @@ class Loads:
                     values,
                     refusals,
                     size,
+                    stager,
                 )
             )
         return pieces
@@ -472,6 +483,13 @@ class Loads:
                 raise StoreError(
                     Reason.REQUEST_TOO_LARGE,
                     f"attempt: {ATTEMPTS_MAX} attempts have staged rows of this load, as many as there may be",
+                    field="attempt",
+                )
+            if before.seen and before.stager != piece.stager:
+                raise StoreError(
+                    Reason.LOAD_INCOMPLETE,
+                    f"attempt: somebody else has staged {before.seen} rows as attempt {piece.attempt} at part"
+                    f" {piece.part}; choose another number for each attempt",
                     field="attempt",
                 )
             if piece.first_row > before.seen + 1:
@@ -494,7 +512,8 @@ class Loads:
                         f" {self._options.staged_bytes_max} are allowed; commit or abort one",
                         field="payload",
                     )
-                after = AttemptCounts(piece.first_row + piece.rows - 1, before.staged + len(keys), before.bytes + size)
+                seen, staged_rows = piece.first_row + piece.rows - 1, before.staged + len(keys)
+                after = AttemptCounts(seen, staged_rows, before.bytes + size, piece.stager)
                 counts_key = attempt_key(load.row.number, piece.part, piece.attempt)
                 stage.batch.puts[STAGING][counts_key] = encode_attempt(after)
 

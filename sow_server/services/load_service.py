@@ -159,7 +159,15 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 field="payload",
             )
         rows = convert.staged_rows(request)
-        return self._loads.prepare(load_id, request.part, request.attempt, request.first_row, rows, self._limits)
+        return self._loads.prepare(
+            load_id,
+            request.part,
+            request.attempt,
+            request.first_row,
+            rows,
+            self._limits,
+            stager=request.stager,
+        )
 
     async def _stage(self, piece: Piece) -> None:
         """Waits for room in the write queue: not reading on is how a stream is slowed down."""

@@ -126,6 +126,15 @@ def test_an_asynchronous_stager_goes_on_over_connections_that_break(server: Serv
         asyncio.run(run(proxy.address, proxy))
 
 
+def test_two_stagers_do_not_share_an_attempt(client: Client) -> None:
+    load = client.open_load("t")
+    with client.stage_load(load.id, 0, 1) as stager:
+        stager.stage(rows(1))
+    with pytest.raises(SowError, match="choose another number") as error, client.stage_load(load.id, 0, 1) as stager:
+        stager.stage(rows(2))
+    assert error.value.reason == "LOAD_INCOMPLETE"
+
+
 def test_a_load_makes_a_topic_where_a_publish_would(client: Client) -> None:
     load = client.open_load("new")
     with client.stage_load(load.id, 0, 1) as stager:

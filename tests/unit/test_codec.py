@@ -325,9 +325,9 @@ def test_what_a_load_stages() -> None:
     counts = attempt_key(7, 0x11, 2**64 - 1)
     assert counts.hex() == "000000076100000011ffffffffffffffff"
     assert read_attempt_key(counts) == (0x11, 2**64 - 1)
-    row = encode_attempt(AttemptCounts(3, 2, 100))
-    assert row.hex() == "000000000000000300000000000000020000000000000064"
-    assert decode_attempt(row) == (3, 2, 100)
+    row = encode_attempt(AttemptCounts(3, 2, 100, 2**64 - 1))
+    assert row.hex() == "000000000000000300000000000000020000000000000064ffffffffffffffff"
+    assert decode_attempt(row) == (3, 2, 100, 2**64 - 1)
     assert mark_key(7, b"ab").hex() == "00000007646162"
     assert named_key(7).hex() == "000000076e"
     assert encode_named([(1, 2)]).hex() == "000000010000000000000002"

@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from sow.v1 import types_pb2 as sow_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11sow/v1/load.proto\x12\x06sow.v1\x1a\x12sow/v1/types.proto\"6\n\x0fOpenLoadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0clease_micros\x18\x02 \x01(\x03\"P\n\x10OpenLoadResponse\x12\x0f\n\x07load_id\x18\x01 \x01(\t\x12\x14\n\x0clease_micros\x18\x02 \x01(\x03\x12\x15\n\rbegin_version\x18\x03 \x01(\x03\"\xdd\x01\n\x10StageLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0b\n\x03key\x18\x04 \x03(\t\x12\x0f\n\x07payload\x18\x05 \x03(\x0c\x12\"\n\x08lifetime\x18\x06 \x01(\x0b\x32\x10.sow.v1.Lifetime\x12+\n\rlifetime_kind\x18\x07 \x03(\x0e\x32\x14.sow.v1.LifetimeKind\x12\x17\n\x0flifetime_micros\x18\x08 \x03(\x03\x12\x11\n\tfirst_row\x18\t \x01(\x04\"F\n\x11StageLoadResponse\x12\x0e\n\x06staged\x18\x01 \x01(\r\x12!\n\x08refusals\x18\x02 \x03(\x0b\x32\x0f.sow.v1.Refusal\"7\n\x08LoadPart\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\x04\"E\n\x11\x43ommitLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\x12\x1f\n\x05parts\x18\x02 \x03(\x0b\x32\x10.sow.v1.LoadPart\"\\\n\x12\x43ommitLoadResponse\x12 \n\x05phase\x18\x01 \x01(\x0e\x32\x11.sow.v1.LoadPhase\x12$\n\x07\x66igures\x18\x02 \x01(\x0b\x32\x13.sow.v1.LoadFigures\"e\n\x0bLoadFigures\x12\x0e\n\x06staged\x18\x01 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\x12\x12\n\nsuperseded\x18\x03 \x01(\x04\x12\x10\n\x08repeated\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x05 \x01(\x04\"!\n\x0eGetLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\"\xd4\x01\n\x0fGetLoadResponse\x12\r\n\x05topic\x18\x01 \x01(\t\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.sow.v1.LoadPhase\x12$\n\x07\x66igures\x18\x03 \x01(\x0b\x32\x13.sow.v1.LoadFigures\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12\x0f\n\x07load_id\x18\x05 \x01(\t\x12\x18\n\x10open_time_micros\x18\x06 \x01(\x03\x12\x14\n\x0cstaged_bytes\x18\x07 \x01(\x04\x12\x18\n\x10lease_end_micros\x18\x08 \x01(\x03\"!\n\x10ListLoadsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\";\n\x11ListLoadsResponse\x12&\n\x05loads\x18\x01 \x03(\x0b\x32\x17.sow.v1.GetLoadResponse\"#\n\x10RenewLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\")\n\x11RenewLoadResponse\x12\x14\n\x0clease_micros\x18\x01 \x01(\x03\"#\n\x10\x41\x62ortLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\"\x13\n\x11\x41\x62ortLoadResponse*\x9d\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_STAGING\x10\x01\x12\x17\n\x13LOAD_PHASE_APPLYING\x10\x02\x12\x17\n\x13LOAD_PHASE_DELETING\x10\x03\x12\x13\n\x0fLOAD_PHASE_DONE\x10\x04\x12\x15\n\x11LOAD_PHASE_FAILED\x10\x05\x32\xdb\x03\n\x0bLoadService\x12=\n\x08OpenLoad\x12\x17.sow.v1.OpenLoadRequest\x1a\x18.sow.v1.OpenLoadResponse\x12\x44\n\tStageLoad\x12\x18.sow.v1.StageLoadRequest\x1a\x19.sow.v1.StageLoadResponse(\x01\x30\x01\x12\x45\n\nCommitLoad\x12\x19.sow.v1.CommitLoadRequest\x1a\x1a.sow.v1.CommitLoadResponse0\x01\x12:\n\x07GetLoad\x12\x16.sow.v1.GetLoadRequest\x1a\x17.sow.v1.GetLoadResponse\x12@\n\tRenewLoad\x12\x18.sow.v1.RenewLoadRequest\x1a\x19.sow.v1.RenewLoadResponse\x12@\n\tAbortLoad\x12\x18.sow.v1.AbortLoadRequest\x1a\x19.sow.v1.AbortLoadResponse\x12@\n\tListLoads\x12\x18.sow.v1.ListLoadsRequest\x1a\x19.sow.v1.ListLoadsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11sow/v1/load.proto\x12\x06sow.v1\x1a\x12sow/v1/types.proto\"6\n\x0fOpenLoadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0clease_micros\x18\x02 \x01(\x03\"P\n\x10OpenLoadResponse\x12\x0f\n\x07load_id\x18\x01 \x01(\t\x12\x14\n\x0clease_micros\x18\x02 \x01(\x03\x12\x15\n\rbegin_version\x18\x03 \x01(\x03\"\xed\x01\n\x10StageLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0b\n\x03key\x18\x04 \x03(\t\x12\x0f\n\x07payload\x18\x05 \x03(\x0c\x12\"\n\x08lifetime\x18\x06 \x01(\x0b\x32\x10.sow.v1.Lifetime\x12+\n\rlifetime_kind\x18\x07 \x03(\x0e\x32\x14.sow.v1.LifetimeKind\x12\x17\n\x0flifetime_micros\x18\x08 \x03(\x03\x12\x11\n\tfirst_row\x18\t \x01(\x04\x12\x0e\n\x06stager\x18\n \x01(\x04\"F\n\x11StageLoadResponse\x12\x0e\n\x06staged\x18\x01 \x01(\r\x12!\n\x08refusals\x18\x02 \x03(\x0b\x32\x0f.sow.v1.Refusal\"7\n\x08LoadPart\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\x04\"E\n\x11\x43ommitLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\x12\x1f\n\x05parts\x18\x02 \x03(\x0b\x32\x10.sow.v1.LoadPart\"\\\n\x12\x43ommitLoadResponse\x12 \n\x05phase\x18\x01 \x01(\x0e\x32\x11.sow.v1.LoadPhase\x12$\n\x07\x66igures\x18\x02 \x01(\x0b\x32\x13.sow.v1.LoadFigures\"e\n\x0bLoadFigures\x12\x0e\n\x06staged\x18\x01 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\x12\x12\n\nsuperseded\x18\x03 \x01(\x04\x12\x10\n\x08repeated\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x05 \x01(\x04\"!\n\x0eGetLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\"\xd4\x01\n\x0fGetLoadResponse\x12\r\n\x05topic\x18\x01 \x01(\t\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.sow.v1.LoadPhase\x12$\n\x07\x66igures\x18\x03 \x01(\x0b\x32\x13.sow.v1.LoadFigures\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\x12\x0f\n\x07load_id\x18\x05 \x01(\t\x12\x18\n\x10open_time_micros\x18\x06 \x01(\x03\x12\x14\n\x0cstaged_bytes\x18\x07 \x01(\x04\x12\x18\n\x10lease_end_micros\x18\x08 \x01(\x03\"!\n\x10ListLoadsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\";\n\x11ListLoadsResponse\x12&\n\x05loads\x18\x01 \x03(\x0b\x32\x17.sow.v1.GetLoadResponse\"#\n\x10RenewLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\")\n\x11RenewLoadResponse\x12\x14\n\x0clease_micros\x18\x01 \x01(\x03\"#\n\x10\x41\x62ortLoadRequest\x12\x0f\n\x07load_id\x18\x01 \x01(\t\"\x13\n\x11\x41\x62ortLoadResponse*\x9d\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_STAGING\x10\x01\x12\x17\n\x13LOAD_PHASE_APPLYING\x10\x02\x12\x17\n\x13LOAD_PHASE_DELETING\x10\x03\x12\x13\n\x0fLOAD_PHASE_DONE\x10\x04\x12\x15\n\x11LOAD_PHASE_FAILED\x10\x05\x32\xdb\x03\n\x0bLoadService\x12=\n\x08OpenLoad\x12\x17.sow.v1.OpenLoadRequest\x1a\x18.sow.v1.OpenLoadResponse\x12\x44\n\tStageLoad\x12\x18.sow.v1.StageLoadRequest\x1a\x19.sow.v1.StageLoadResponse(\x01\x30\x01\x12\x45\n\nCommitLoad\x12\x19.sow.v1.CommitLoadRequest\x1a\x1a.sow.v1.CommitLoadResponse0\x01\x12:\n\x07GetLoad\x12\x16.sow.v1.GetLoadRequest\x1a\x17.sow.v1.GetLoadResponse\x12@\n\tRenewLoad\x12\x18.sow.v1.RenewLoadRequest\x1a\x19.sow.v1.RenewLoadResponse\x12@\n\tAbortLoad\x12\x18.sow.v1.AbortLoadRequest\x1a\x19.sow.v1.AbortLoadResponse\x12@\n\tListLoads\x12\x18.sow.v1.ListLoadsRequest\x1a\x19.sow.v1.ListLoadsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sow.v1.load_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOADPHASE']._serialized_start=1293
-  _globals['_LOADPHASE']._serialized_end=1450
+  _globals['_LOADPHASE']._serialized_start=1309
+  _globals['_LOADPHASE']._serialized_end=1466
   _globals['_OPENLOADREQUEST']._serialized_start=49
   _globals['_OPENLOADREQUEST']._serialized_end=103
   _globals['_OPENLOADRESPONSE']._serialized_start=105
   _globals['_OPENLOADRESPONSE']._serialized_end=185
   _globals['_STAGELOADREQUEST']._serialized_start=188
-  _globals['_STAGELOADREQUEST']._serialized_end=409
-  _globals['_STAGELOADRESPONSE']._serialized_start=411
-  _globals['_STAGELOADRESPONSE']._serialized_end=481
-  _globals['_LOADPART']._serialized_start=483
-  _globals['_LOADPART']._serialized_end=538
-  _globals['_COMMITLOADREQUEST']._serialized_start=540
-  _globals['_COMMITLOADREQUEST']._serialized_end=609
-  _globals['_COMMITLOADRESPONSE']._serialized_start=611
-  _globals['_COMMITLOADRESPONSE']._serialized_end=703
-  _globals['_LOADFIGURES']._serialized_start=705
-  _globals['_LOADFIGURES']._serialized_end=806
-  _globals['_GETLOADREQUEST']._serialized_start=808
-  _globals['_GETLOADREQUEST']._serialized_end=841
-  _globals['_GETLOADRESPONSE']._serialized_start=844
-  _globals['_GETLOADRESPONSE']._serialized_end=1056
-  _globals['_LISTLOADSREQUEST']._serialized_start=1058
-  _globals['_LISTLOADSREQUEST']._serialized_end=1091
-  _globals['_LISTLOADSRESPONSE']._serialized_start=1093
-  _globals['_LISTLOADSRESPONSE']._serialized_end=1152
-  _globals['_RENEWLOADREQUEST']._serialized_start=1154
-  _globals['_RENEWLOADREQUEST']._serialized_end=1189
-  _globals['_RENEWLOADRESPONSE']._serialized_start=1191
-  _globals['_RENEWLOADRESPONSE']._serialized_end=1232
-  _globals['_ABORTLOADREQUEST']._serialized_start=1234
-  _globals['_ABORTLOADREQUEST']._serialized_end=1269
-  _globals['_ABORTLOADRESPONSE']._serialized_start=1271
-  _globals['_ABORTLOADRESPONSE']._serialized_end=1290
-  _globals['_LOADSERVICE']._serialized_start=1453
-  _globals['_LOADSERVICE']._serialized_end=1928
+  _globals['_STAGELOADREQUEST']._serialized_end=425
+  _globals['_STAGELOADRESPONSE']._serialized_start=427
+  _globals['_STAGELOADRESPONSE']._serialized_end=497
+  _globals['_LOADPART']._serialized_start=499
+  _globals['_LOADPART']._serialized_end=554
+  _globals['_COMMITLOADREQUEST']._serialized_start=556
+  _globals['_COMMITLOADREQUEST']._serialized_end=625
+  _globals['_COMMITLOADRESPONSE']._serialized_start=627
+  _globals['_COMMITLOADRESPONSE']._serialized_end=719
+  _globals['_LOADFIGURES']._serialized_start=721
+  _globals['_LOADFIGURES']._serialized_end=822
+  _globals['_GETLOADREQUEST']._serialized_start=824
+  _globals['_GETLOADREQUEST']._serialized_end=857
+  _globals['_GETLOADRESPONSE']._serialized_start=860
+  _globals['_GETLOADRESPONSE']._serialized_end=1072
+  _globals['_LISTLOADSREQUEST']._serialized_start=1074
+  _globals['_LISTLOADSREQUEST']._serialized_end=1107
+  _globals['_LISTLOADSRESPONSE']._serialized_start=1109
+  _globals['_LISTLOADSRESPONSE']._serialized_end=1168
+  _globals['_RENEWLOADREQUEST']._serialized_start=1170
+  _globals['_RENEWLOADREQUEST']._serialized_end=1205
+  _globals['_RENEWLOADRESPONSE']._serialized_start=1207
+  _globals['_RENEWLOADRESPONSE']._serialized_end=1248
+  _globals['_ABORTLOADREQUEST']._serialized_start=1250
+  _globals['_ABORTLOADREQUEST']._serialized_end=1285
+  _globals['_ABORTLOADRESPONSE']._serialized_start=1287
+  _globals['_ABORTLOADRESPONSE']._serialized_end=1306
+  _globals['_LOADSERVICE']._serialized_start=1469
+  _globals['_LOADSERVICE']._serialized_end=1944
 # @@protoc_insertion_point(module_scope)

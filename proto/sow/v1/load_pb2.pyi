@@ -129,6 +129,7 @@ class StageLoadRequest(_message.Message):
     LIFETIME_KIND_FIELD_NUMBER: _builtins.int
     LIFETIME_MICROS_FIELD_NUMBER: _builtins.int
     FIRST_ROW_FIELD_NUMBER: _builtins.int
+    STAGER_FIELD_NUMBER: _builtins.int
     load_id: _builtins.str
     """The load. Empty: that of the stream's previous request."""
     part: _builtins.int
@@ -138,6 +139,10 @@ class StageLoadRequest(_message.Message):
     first_row: _builtins.int
     """Position of the first row among all that this attempt sends, refused ones included; the first is 1. Positions have no
     gaps: rows that were staged already are not staged or counted again, so whoever has no answer sends the same again.
+    """
+    stager: _builtins.int
+    """Chosen at random by whoever stages this attempt, the same in all of its requests: so that another one who uses the
+    same numbers is refused (LOAD_INCOMPLETE), where its rows would pass for repeated ones and be lost. 0: not told.
     """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -175,10 +180,11 @@ class StageLoadRequest(_message.Message):
         lifetime_kind: _abc.Iterable[_types_pb2.LifetimeKind.ValueType] | None = ...,
         lifetime_micros: _abc.Iterable[_builtins.int] | None = ...,
         first_row: _builtins.int = ...,
+        stager: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_row", b"first_row", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "load_id", b"load_id", "part", b"part", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_row", b"first_row", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "load_id", b"load_id", "part", b"part", "payload", b"payload", "stager", b"stager"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
