@@ -76,6 +76,8 @@ class Reading:
     filter: str = ""
     export: str | None = None
     """Of a batch: name of an export that the program has opened itself; None: one is opened for the read."""
+    push_filters: bool = False
+    """Of a batch: take Spark's filters, where its setting for that is on. Each DataFrame is then for one filter."""
     partitions: int = 0
     """About how many parts; 0: as the server finds apt (batch), or by the entries of a micro-batch (stream)."""
     infer_records: int = 1_000
@@ -145,6 +147,7 @@ _COMMON: Final = (
 READ_OPTIONS: Final = (
     *_COMMON,
     "filter",
+    "pushFilters",
     "export",
     "partitions",
     "inferRecords",
@@ -185,10 +188,15 @@ WRITE_OPTIONS: Final = (
 def parse_reading(options: Mapping[str, str]) -> Reading:
     """The options of reading. Raises SowSourceError (OPTION_INVALID)."""
     given = _Given(options, READ_OPTIONS, WRITE_OPTIONS, "reading", "writing")
+    if given.text("export") is not None:
+        for name in ("filter", "partitions", "lease"):
+            if given.text(name) is not None:
+                raise option_error(name, "and export exclude each other: it is settled when the export is opened")
     return Reading(
         connecting=_connecting(given),
         topic=given.topic(),
         filter=given.text("filter") or "",
+        push_filters=given.flag("pushFilters", False),
         export=given.text("export"),
         partitions=given.count("partitions", 0, 1, PARTITIONS_MAX),
         infer_records=given.count("inferRecords", 1_000, 1, INFER_RECORDS_MAX),

@@ -6,6 +6,8 @@ R1  All rows of a DataFrame are of one cut: no record twice, none missing, none 
 R2  A task yields a whole part or raises; one that is run again reads the same part again.
 R3  The lease of the export is renewed for as long as a task reads, however slowly its rows are taken.
 R4  Pushed filters change what is read, never what comes out: Spark gets all of them back (see `sow_spark.filters`).
+    They are taken only where the user asks for it (`pushFilters`): Spark reads a DataFrame that was loaded once, and is
+    used with several filters, by the last of them.
 """
 
 from __future__ import annotations

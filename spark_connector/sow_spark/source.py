@@ -46,8 +46,11 @@ class SowDataSource(DataSource):
         from sow_spark.options import parse_reading
         from sow_spark.reading import FilteringReader, SnapshotReader
 
-        kind = FilteringReader if _filters_are_pushed() else SnapshotReader
-        return kind(parse_reading(self.options), schema)
+        reading = parse_reading(self.options)
+        # Not by itself: Spark (4.1 to 4.3) keeps one plan for a DataFrame that was loaded, that of the last filters it
+        # has pushed, and gives it to every other use of it, also without a filter: rows would be missing.
+        kind = FilteringReader if reading.push_filters and _filters_are_pushed() else SnapshotReader
+        return kind(reading, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Follows the changes."""

@@ -71,6 +71,7 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
         ({"topic": "t", "partitoins": "3"}, "option partitoins: is unknown; did you mean partitions?"),
         ({"topic": "t", "ttlcolumn": "x"}, "option ttlColumn: is one of writing, not of reading"),
         ({"topic": "t", "partitions": "0"}, "option partitions: '0' is not a whole number from 1 to 10,000"),
+        ({"topic": "t", "export": "e", "filter": "/a > 1"}, "option filter: and export exclude each other"),
         ({"topic": "t", "metadata": "maybe"}, "option metadata: 'maybe' is none of true, false, changes"),
         (
             {"topic": "t", "mode": "delta"},

@@ -101,10 +101,27 @@ def test_filters_give_the_same_with_and_without_push_down(
     spark: SparkSession, server: ServerProcess, client: Client, pushed: str
 ) -> None:
     with pushing(spark, pushed):
-        frame = read(spark, server, SCHEMA, topic="orders", filter="/id < 100 OR /id >= 200")
+        frame = read(spark, server, SCHEMA, topic="orders", filter="/id < 100 OR /id >= 200", pushFilters="true")
         condition = "symbol = 'S3' AND price > 12.5 AND leg.px = 1 AND _key LIKE '%5' AND NOT id IN (10, 20)"
         found = [row.id for row in frame.where(condition).orderBy("id").collect()]
     assert found == [n for n in range(ORDERS) if not 100 <= n < 200 and n % 7 == 3 and n > 50 and n % 10 == 5]
+
+
+def test_a_frame_that_is_used_with_several_filters_has_all_rows_of_each(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """given a DataFrame that was loaded once, and Spark's setting on / when it is used with one filter, with another,
+    with both, and with none / then no row is missing
+
+    Spark keeps the plan of the filters that it has pushed last, and reads by it whatever the DataFrame is used for.
+    """
+    with pushing(spark, "true"):
+        frame = read(spark, server, "id LONG", topic="orders")
+        low, high = frame.where("id < 10"), frame.where(f"id >= {ORDERS - 10}")
+        assert low.count() == 10
+        assert frame.count() == ORDERS
+        assert low.union(high).count() == 20
+        assert high.count() == 10
 
 
 def test_payloads_come_whole_from_other_topics(spark: SparkSession, server: ServerProcess, client: Client) -> None:
@@ -156,7 +173,8 @@ def test_what_a_pushed_filter_excludes_is_not_even_read(
 ) -> None:
     client.publish_many("mixed", [{"a": 1}, {"a": "x"}], keys=["1", "2"])
     with pushing(spark, "true"):
-        assert read(spark, server, "a LONG, _key STRING", topic="mixed").where("_key = '1'").count() == 1
+        frame = read(spark, server, "a LONG, _key STRING", topic="mixed", pushFilters="true")
+        assert frame.where("_key = '1'").count() == 1
     with pushing(spark, "false"):
         frame = read(spark, server, "a LONG, _key STRING", topic="mixed").where("_key = '1'")
         assert "ROW_MALFORMED: record '2'" in reason_of(frame.count)
