@@ -180,7 +180,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_WRITE_STALLED: _ErrorReason.ValueType  # 30
     """The disk cannot keep up (a write stall). Passing: try again later."""
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 31
-    """The disk is full; writes have stopped, reads go on."""
+    """The disk is full; writes have stopped, reads go on. Or it is about to be, and only what loads stage is refused."""
     ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 32
     """A commit failed; writes have stopped, reads go on (X3). The server's log and health say why."""
     ERROR_REASON_DATA_DAMAGED: _ErrorReason.ValueType  # 33
@@ -258,7 +258,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_LOAD_COMMITTED: _ErrorReason.ValueType  # 69
     """The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
     ERROR_REASON_LOAD_INCOMPLETE: _ErrorReason.ValueType  # 70
-    """Fewer or more rows are staged than the parts of the commit say."""
+    """Fewer or more rows are staged than the parts of the commit say; rows before these are missing, or another stager has
+    used the same part and attempt.
+    """
     ERROR_REASON_LOAD_FAILED: _ErrorReason.ValueType  # 71
     """A load cannot go on; GetLoad says why."""
     ERROR_REASON_UNIT_DONE: _ErrorReason.ValueType  # 72
@@ -332,7 +334,7 @@ ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 29
 ERROR_REASON_WRITE_STALLED: ErrorReason.ValueType  # 30
 """The disk cannot keep up (a write stall). Passing: try again later."""
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 31
-"""The disk is full; writes have stopped, reads go on."""
+"""The disk is full; writes have stopped, reads go on. Or it is about to be, and only what loads stage is refused."""
 ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 32
 """A commit failed; writes have stopped, reads go on (X3). The server's log and health say why."""
 ERROR_REASON_DATA_DAMAGED: ErrorReason.ValueType  # 33
@@ -410,7 +412,9 @@ ERROR_REASON_LOAD_NOT_FOUND: ErrorReason.ValueType  # 68
 ERROR_REASON_LOAD_COMMITTED: ErrorReason.ValueType  # 69
 """The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
 ERROR_REASON_LOAD_INCOMPLETE: ErrorReason.ValueType  # 70
-"""Fewer or more rows are staged than the parts of the commit say."""
+"""Fewer or more rows are staged than the parts of the commit say; rows before these are missing, or another stager has
+used the same part and attempt.
+"""
 ERROR_REASON_LOAD_FAILED: ErrorReason.ValueType  # 71
 """A load cannot go on; GetLoad says why."""
 ERROR_REASON_UNIT_DONE: ErrorReason.ValueType  # 72
