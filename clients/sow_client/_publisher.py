@@ -296,6 +296,8 @@ class PublishCore:
         self.unit_finished = False
         """The server has told that the unit is finished."""
         self._holding = defaults.unit != 0
+        self._done_without = 0
+        """So many refused records the unit can do without."""
         self._failed: PublishFailed | None = None
         self._refusals: list[Refusal] = []
         self._refused_reported = 0
@@ -374,10 +376,11 @@ class PublishCore:
         if not self._defaults.unit:
             raise invalid("unit", "was not given to this publisher, so there is none to finish")
 
-    def end_unit(self) -> None:
+    def end_unit(self, *, without_refused: bool = False) -> None:
         """Everything is sealed, and settled but for what is held back: that is sent now, as the end of the unit if no
-        record was refused so far (W6)."""
-        if not self.refused:
+        record was refused so far (W6). `without_refused`: also if some were; then nothing is held back."""
+        self._done_without = self.refused if without_refused else 0
+        if self.refused == self._done_without:
             if not self._queued:
                 self._seal(_Columns((), (), (), (), 0))
             self._queued[-1].request.publisher.unit_done = True
@@ -385,7 +388,7 @@ class PublishCore:
 
     def unit_ended(self) -> PublishFailed | None:
         """Everything is settled: the unit is finished, unless this error is returned."""
-        self.unit_finished = not self.refused
+        self.unit_finished = self.refused == self._done_without
         self.hold()
         return None if self.unit_finished else self.take_refusals() or self._failed
 
@@ -691,12 +694,13 @@ class Publisher(_Shell):
                 else:
                     self._await_progress()
 
-    def finish_unit(self) -> None:
+    def finish_unit(self, *, without_refused: bool = False) -> None:
         """Sends the last records and, in the same request and commit, that the publisher's `unit` is finished; returns
         once the server has told that it is (rule P6). Until then the last records are held back.
 
         Raises PublishFailed where a record was refused since the publisher was made, also with `on_refusal`: all others
-        are applied, and the unit is not finished. May be called again.
+        are applied, and the unit is not finished. May be called again; `without_refused`: the unit is finished all the
+        same, as whoever calls can do without those records. That is recorded in a commit of its own.
         """
         core = self._core
         core.check_unit()
@@ -705,11 +709,14 @@ class Publisher(_Shell):
                 raise self._failure
             if core.unit_finished:
                 return
-            if self._pending:
+            if without_refused:
+                core.release()
+                self._drain()
+            elif self._pending:
                 self._seal_all()
             while not core.held_alone or self._delivering:
                 self._await_progress()
-            core.end_unit()
+            core.end_unit(without_refused=without_refused)
             self._wake()
             while core.has_requests or self._delivering:
                 self._await_progress()
@@ -1008,7 +1015,7 @@ class AsyncPublisher(_Shell):
             else:
                 await self._await_progress()
 
-    async def finish_unit(self) -> None:
+    async def finish_unit(self, *, without_refused: bool = False) -> None:
         """Sends the last records and that the publisher's `unit` is finished; see `Publisher.finish_unit`."""
         core = self._core
         core.check_unit()
@@ -1016,11 +1023,13 @@ class AsyncPublisher(_Shell):
             raise self._failure
         if core.unit_finished:
             return
-        if self._pending:
+        if without_refused:
+            await self._drain()
+        elif self._pending:
             await self._seal_all()
         while not core.held_alone:
             await self._await_progress()
-        core.end_unit()
+        core.end_unit(without_refused=without_refused)
         self._start()
         while core.has_requests:
             await self._await_progress()
@@ -1032,6 +1041,13 @@ class AsyncPublisher(_Shell):
         """Returns once all records so far are settled. Raises PublishFailed for those that were refused since then."""
         if self._failure is not None:
             raise self._failure
+        await self._drain()
+        self._core.hold()
+        failed = self._core.take_refusals()
+        if failed is not None and self._on_refusal is None:
+            raise failed
+
+    async def _drain(self) -> None:
         self._core.release()
         if self._pending:
             await self._seal_all()
@@ -1039,10 +1055,6 @@ class AsyncPublisher(_Shell):
             self._start()  # what was held back
         while self._core.unacknowledged:
             await self._await_progress()
-        self._core.hold()
-        failed = self._core.take_refusals()
-        if failed is not None and self._on_refusal is None:
-            raise failed
 
     async def close(self) -> None:
         """Flushes and ends the stream; may be called again. Raises as `flush` does."""

@@ -33,7 +33,6 @@ D3  Every batch has exactly the Arrow schema that Spark expects, with nullabilit
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -560,7 +559,7 @@ def _binary(value: object) -> bytes:
         raise _NoFit
     try:
         return base64.b64decode(value, validate=True)
-    except binascii.Error:
+    except ValueError:  # also what is not ASCII
         raise _NoFit from None
 
 

@@ -115,6 +115,14 @@ class OverwritingWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Makes what was staged the topic's content, and returns once it is."""
         writing = self._writing
+        silent = [str(index) for index, message in enumerate(messages) if not isinstance(message, Staged)]
+        if silent:
+            raise SowSourceError(
+                "INPUT_CUT",
+                f"partitions {', '.join(silent[:10])} of {len(messages)} did not tell what they staged for "
+                f"{writing.topic}: nothing is replaced",
+                "run the write again",
+            )
         parts = [
             LoadPart(message.partition, message.attempt, message.rows)
             for message in messages

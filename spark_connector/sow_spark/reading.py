@@ -27,7 +27,7 @@ from sow_spark.decoding import Decoder, Misfit
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import PayloadForm, Reading
-from sow_spark.schemas import Layout, form_of, layout
+from sow_spark.schemas import Layout, check_form, form_of, layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +65,8 @@ class SnapshotReader(DataSourceReader):
             if form is None or form == "columns":
                 topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
                 form = form_of(reading, self._layout, topic.settings.message_type)
+            else:
+                check_form(self._layout, form)
             export = self._export(client, form)
         lease_seconds = export.lease.total_seconds()
         # A topic without a matching record has no part; Spark makes one of its own, which `read` knows.

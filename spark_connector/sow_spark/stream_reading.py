@@ -180,6 +180,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The changes after `start` up to `end`, in parts."""
         if bookmark_of(start) == bookmark_of(end):
             return []
+        self._pin(start)  # a query that is started again begins with this, if its last batch was not finished
         form = self._payload_form()
         plan = self._plan_from(start, bookmark_of(end))
         if not plan.entries:

@@ -41,8 +41,10 @@ def require_whole_input() -> None:
             "this version of PySpark does not show whether a task has seen all of its rows",
             "nothing is recorded as finished that may not be",
         )
-    # Blocks until Spark has sent the mark, which it does right behind the rows, or has closed its end.
-    if stream.peek(len(_MARK))[: len(_MARK)] != _MARK:
+    # Blocks until Spark has sent the mark, which it does right behind the rows, or has closed its end. A part of it may
+    # be all that is there yet; peek does not wait for the rest.
+    seen = stream.peek(len(_MARK))[: len(_MARK)]
+    if not seen or not _MARK.startswith(seen):
         raise SowSourceError(
             "INPUT_CUT",
             "the rows of this task ended early",

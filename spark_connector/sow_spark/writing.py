@@ -103,15 +103,20 @@ def task_context() -> TaskContext:
 
 @dataclass(slots=True)
 class BadRows:
-    """Counts the rows of a task that were not written, and keeps the first of them. Owned by the task."""
+    """Counts the rows of a task that were not written, and keeps the first of them. Two threads add to it: the task's,
+    and the one of the publisher's answers."""
 
     count: int = 0
     samples: list[BadRow] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, rows: Sequence[BadRow]) -> None:
         """Takes note of more."""
-        self.count += len(rows)
-        self.samples += rows[: SAMPLES_MAX - len(self.samples)]
+        if not rows:
+            return
+        with self._lock:
+            self.count += len(rows)
+            self.samples += rows[: SAMPLES_MAX - len(self.samples)]
 
     def check(self, writing: Writing, partition: int, *, last: bool) -> None:
         """Raises SowSourceError with `onBadRow=fail`, once there are many, or at the end of the rows."""
@@ -287,22 +292,12 @@ def _publish_new(
             publisher.finish_unit()
         except PublishFailed:
             bad.check(writing, partition, last=True)
-            _finish_without_refused(client, writing, publisher_id, epoch, unit)
+            if writing.on_bad_row != "drop":
+                raise
+            # All others are published, so the unit is finished. Should we die just before this, they are published
+            # again.
+            publisher.finish_unit(without_refused=True)
     return Written(partition, acks.applied + removed, bad.count, tuple(bad.samples))
-
-
-def _finish_without_refused(client: Client, writing: Writing, publisher_id: str, epoch: int, unit: int) -> None:
-    """With `onBadRow=drop`: all others are published, so the unit is finished. Should we die just before this, they are
-    published again."""
-    with client.publisher(
-        writing.topic,
-        durability=writing.durability,
-        retry_for=writing.connecting.retry_for_micros / 1e6,
-        publisher_id=publisher_id,
-        epoch=epoch,
-        unit=unit,
-    ) as publisher:
-        publisher.finish_unit()
 
 
 def _remove(client: Client, writing: Writing, removals: Removals, bad: BadRows) -> int:
@@ -338,10 +333,13 @@ _BAD_KEYS: Final = frozenset(
 def _rows_again(
     writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], partition: int, unit_records: int
 ) -> Written:
-    """An earlier attempt has finished this unit: nothing is published. `unit_records` is what it had, 0 if not known.
+    """An earlier attempt has finished this unit: nothing is published. `unit_records` is what it had: 0 also if that is
+    not known, as the publisher has finished later units since.
 
     Another number of rows now means that Spark has divided the rows otherwise than then, so that some of them may be
-    in no finished unit: an error, rather than rows that are missing for ever.
+    in no finished unit; and Spark runs no batch again once a later one has begun, so that a unit which is not the last
+    one is another batch under the same number, as after a change of the checkpoint. Both are errors, rather than rows
+    that are missing for ever.
     """
     rows = published = 0
     for batch in batches:
@@ -350,11 +348,19 @@ def _rows_again(
         rows += batch.num_rows
     require_whole_input()
     fewer_is_usual = writing.on_bad_row == "drop"  # the server may have refused some
-    if unit_records and (published < unit_records or (published > unit_records and not fewer_is_usual)):
+    if published < unit_records or (published > unit_records and not fewer_is_usual):
+        before = f"with {unit_records} rows" if unit_records else "with no row, or long ago"
         raise SowSourceError(
             "ROWS_DIFFER",
-            f"partition {partition} was written to {writing.topic} before, with {unit_records} rows, and now has "
-            f"{published}: the rows are divided among the partitions otherwise than they were",
+            f"partition {partition} was written to {writing.topic} before, {before}, and now has {published}: the rows "
+            "are divided among the partitions otherwise than they were, or belong to another batch of that number",
             "give a stream another writerId, and all rows of the batch are written again",
+        )
+    if published and not unit_records:
+        log.warning(
+            "partition %d was written to %s before, and it is not known with how many rows; %d are not written again",
+            partition,
+            writing.topic,
+            published,
         )
     return Written(partition, published, again=True)

@@ -95,6 +95,18 @@ def test_a_unit_with_a_refused_record_is_not_finished(client: Client) -> None:
     assert not client.open_publisher("p", unit=1).unit_done
 
 
+def test_a_unit_is_finished_without_what_was_refused_long_ago(client: Client) -> None:
+    """given a refusal that the server has forgotten / when the unit is to be finished without it / then it is"""
+    with client.publisher("orders", publisher_id="p", unit=1, on_refusal=lambda _: None) as publisher:
+        publisher.publish_columns([b"{}", *rows(1, 3_000)])
+        with pytest.raises(PublishFailed):
+            publisher.finish_unit()
+        publisher.publish({"id": "last"})
+        publisher.finish_unit(without_refused=True)
+        publisher.finish_unit()
+    assert client.open_publisher("p", unit=1) == OpenedPublisher(1, True, 3_001)
+
+
 def test_columns_carry_keys_and_lifetimes_to_the_records(client: Client) -> None:
     keys, payloads = [f"{number}" for number in range(3_000)], [b"{}"] * 3_000
     soon = time.time_ns() // 1_000 + 7_200_000_000
@@ -149,6 +161,11 @@ def test_the_asynchronous_publisher_does_the_same(server: ServerProcess) -> None
                 await refused.finish_unit()
             await refused.close()
             assert not (await client.open_publisher("p", unit=3)).unit_done
+            async with client.publisher("orders", publisher_id="p", unit=3, on_refusal=lambda _: None) as without:
+                await without.publish_columns([b"{}", *rows(3, 2_500)])
+                await without.finish_unit(without_refused=True)
+            found = await client.open_publisher("p", unit=3)
+            assert (found.unit_done, found.unit_records) == (True, 2_500)
 
     asyncio.run(run())
 

@@ -160,6 +160,7 @@ def test_not_a_number_is_read_as_to_json_writes_it() -> None:
         (DecimalType(10, 2), '"NaN"'),
         (StringType(), '"\\ud800"'),
         (BinaryType(), '"not base64!"'),
+        (BinaryType(), '"é"'),
         (DateType(), '"2023-02-29"'),
         (DateType(), '"2024-1-5"'),
         (TimestampType(), '"2024-01-05T24:00:00Z"'),

@@ -210,7 +210,8 @@ def test_rows_that_end_early_are_not_taken_for_whole() -> None:
     """given an input that was closed, or goes on with something else / when asked / then it is not whole"""
     in_worker(b"\xff\xff\xff\xfc")
     in_worker(b"\xff\xff\xff\xfc\x00\x00")
-    for rest in (b"", b"\xff\xff", b"\x00\x00\x00\x01"):
+    in_worker(b"\xff\xff")  # the rest of the mark is still under way
+    for rest in (b"", b"\xff\x00", b"\x00\x00\x00\x01"):
         with pytest.raises(SowSourceError) as caught:
             in_worker(rest)
         assert caught.value.reason == "INPUT_CUT"

@@ -22,8 +22,9 @@ from sow_client import Client
 from sow_spark import writing as writing_module
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Writing
-from sow_spark.rows import TopicFacts, plan_rows
-from sow_spark.writing import Written, publish
+from sow_spark.overwriting import OverwritingWriter, Staged
+from sow_spark.rows import BadRow, TopicFacts, plan_rows
+from sow_spark.writing import BadRows, Written, publish
 from tests.support.server import ServerProcess, until
 
 CONFIG = """
@@ -226,7 +227,7 @@ def plan_and_writing(server: ServerProcess, **options: str) -> Callable[..., Wri
     writing = Writing(Connecting(server.address), "orders", **options)  # type: ignore[arg-type]
     plan = plan_rows(StructType([StructField("id", IntegerType())]), writing, TopicFacts("json", keyed=True))
 
-    def attempt(rows: Iterator[list[int]], *, unit: int = 1, name: str) -> Written:
+    def attempt(rows: Iterator[list[int | None]], *, unit: int = 1, name: str) -> Written:
         batches = (pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int32())}) for ids in rows)
         return publish(writing, plan, batches, name, unit, 0)
 
@@ -269,6 +270,39 @@ def test_a_unit_that_comes_back_with_other_rows_is_not_taken_for_done(
         attempt(iter([[1, 2, 3, 4]]), name="shrunk", unit=7)
     assert caught.value.reason == "ROWS_DIFFER"
     assert attempt(iter([[4]]), name="shrunk", unit=8).rows == 1
+    with pytest.raises(SowSourceError, match="ROWS_DIFFER"):
+        attempt(iter([[5, 6]]), name="shrunk", unit=2)  # counted anew, as by another checkpoint
+    assert attempt(iter([]), name="empty").rows == 0
+    with pytest.raises(SowSourceError, match="ROWS_DIFFER"):
+        attempt(iter([[7]]), name="empty")
+
+
+def test_a_bad_row_among_many_can_be_dropped(
+    writable: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """given a row without a key, and thousands behind it / when it is dropped / then the partition is finished"""
+    monkeypatch.setattr(writing_module, "require_whole_input", lambda: None)
+    attempt = plan_and_writing(writable, on_bad_row="drop")
+    written = attempt(iter([[None], list(range(5_000))]), name="dropped")
+    assert (written.rows, written.bad, client.count("orders")) == (5_000, 1, 5_000)
+    assert client.open_publisher("dropped", unit=1).unit_done
+
+
+def test_bad_rows_of_two_threads_are_all_counted() -> None:
+    bad = BadRows()
+    one = [BadRow(0, "KEY_REQUIRED", "", "")]
+
+    def add() -> None:
+        for _ in range(20_000):
+            bad.add(one)
+            bad.add([])
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bad.count == 80_000
 
 
 def test_an_input_that_was_cut_finishes_nothing(writable: ServerProcess, client: Client) -> None:
@@ -368,6 +402,17 @@ def test_an_overwrite_that_fails_leaves_the_topic_as_it_was(
     assert contents(client, "orders") == {"kept": {"id": "kept"}}
     assert entries(client, "orders") == before
     assert [load for load in client.loads("orders") if load.phase == "staging"] == []
+
+
+def test_an_overwrite_without_the_word_of_a_task_is_not_committed(writable: ServerProcess, client: Client) -> None:
+    """given a commit in which a task's message is missing / then nothing is replaced: its rows would be"""
+    client.publish("orders", {"id": "kept"})
+    schema = StructType([StructField("id", IntegerType())])
+    writer = OverwritingWriter(Writing(Connecting(writable.address), "orders"), schema)
+    with pytest.raises(SowSourceError, match="INPUT_CUT"):
+        writer.commit([Staged(0, 0), None])
+    writer.abort([])
+    assert contents(client, "orders") == {"kept": {"id": "kept"}}
 
 
 def test_what_others_change_during_an_overwrite_stays(
