@@ -593,6 +593,17 @@ def delete_request(
     return request
 
 
+def act_for(request: sow_pb2.SowDeleteRequest, publisher_id: str | None, epoch: int | None, unit: int) -> None:
+    """In whose name to delete."""
+    if publisher_id is None:
+        if epoch is not None or unit:
+            raise invalid("publisher_id", "is missing: whose epoch and unit are they?")
+        return
+    request.publisher.publisher_id = publisher_id
+    request.publisher.publisher_epoch = epoch or 0
+    request.publisher.unit = unit
+
+
 def deleted(response: sow_pb2.SowDeleteResponse) -> Deleted:
     """How far a delete has come."""
     return Deleted(response.matched, response.deleted, response.last_sequence)

@@ -870,16 +870,22 @@ class Client:
         all: bool = False,  # noqa: A002 - the word for it
         dry_run: bool = False,
         durability: DurabilityName | None = None,
+        publisher_id: str | None = None,
+        epoch: int | None = None,
+        unit: int = 0,
         on_progress: Callable[[Deleted], object] | None = None,
     ) -> Deleted:
         """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
 
         `dry_run` only counts. Many records are deleted in steps, each record only if it still matches then;
         `on_progress` gets the figures after each step. When the connection breaks, steps that were done stay done.
+        With `publisher_id`, by keys or data only, it is a part of what that publisher does: PUBLISHER_FENCED where an
+        epoch later than `epoch` has begun, UNIT_DONE where `unit` is finished (P6).
         """
         request = _core.delete_request(
             topic, keys=keys, filter=filter, data=data, all=all, dry_run=dry_run, durability=durability
         )
+        _core.act_for(request, publisher_id, epoch, unit)
         self._await_ready()
         try:
             for response in self._sow.SowDelete(request):

@@ -168,6 +168,8 @@ class Delete:
     """Where keys were found in a topic: which one. If another has its name by now, the delete is refused."""
     matches: RecordMatcher | None = None
     """What a record must still be when it is its turn; None: anything (rule D2)."""
+    publisher: PublisherPosition | None = None
+    """In whose name: refused once a later epoch of that publisher has begun, or its unit is finished (rule P6)."""
 
 
 class RestampMode(enum.IntEnum):

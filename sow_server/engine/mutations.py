@@ -390,7 +390,7 @@ def stage_job(stage: Stage, job: Job, count: int, publishers: PublisherCache) ->
         case Touch() as touch:
             return _stage_touch(stage, job, touch, topic, count)
         case Delete() as delete:
-            return _stage_delete(stage, job, delete, topic, count)
+            return _stage_delete(stage, job, delete, topic, count, publishers)
         case Restamp() as restamp:
             return _stage_restamp(stage, job, restamp, topic, count)
 
@@ -706,9 +706,14 @@ def _touch_one(
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=_ttl_ignored(topic, lifetime))
 
 
-def _stage_delete(stage: Stage, job: Job, request: Delete, topic: Topic, count: int) -> Slice:
+def _stage_delete(
+    stage: Stage, job: Job, request: Delete, topic: Topic, count: int, publishers: PublisherCache
+) -> Slice:
     """Deletes; a key without a live record, or with one that is not meant, does not match: no refusal (rule D2)."""
     part = Slice(count)
+    if (position := request.publisher) is not None:
+        found = stage.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
+        found.check_acting(position)
     stage.fetch_bodies(store_keys(job, count))
     for index in range(job.position, job.position + count):
         key = job.keys[index]

@@ -83,6 +83,12 @@ class Publisher(NamedTuple):
             )
         return self if position.epoch == self.epoch else self._in_epoch(position.epoch)
 
+    def check_acting(self, position: PublisherPosition) -> None:
+        """Before something else than publishing is done in the name of a publisher. Raises StoreError PUBLISHER_FENCED,
+        and UNIT_DONE once the unit is finished."""
+        # No sequence of it was decided: it has none.
+        self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1)
+
     def _in_epoch(self, epoch: int) -> Publisher:
         """Sequences begin anew; what is finished stays finished (PU3)."""
         return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records)

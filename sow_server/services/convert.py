@@ -127,6 +127,20 @@ def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
     )
 
 
+def acting(message: types_pb2.PublisherPosition) -> PublisherPosition:
+    """In whose name something is done that has no place in the publisher's sequence."""
+    if message.first_sequence or message.unit_done:
+        raise invalid("publisher.first_sequence", "has no meaning for a delete, nor has unit_done")
+    return position(
+        types_pb2.PublisherPosition(
+            publisher_id=message.publisher_id,
+            publisher_epoch=message.publisher_epoch,
+            first_sequence=1,
+            unit=message.unit,
+        )
+    )
+
+
 def publisher_id(text: str, field: str) -> str:
     """A publisher id that keeps the form."""
     if not PUBLISHER_ID.match(text):

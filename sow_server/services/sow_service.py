@@ -472,6 +472,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         selection = request.WhichOneof("selection")
         if selection is None:
             raise convert.invalid("selection", "one of by_keys, by_payload, by_filter or all is needed")
+        if request.HasField("publisher") and selection in ("all", "by_filter"):
+            raise convert.invalid("publisher", "is for deletes by key and by document")
         if selection == "all":
             if not request.all:
                 raise convert.invalid("all", "false has no meaning; select by key, by payload or by filter")
@@ -480,6 +482,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             responses = self._delete_matching(topic, request.by_filter, durability, dry_run=request.dry_run)
         else:
             delete = Delete(topic.name, durability=durability)
+            if request.HasField("publisher"):
+                delete.publisher = convert.acting(request.publisher)
             if selection == "by_keys":
                 delete.keys = list(request.by_keys.keys)
             else:

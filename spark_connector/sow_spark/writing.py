@@ -19,7 +19,7 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -29,7 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sow_client import NEVER, Ack, Client, PublishFailed, Refusal, SowError
+from sow_client import NEVER, Ack, Client, Deleted, PublishFailed, Refusal, SowError
 from sow_spark.connection import connect, retried
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Writing
@@ -256,6 +256,15 @@ def _publish_new(
     acks = _Acks(bad)
     removed = 0
     rows = 0
+    # In the publisher's name: a late delete of an attempt that was fenced would take what the newer one has put.
+    delete = partial(
+        client.sow_delete,
+        writing.topic,
+        durability=writing.durability,
+        publisher_id=publisher_id,
+        epoch=epoch,
+        unit=unit,
+    )
     with client.publisher(
         writing.topic,
         ttl=NEVER if writing.ttl == "never" else writing.ttl,
@@ -274,7 +283,7 @@ def _publish_new(
             for step in plan.steps(batch, rows, faults):
                 if isinstance(step, Removals):
                     publisher.flush()  # in the order of the rows
-                    removed += _remove(client, writing, step, bad)
+                    removed += _remove(delete, writing, step, bad)
                     continue
                 acks.handed_over.add(step)
                 publisher.publish_columns(
@@ -300,23 +309,17 @@ def _publish_new(
     return Written(partition, acks.applied + removed, bad.count, tuple(bad.samples))
 
 
-def _remove(client: Client, writing: Writing, removals: Removals, bad: BadRows) -> int:
+def _remove(delete: Callable[..., Deleted], writing: Writing, removals: Removals, bad: BadRows) -> int:
     """Deletes what the rows name; what is not there any more counts as deleted. How many rows that settles."""
     if removals.keys is not None:
         for at in range(0, len(removals.keys), DELETED_AT_ONCE):
             keys = removals.keys[at : at + DELETED_AT_ONCE]
-            retried(
-                writing.connecting,
-                partial(client.sow_delete, writing.topic, keys=keys, durability=writing.durability),
-            )
+            retried(writing.connecting, partial(delete, keys=keys))
         return len(removals.keys)
     done = 0
     for row, payload in zip(removals.rows, removals.payloads, strict=True):
         try:
-            retried(
-                writing.connecting,
-                partial(client.sow_delete, writing.topic, data=payload, durability=writing.durability),
-            )
+            retried(writing.connecting, partial(delete, data=payload))
             done += 1
         except SowError as error:
             if error.reason not in _BAD_KEYS:

@@ -80,6 +80,27 @@ def test_a_publisher_that_was_fenced_is_told_at_once(client: Client) -> None:
     assert caught.value.reason == "UNIT_DONE"
 
 
+def test_a_delete_in_the_name_of_a_publisher_is_fenced_with_it(client: Client) -> None:
+    """given an attempt that was fenced, or whose unit is finished / when it deletes late / then nothing is deleted"""
+    old = client.open_publisher("p", unit=1).epoch
+    client.publish("orders", {"id": "a"})
+    assert client.sow_delete("orders", keys=["a"], publisher_id="p", epoch=old, unit=1).deleted == 1
+    new = client.open_publisher("p", unit=1).epoch
+    with client.publisher("orders", publisher_id="p", epoch=new, unit=1) as publisher:
+        publisher.publish({"id": "a"})
+        publisher.flush()
+        for selection in ({"keys": ["a"]}, {"data": {"id": "a"}}):
+            with pytest.raises(SowError, match="is fenced by epoch"):
+                client.sow_delete("orders", publisher_id="p", epoch=old, unit=1, **selection)
+        publisher.finish_unit()
+    with pytest.raises(SowError) as caught:
+        client.sow_delete("orders", keys=["a"], publisher_id="p", epoch=new, unit=1)
+    assert caught.value.reason == "UNIT_DONE"
+    with pytest.raises(SowError, match="by key and by document"):
+        client.sow_delete("orders", all=True, publisher_id="p", epoch=new)
+    assert client.count("orders") == 1
+
+
 def test_a_unit_with_a_refused_record_is_not_finished(client: Client) -> None:
     refused: list[int] = []
     publisher = client.publisher(

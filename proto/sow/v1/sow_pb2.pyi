@@ -816,6 +816,7 @@ class SowDeleteRequest(_message.Message):
     BY_FILTER_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    PUBLISHER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     by_payload: _builtins.bytes
@@ -832,6 +833,12 @@ class SowDeleteRequest(_message.Message):
     def by_keys(self) -> Global___KeyList:
         """By key. Up to 1,000 keys are deleted in one commit."""
 
+    @_builtins.property
+    def publisher(self) -> _types_pb2.PublisherPosition:
+        """Unset: nobody is fenced. As of one of whom `publisher_id`, `publisher_epoch` and `unit` count: nothing is deleted
+        where a later epoch of that publisher has begun, or the unit is finished (rule P6). Only by key and by document.
+        """
+
     def __init__(
         self,
         *,
@@ -842,10 +849,11 @@ class SowDeleteRequest(_message.Message):
         by_filter: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         durability: _types_pb2.Durability.ValueType = ...,
+        publisher: _types_pb2.PublisherPosition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "selection", b"selection"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "publisher", b"publisher", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "dry_run", b"dry_run", "durability", b"durability", "selection", b"selection", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "by_filter", b"by_filter", "by_keys", b"by_keys", "by_payload", b"by_payload", "dry_run", b"dry_run", "durability", b"durability", "publisher", b"publisher", "selection", b"selection", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_selection: _TypeAlias = _typing.Literal["by_keys", "by_payload", "all", "by_filter"]  # noqa: Y015
     _WhichOneofArgType_selection: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
