@@ -1,7 +1,8 @@
 """Streaming reads: the changes of a topic, in ranges of its journal.
 
 An offset is a position, `{"epoch", "sequence"}`, with the name of the query's pin: the durable subscription that keeps
-the journal for it. As the name is in the checkpoint, a query that is started again goes on under it.
+the journal for it. As the name is in the checkpoint, a query that is started again goes on under it. It also has the
+time when the topic was created: another topic of the name, made since, has none of the changes still to be read.
 
 Guarantees:
 
@@ -70,14 +71,18 @@ class Offset(TypedDict, total=False):
     epoch: str
     sequence: int
     pin: str
+    created: str
+    """When the topic was created."""
 
 
-def offset_of(bookmark: str, pin: str | None) -> Offset:
+def offset_of(bookmark: str, pin: str | None, created: str | None = None) -> Offset:
     """The offset of a bookmark, which is an epoch, a dot and a sequence."""
     epoch, _, sequence = bookmark.rpartition(".")
     offset = Offset(epoch=epoch, sequence=int(sequence))
     if pin is not None:
         offset["pin"] = pin
+    if created is not None:
+        offset["created"] = created
     return offset
 
 
@@ -124,7 +129,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, where: str | datetime) -> Offset:
         pin = None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}"
-        offset = offset_of(self._plan(f"starting from {where}", where).start, pin)
+        created = self._created()
+        offset = offset_of(self._plan(f"starting from {where}", where).start, pin, created)
         self._pin(offset)
         self._last = offset
         return offset
@@ -133,6 +139,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends: at the head, or sooner by the limit that Spark gives."""
         if start is None:
             return self._head_offset()
+        created = self._created()
+        self._check_created(start, created)
         self._pin(start)
         target = self._target
         if target is not None and offset_of(target, None)["epoch"] == start["epoch"]:
@@ -140,14 +148,16 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
         plan = self._plan_from(start, target, *self._limits(limit))
         self._head = plan.head
-        return offset_of(plan.end, start.get("pin"))
+        return offset_of(plan.end, start.get("pin"), created)
 
     def _head_offset(self) -> Offset:
         """For PySpark 4.1, which says neither where the query is nor how far to go: the head. What a query that is
         started again has not committed is kept by its former pin until its first commit."""
         if self._last is None:
             return self._begin("latest")
-        self._last = offset_of(self._plan("looking for the head", "latest").start, self._last.get("pin"))
+        self._last = offset_of(
+            self._plan("looking for the head", "latest").start, self._last.get("pin"), self._last.get("created")
+        )
         return self._last
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -180,6 +190,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The changes after `start` up to `end`, in parts."""
         if bookmark_of(start) == bookmark_of(end):
             return []
+        self._check_created(end, self._created())
         self._pin(start)  # a query that is started again begins with this, if its last batch was not finished
         form = self._payload_form()
         plan = self._plan_from(start, bookmark_of(end))
@@ -270,13 +281,26 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ChangesPlan(end, end, earliest.head, earliest.earliest, 0, 0, earliest.entries_left, ())
         return self._plan("planning a micro-batch", earliest.start, end, max_entries, max_bytes)
 
+    def _created(self) -> str:
+        topic = self._call("looking at it", lambda client: client.describe_topic(self._reading.topic))
+        return topic.create_time.isoformat()
+
+    def _check_created(self, offset: Offset, created: str) -> None:
+        """Raises DATA_LOST, or says so in the log, where the topic is not the one of the offset any more."""
+        if offset.get("created", created) != created:
+            self._lost(offset, f"the topic was deleted, and another one created at {created}")
+
     def _check_loss(self, error: SowSourceError, start: Offset) -> None:
         """Raises DATA_LOST, or says so in the log; any other error is raised as it is."""
         if error.reason not in _LOSSES:
             raise error
+        self._lost(start, error.reason)
+
+    def _lost(self, start: Offset, why: str) -> None:
+        """Raises DATA_LOST, or says so in the log."""
         lost = SowSourceError(
             "DATA_LOST",
-            f"changes of topic {self._reading.topic} after {bookmark_of(start)} are gone ({error.reason})",
+            f"changes of topic {self._reading.topic} after {bookmark_of(start)} are gone ({why})",
             "start a query with a new checkpoint, from a snapshot or from earliest; "
             "or give failOnDataLoss=false to go on with the earliest change there is",
         )

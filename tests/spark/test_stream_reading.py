@@ -192,6 +192,31 @@ def test_lost_changes_fail_the_query_or_are_passed_over_with_a_warning(
         one.stop()
 
 
+def test_another_topic_of_the_name_does_not_hide_what_was_lost(
+    server: ServerProcess, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """given a query / when its topic is deleted with changes still to be read, and made anew / then it fails, or says
+    so and goes on with the new one"""
+    publish(client, "remade", 1, 2)
+    reader = reader_of(server, "remade", startingFrom="earliest")
+    lenient = reader_of(server, "remade", failOnDataLoss="false")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    client.delete_topic("remade")
+    publish(client, "remade", 3)
+    for attempt in (lambda: reader.latestOffset(start, ReadAllAvailable()), lambda: reader.partitions(start, end)):
+        with pytest.raises(SowSourceError, match=r"DATA_LOST: .* \(the topic was deleted"):
+            attempt()
+    with caplog.at_level(logging.WARNING, "sow_spark"):
+        end = lenient.latestOffset(start, ReadAllAvailable())
+        assert [row[0] for row in rows_between(lenient, start, end)] == [3]
+        caplog.clear()
+        assert lenient.latestOffset(end, ReadAllAvailable()) == end
+    assert not caplog.text
+    for one in (reader, lenient):
+        one.stop()
+
+
 def test_a_topic_without_a_journal_says_what_to_do(server: ServerProcess, client: Client) -> None:
     client.create_topic("s7", journal=False)
     with pytest.raises(SowSourceError, match="NO_JOURNAL"):
