@@ -137,6 +137,17 @@ def test_the_changes_of_a_key_are_in_one_partition_in_order(server: ServerProces
     reader.stop()
 
 
+def test_what_happens_in_other_topics_is_no_batch(server: ServerProcess, client: Client) -> None:
+    publish(client, "quiet", 1)
+    reader = reader_of(server, "quiet", startingFrom="earliest")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    publish(client, "loud", 1, 2)
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    publish(client, "quiet", 2)
+    assert reader.latestOffset(end, ReadAllAvailable()) != end
+    reader.stop()
+
+
 def test_available_now_ends_at_the_head_of_its_beginning(server: ServerProcess, client: Client) -> None:
     publish(client, "s4", 1, 2)
     reader = reader_of(server, "s4", startingFrom="earliest")
