@@ -4,6 +4,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PYTEST_WORKERS ?= 2
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
+# Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-cluster test test-long check bench serve proto clean
 
 demo: .venv/.installed .venv/.flights
