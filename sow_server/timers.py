@@ -9,6 +9,7 @@ delay it. Every job may be skipped or merged without harm (`coalesce`), and none
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -63,6 +64,7 @@ class Timers:
         self._was_paused = False
         self._go_on = go_on
         self._scheduler = AsyncIOScheduler(job_defaults={"coalesce": True, "misfire_grace_time": None})
+        logging.getLogger("apscheduler.executors.default").addFilter(_is_fault)
         every = self._scheduler.add_job
         every(self._prune, "interval", seconds=prune_interval_micros / MICROS, max_instances=1)
         every(self._watch_clock, "interval", seconds=CLOCK_WATCH_SECONDS)
@@ -87,10 +89,7 @@ class Timers:
     async def _prune(self) -> None:
         """Prunes in bounded steps, until nothing is left to prune. Before that the durables that hold topics are
         looked at: a rare filter must not pin them (rule J2)."""
-        try:
-            await self._scan()
-        except asyncio.CancelledError:
-            return
+        await self._scan()
         while True:
             pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
             try:
@@ -98,10 +97,7 @@ class Timers:
             except StoreError as error:
                 log.warning("prune_skipped", reason=error.reason.name)
                 return
-            try:
-                more = await pruned
-            except asyncio.CancelledError:
-                return  # the scheduler stops; passed on, it would log it as the job's fault
+            more = await pruned
             if isinstance(more, StoreError):
                 log.error("prune_failed", reason=more.reason.name, cause=more.message)
             if more is not True:
@@ -144,11 +140,14 @@ class Timers:
             parts = await run(self._readers, self._store.reclaim, RECLAIM_AFTER, self._go_on)
         except RocksError as error:
             log.error("reclaim_failed", cause=str(error))
-        except asyncio.CancelledError:
-            return  # the scheduler stops; passed on, it would log it as the job's fault
         else:
             if parts:
                 log.info("reclaimed", parts=parts)
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """The scheduler cancels what is under way, or has not begun, when it stops, and logs that as the job's fault."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _answer(heard: asyncio.Future[bool | StoreError], more: bool | StoreError) -> None:

@@ -538,7 +538,7 @@ class QueryProgress:
 
     def broken(self, error: BaseException) -> SowError:
         """Why the stream ended with an error; a connection that broke amid the records is a cut, not unreachable."""
-        translated = error_of_status(error)
+        translated = stream_error(error, "the answer to the query")
         if self.yielded and translated.reason == "UNREACHABLE":
             return cut(f"the answer to the query ({translated.message})")
         return translated
@@ -873,6 +873,17 @@ def _details(metadata: Iterable[tuple[str, str | bytes]]) -> _Parsed:
 
 
 _TRANSPORT_CODES: Final = frozenset({"CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
+def call_error(error: BaseException, *, client_closed: bool) -> SowError:
+    """Why a call with one answer ended. No caller cancels one: CANCELLED without a reason is how a server that stops
+    gives it up, or how it ends when the client is closed meanwhile."""
+    translated = error_of_status(error)
+    if reason_of(error) is None and translated.reason == "CANCELLED" and not isinstance(error, SowError):
+        if client_closed:
+            return closed("client")
+        return Unavailable(f"the server gave the call up ({translated.message})", reason="UNREACHABLE")
+    return translated
 
 
 def stream_error(error: BaseException, what: str) -> SowError:

@@ -1206,7 +1206,7 @@ class AsyncClient:
                 with _channel.unless_closed():
                     return await method(request, timeout=None if unbounded else max(self._timeout, at_least))
             except grpc.RpcError as error:
-                translated = _core.error_of_status(error)
+                translated = _core.call_error(error, client_closed=self._closed)
                 if not again or translated.reason != "UNREACHABLE":
                     raise translated from error
                 again = False

@@ -449,12 +449,13 @@ def test_a_query_that_breaks_after_records_is_not_mixed_with_another_instant(ser
     assert caught.value.reason == "STREAM_CUT"
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
 def test_a_query_that_breaks_before_its_first_record_is_asked_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
 ) -> None:
     monkeypatch.setattr("sow_client.client.QUERY_RETRY_SECONDS", 0.0)
     call = server.begin(lambda: [record.key for record in server.client.query("orders")])
-    server.stream("Query", header(), end=(grpc.StatusCode.UNAVAILABLE, ""))
+    server.stream("Query", header(), end=(code, ""))
     server.stream("Query", header(), batch("1"), footer(1))
     assert call.result(SECONDS_MAX) == ["1"]
 

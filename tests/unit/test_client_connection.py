@@ -39,6 +39,8 @@ class Store(sow_pb2_grpc.SowServiceServicer):
         self.payloads: list[bytes] = []
         self.highest: dict[str, int] = {}
         self.cuts_left = cut_streams
+        self.calls_given_up = 0
+        """So many reads the server gives up, as one that stops does."""
         self.entered = threading.Event()
         self.release = threading.Event()
         self._lock = threading.Lock()
@@ -68,6 +70,9 @@ class Store(sow_pb2_grpc.SowServiceServicer):
             yield sow_pb2.PublishStreamResponse(applied=applied, duplicates=len(request.payload) - applied)
 
     def Get(self, request: sow_pb2.GetRequest, context: grpc.ServicerContext) -> sow_pb2.GetResponse:
+        if self.calls_given_up:
+            self.calls_given_up -= 1
+            context.abort(grpc.StatusCode.CANCELLED, "")
         if request.topic == "slow":
             self.entered.set()
             self.release.wait(10)
@@ -392,6 +397,28 @@ def test_a_call_that_takes_too_long_is_a_deadline_and_not_an_unreachable_server(
         with pytest.raises(DeadlineExceeded):
             client.get("slow", "1")
         assert store.entered.is_set()
+
+
+def test_a_call_that_a_stopping_server_gives_up_is_made_again_and_then_unreachable(store: Store, address: str) -> None:
+    """Story: gRPC ends it with CANCELLED, as if the caller had, and that was the error."""
+
+    async def use() -> None:
+        async with AsyncClient(address) as client:
+            store.calls_given_up = 1
+            assert await client.get("orders", "1") is not None
+            store.calls_given_up = 2
+            with pytest.raises(Unavailable) as refused:
+                await client.get("orders", "1")
+            assert refused.value.reason == "UNREACHABLE"
+
+    with Client(address) as client:
+        store.calls_given_up = 1
+        assert client.get("orders", "1") is not None
+        store.calls_given_up = 2
+        with pytest.raises(Unavailable) as refused:
+            client.get("orders", "1")
+        assert refused.value.reason == "UNREACHABLE"
+    asyncio.run(use())
 
 
 def test_a_publisher_survives_cuts_and_a_restart_with_every_record_once_and_in_order(address: str) -> None:

@@ -16,13 +16,9 @@ from sow_server.engine.codec import i64
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import Expiration, Outcome, Publish, TopicSettings
 from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
-from sow_server.query.exports import Exports
-from sow_server.retention.idle import IdleTopics
-from sow_server.subscriptions.durables import Consumers, Door
-from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.request import View
-from sow_server.timers import RECLAIM_AFTER, Timers
+from sow_server.timers import RECLAIM_AFTER
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.timers import timers
 
 PLAIN = TopicSettings(expiration=Expiration.ENABLED, journal=False)
 JOURNALED = TopicSettings(expiration=Expiration.ENABLED, journal=True, retain_time_micros=MINUTE)
@@ -237,24 +233,6 @@ def test_ranges_with_much_between_them_are_compacted_each_for_itself(
     assert rig.store.reclaim(4, yes)
     assert compacted.of(RECORDS) == [(first.prefix, first.stop), (last.prefix, last.stop)]
     assert between.statistics.records == 5
-
-
-def timers(rig: Rig, readers: ThreadPoolExecutor, go_on: Callable[[], bool] = yes) -> Timers:
-    """Timers of the rig's store; their scheduler is not started."""
-    hub = Hub(rig.store, rig.clock, lambda run: run())
-    door = Door(hub.subscribe, hub.start)
-    consumers = Consumers(rig.store, rig.clock, door, lambda text: lambda topic: View())
-    return Timers(
-        rig.store,
-        rig.clock,
-        readers,
-        consumers,
-        IdleTopics(rig.store, rig.clock),
-        Exports(rig.store),
-        prune_interval_micros=MINUTE,
-        mark_interval_micros=SECOND,
-        go_on=go_on,
-    )
 
 
 @pytest.fixture

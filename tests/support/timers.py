@@ -1,0 +1,38 @@
+"""The periodic jobs of a rig's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from sow_server.query.exports import Exports
+from sow_server.retention.idle import IdleTopics
+from sow_server.subscriptions.durables import Consumers, Door
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.request import View
+from sow_server.timers import Timers
+from tests.support.stores import MINUTE, SECOND, Rig
+
+
+def timers(
+    rig: Rig,
+    readers: ThreadPoolExecutor,
+    go_on: Callable[[], bool] = lambda: True,
+    *,
+    mark_interval_micros: int = SECOND,
+) -> Timers:
+    """Timers of the rig's store; their scheduler is not started."""
+    hub = Hub(rig.store, rig.clock, lambda run: run())
+    door = Door(hub.subscribe, hub.start)
+    consumers = Consumers(rig.store, rig.clock, door, lambda text: lambda topic: View())
+    return Timers(
+        rig.store,
+        rig.clock,
+        readers,
+        consumers,
+        IdleTopics(rig.store, rig.clock),
+        Exports(rig.store),
+        prune_interval_micros=MINUTE,
+        mark_interval_micros=mark_interval_micros,
+        go_on=go_on,
+    )
