@@ -160,7 +160,7 @@ class Options(NamedTuple):
     "options",
     [
         Options(),
-        Options(delta=True, batch_size=3),
+        pytest.param(Options(delta=True, batch_size=3), marks=pytest.mark.long),
         pytest.param(Options(batch_size=3), marks=pytest.mark.long),
         pytest.param(Options(conflation="50ms"), marks=pytest.mark.long),
     ],
@@ -270,7 +270,7 @@ class Heard(NamedTuple):
     ("topics", "batch_size"),
     [
         ("orders", 2),
-        ("o.*", 1_000),
+        pytest.param("o.*", 1_000, marks=pytest.mark.long),
         pytest.param("orders", 1_000, marks=pytest.mark.long),
         pytest.param("o.*", 2, marks=pytest.mark.long),
     ],

@@ -15,7 +15,6 @@ from sow.v1 import sow_pb2
 from sow_client import Client, OpenedPublisher, PublishFailed, SowError
 from tests.support.server import ServerProcess
 
-ROUNDS: Final = 10
 CONFIG: Final = """
 [topics.orders]
 key = ["/id"]
@@ -191,12 +190,13 @@ def test_the_asynchronous_publisher_does_the_same(server: ServerProcess) -> None
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
 def test_a_server_that_is_killed_around_the_end_of_a_unit_has_all_of_it_or_has_not_finished_it(
-    server: ServerProcess,
+    server: ServerProcess, rounds: int
 ) -> None:
     """PU1: the client that goes on finishes it exactly once; who asks after a restart hears the truth."""
     with Client(server.address, connect_timeout=60) as client:
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, rounds + 1):
             publisher = client.publisher("orders", publisher_id="job", unit=number, batch_records=100, retry_for=120)
             publisher.publish_columns(rows(number, 950, "first"))
             told: list[object] = []

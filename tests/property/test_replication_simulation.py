@@ -311,7 +311,16 @@ FOUND_WITHIN = 100
 """Seeds."""
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+SLOW_TO_FIND = {AppliesWhatIsOlder, SkipsWhatWasRefused}
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(mistake, id=mistake.__name__, marks=[pytest.mark.long] if mistake in SLOW_TO_FIND else [])
+        for mistake in MISTAKES
+    ],
+)
 def test_a_planted_mistake_is_found(mistake: type[ModelStore]) -> None:
     assert found(mistake), f"not found within {FOUND_WITHIN} seeds"
 
