@@ -108,8 +108,8 @@ def test_every_claim_of_the_demo_holds_and_what_it_leaves_can_be_served(tmp_path
     ("step", "number", "code"),
     [
         ("Watch records expire", signal.SIGINT, 130),
-        ("Watch records expire", signal.SIGTERM, 128 + signal.SIGTERM),
-        ("14:00", signal.SIGINT, 130),
+        pytest.param("Watch records expire", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("14:00", signal.SIGINT, 130, marks=pytest.mark.long),
         pytest.param("14:00", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),
     ],
 )

@@ -60,7 +60,9 @@ def settled_bytes(rig: Rig, enough: float) -> int:
 
 
 @pytest.mark.parametrize("load", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
-@pytest.mark.parametrize("give_back", [reclaim, Store.compact], ids=["by itself", "asked"])
+@pytest.mark.parametrize(
+    "give_back", [reclaim, pytest.param(Store.compact, marks=pytest.mark.long)], ids=["by itself", "asked"]
+)
 def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
     tmp_path: Path, load: Load, give_back: Callable[[Store], object]
 ) -> None:

@@ -12,7 +12,7 @@ from tests.support.replica_rocks import RocksStore
 from tests.support.replica_world import Written
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_lives_on_the_real_store_end_equal_and_with_the_greatest_that_was_written(
     tmp_path: Path, seed: int, part: int
 ) -> None:

@@ -873,7 +873,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (found.unit, found.unit_records) == (publisher.unit, publisher.unit_records)
 
 
-QUICK = settings(max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 LONG = settings(QUICK, max_examples=2_000, stateful_step_count=60)
 
 

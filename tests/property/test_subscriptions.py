@@ -880,7 +880,7 @@ def test_every_subscriber_gets_what_it_asked_for() -> None:
     run_state_machine_as_test(
         SubscriptionMachine,
         settings=settings(
-            max_examples=100, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
+            max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
         ),
     )
 
