@@ -33,6 +33,7 @@ D3  Every batch has exactly the Arrow schema that Spark expects, with nullabilit
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ class Decoder:
         self._layout = layout
         self._form = form
         self._mode = mode
-        self.schema: pa.Schema = to_arrow_schema(layout.schema, timezone="UTC")
+        self.schema: pa.Schema = _arrow_schema(layout.schema)
         self._documents = _Documents(layout.fields, mode) if form == "columns" and layout.fields.fields else None
 
     @property
@@ -252,7 +253,7 @@ class _Documents:
         self._mode = mode
         self._types: list[DataType] = [field.dataType for field in fields.fields]
         self._names = fields.names
-        self._targets: list[pa.DataType] = [field.type for field in to_arrow_schema(fields, timezone="UTC")]
+        self._targets: list[pa.DataType] = [field.type for field in _arrow_schema(fields)]
         self._required = [not field.nullable for field in fields.fields]
         self._converters = [
             _converter(field.dataType, field.nullable, f"/{field.name}", mode == "PERMISSIVE")
@@ -685,7 +686,7 @@ def _readable(kind: DataType) -> pa.DataType:
         return pa.list_(pa.field("element", _readable(kind.elementType)))
     if isinstance(kind, (BinaryType, DateType, TimestampNTZType)):
         return pa.string()
-    target: pa.DataType = to_arrow_schema(StructType().add("x", kind), timezone="UTC").field(0).type
+    target: pa.DataType = _arrow_schema(StructType().add("x", kind)).field(0).type
     return target
 
 
@@ -735,3 +736,9 @@ def _of_type(array: pa.Array, target: pa.DataType) -> pa.Array:
     if array.type != target:
         raise AssertionError(f"made {array.type}, and Spark expects {target}")
     return array
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects, with times in UTC: that is what PySpark 4.1, which cannot be told, takes."""
+    told = inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if "timezone" in told else to_arrow_schema(schema)

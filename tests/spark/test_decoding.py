@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import accumulate
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from pyspark.sql.types import (
 )
 
 from sow_client import PackedRecords
+from sow_spark import decoding
 from sow_spark.decoding import Decoder, Misfit
 from sow_spark.options import ParseMode
 from sow_spark.schemas import inferred, layout
@@ -426,3 +428,16 @@ def test_every_document_of_the_sample_fits_what_is_inferred(pairs: list[list[tup
     schema = inferred(documents)
     rows = Decoder(layout(schema, metadata=False), "columns", "FAILFAST").decode(packed(documents))
     assert rows.num_rows == len(documents)
+
+
+def test_a_pyspark_that_cannot_be_told_the_zone_of_times_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: PySpark 4.1 has no such argument, and nothing could be read with it."""
+    schema = StructType().add("at", TimestampType()).add("n", LongType())
+    wanted = decoding._arrow_schema(schema)
+
+    def of_4_1(schema: StructType, timestamp_utc: bool = True) -> pa.Schema:
+        return wanted
+
+    monkeypatch.setattr(decoding, "to_arrow_schema", of_4_1)
+    assert decoding._arrow_schema(schema) == wanted
+    assert wanted.field("at").type == pa.timestamp("us", "UTC")
