@@ -192,19 +192,13 @@ def publish_stream(
     """One request of a publish stream: columns stay columns."""
     payloads = list(request.payload)
     count = len(payloads)
-    own: list[Lifetime] | None = None
-    if request.lifetime_kind or request.lifetime_micros:
-        for name, column in (("lifetime_kind", request.lifetime_kind), ("lifetime_micros", request.lifetime_micros)):
-            if len(column) != count:
-                raise invalid(name, f"has {len(column)} entries for {count} payloads")
-        own = _lifetimes(request.lifetime_kind, request.lifetime_micros)
     common = condition(request.condition) if request.HasField("condition") else None
     return Publish(
         topic,
         payloads,
         keys=list(request.key) if request.key else None,
         lifetime=lifetime(request.lifetime),
-        lifetimes=own,
+        lifetimes=_lifetimes(request, count),
         ttl_mode=ttl_mode(request.ttl_mode),
         conditions=None if common is None else [common] * count,
         durability=durability(request.durability, default),
@@ -219,24 +213,24 @@ def publish_stream(
 def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
     """Rows that are staged, as what would publish them; without the topic."""
     payloads = list(request.payload)
-    own: list[Lifetime] | None = None
-    if request.lifetime_kind or request.lifetime_micros:
-        for name, column in (("lifetime_kind", request.lifetime_kind), ("lifetime_micros", request.lifetime_micros)):
-            if len(column) != len(payloads):
-                raise invalid(name, f"has {len(column)} entries for {len(payloads)} payloads")
-        own = _lifetimes(request.lifetime_kind, request.lifetime_micros)
     return Publish(
         "",
         payloads,
         keys=list(request.key) if request.key else None,
         lifetime=lifetime(request.lifetime),
-        lifetimes=own,
+        lifetimes=_lifetimes(request, len(payloads)),
     )
 
 
-def _lifetimes(kinds: Sequence[int], micros: Sequence[int]) -> list[Lifetime]:
-    """The entries of a lifetime column. Column by column: C does the work, as it is done on the event loop."""
-    numbers, values = list(kinds), list(micros)
+def _lifetimes(request: sow_pb2.PublishStreamRequest | load_pb2.StageLoadRequest, count: int) -> list[Lifetime] | None:
+    """The entries of a lifetime column; None where there is none. Column by column: C does the work, as it is done on
+    the event loop."""
+    if not (request.lifetime_kind or request.lifetime_micros):
+        return None
+    for name, column in (("lifetime_kind", request.lifetime_kind), ("lifetime_micros", request.lifetime_micros)):
+        if len(column) != count:
+            raise invalid(name, f"has {len(column)} entries for {count} payloads")
+    numbers, values = list(request.lifetime_kind), list(request.lifetime_micros)
     found = set(numbers)
     for kind in found - _KINDS.keys():
         raise invalid(f"lifetime_kind[{numbers.index(kind)}]", f"{kind} is not a kind of lifetime")
