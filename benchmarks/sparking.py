@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Final
 
@@ -225,24 +226,19 @@ def disturbance(setting: Setting) -> Iterator[Row]:
 def _publish_beside(publisher: SinglePublisher, run: Callable[[], int], seconds: int) -> list[float]:
     """Publishes while `run` is run again and again; milliseconds of each call."""
     over = threading.Event()
-    failures: list[BaseException] = []
 
     def again() -> None:
-        try:
-            while not over.is_set():
-                run()
-        except Exception as error:  # noqa: BLE001  # raised below, in the thread that measures
-            failures.append(error)
+        while not over.is_set():
+            run()
 
-    thread = threading.Thread(target=again, name="spark-action")
-    thread.start()
-    try:
-        return publisher.run(until=time.time() + seconds)
-    finally:
-        over.set()
-        thread.join()
-        if failures:
-            raise failures[0]
+    with ThreadPoolExecutor(1, "spark-action") as thread:
+        running = thread.submit(again)
+        try:
+            milliseconds = publisher.run(until=time.time() + seconds)
+        finally:
+            over.set()
+        running.result()
+    return milliseconds
 
 
 def _memory(memory: WorkerMemory, server_mebibytes: float, what: str) -> Iterator[Row]:

@@ -85,7 +85,7 @@ def get(
 
 @click.command(short_help="Show the records of a topic.")
 @click.argument("topic")
-@click.argument("filter", required=False)
+@click.argument("filter_text", metavar="[FILTER]", required=False)
 @click.option(
     "--order-by",
     multiple=True,
@@ -104,7 +104,7 @@ def get(
 def query(
     session: Session,
     topic: str,
-    filter: str | None,  # noqa: A002 - the name of the argument
+    filter_text: str | None,
     order_by: tuple[str, ...],
     keys: tuple[tuple[str, ...], ...],
     top: int | None,
@@ -137,16 +137,16 @@ def query(
     order = list(order_by) or None
     with session.client() as client:
         if explain:
-            plan = client.explain(topic, filter, order_by=order, keys=wanted, skip_n=skip, top_n=top)
+            plan = client.explain(topic, filter_text, order_by=order, keys=wanted, skip_n=skip, top_n=top)
             output.one(_plan_facts(topic, plan))
             return
         if count_only and not (wanted or top or skip):
-            output.one(_count_facts(topic, client.count(topic, filter)))
+            output.one(_count_facts(topic, client.count(topic, filter_text)))
             return
         form = _form(client, topic, keys_only=keys_only or count_only)
         result = client.query(
             topic,
-            filter,
+            filter_text,
             order_by=order,
             keys=wanted,
             select=include,
@@ -168,13 +168,13 @@ def query(
 
 @click.command(short_help="Count the records of a topic.")
 @click.argument("topic")
-@click.argument("filter", required=False)
+@click.argument("filter_text", metavar="[FILTER]", required=False)
 @output_option
 @click.pass_obj
 def count(
     session: Session,
     topic: str,
-    filter: str | None,  # noqa: A002 - the name of the argument
+    filter_text: str | None,
     output: Output,
 ) -> None:
     """Count the live records of TOPIC that match FILTER.
@@ -185,13 +185,18 @@ def count(
       sow count orders "/price > 9"
     """
     with session.client() as client:
-        output.one(_count_facts(topic, client.count(topic, filter)))
+        output.one(_count_facts(topic, client.count(topic, filter_text)))
 
 
 @click.command(short_help="Delete records.")
 @click.argument("topic")
 @click.option("--key", "keys", multiple=True, type=arguments.key, metavar="KEY", help="Delete this key (repeatable).")
-@click.option("--filter", metavar="FILTER", help="Delete the records that match, each only if it still does then.")
+@click.option(
+    "--filter",
+    "filter_text",
+    metavar="FILTER",
+    help="Delete the records that match, each only if it still does then.",
+)
 @click.option(
     "--data",
     type=click.File("rb"),
@@ -207,7 +212,7 @@ def delete(
     session: Session,
     topic: str,
     keys: tuple[str, ...],
-    filter: str | None,  # noqa: A002 - the name of the option
+    filter_text: str | None,
     data: BufferedReader | None,
     everything: bool,
     dry_run: bool,
@@ -226,7 +231,7 @@ def delete(
       sow delete orders --data order.json
       sow delete orders --all --dry-run
     """
-    if bool(keys) + (filter is not None) + (data is not None) + everything != 1:
+    if bool(keys) + (filter_text is not None) + (data is not None) + everything != 1:
         raise click.UsageError("give exactly one of --key, --filter, --data and --all")
     if everything and not dry_run:
         confirm(f"Delete every record of topic {topic}?", force=force)
@@ -241,7 +246,7 @@ def delete(
         done = client.sow_delete(
             topic,
             keys=list(keys) or None,
-            filter=filter,
+            filter=filter_text,
             data=document,
             all=everything,
             dry_run=dry_run,

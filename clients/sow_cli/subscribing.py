@@ -27,7 +27,7 @@ _LOOK_MILLISECONDS: Final = 1_000
 
 @click.command(short_help="Follow the changes of a topic.")
 @click.argument("topic")
-@click.argument("filter", required=False)
+@click.argument("filter_text", metavar="[FILTER]", required=False)
 @click.option("--sow", is_flag=True, help="First the records as they are; on a terminal a live table of them.")
 @click.option("--oof", is_flag=True, help="Tell also when a record goes out of focus, and why.")
 @click.option("--delta", is_flag=True, help="Of updates only the changed fields.")
@@ -64,7 +64,7 @@ _LOOK_MILLISECONDS: Final = 1_000
 def subscribe(
     session: Session,
     topic: str,
-    filter: str | None,  # noqa: A002 - the name of the argument
+    filter_text: str | None,
     sow: bool,
     oof: bool,
     delta: bool,
@@ -110,7 +110,7 @@ def subscribe(
             consumer = client.durable(
                 topic,
                 durable,
-                filter,
+                filter_text,
                 start=start,
                 force=force,
                 oof=oof,
@@ -126,7 +126,7 @@ def subscribe(
         subscription = _open(
             client,
             topic,
-            filter,
+            filter_text,
             pattern=pattern,
             sow=sow,
             oof=oof or as_live_table,

@@ -103,7 +103,7 @@ def read_request(
     topic: str,
     start: str,
     end: str,
-    filter: str | None,  # noqa: A002 - the public name
+    filter_text: str | None,
     *,
     columns: Iterable[str],
     lines: bool,
@@ -121,7 +121,7 @@ def read_request(
         topic=topic,
         start_bookmark=start,
         end_bookmark=end,
-        filter=filter or "",
+        filter=filter_text or "",
         columns=column_values(columns),
         lines=lines,
         batch_size=batch_size,

@@ -439,7 +439,7 @@ def order_text(order_by: str | Iterable[str] | None) -> str:
 
 def query_request(
     topic: str,
-    filter: str | None = None,  # noqa: A002 - the public name
+    filter_text: str | None = None,
     *,
     order_by: str | Iterable[str] | None = None,
     explain: bool = False,
@@ -473,7 +473,7 @@ def query_request(
         page_token=page_token,
         skip_n=skip_n,
         top_n=top_n or 0,
-        filter=filter or "",
+        filter=filter_text or "",
         order_by=order_text(order_by),
         explain=explain,
     )
@@ -572,20 +572,20 @@ def delete_request(
     topic: str,
     *,
     keys: Iterable[str] | None,
-    filter: str | None,  # noqa: A002 - the public name
+    filter_text: str | None,
     data: Document | None,
-    all: bool,  # noqa: A002 - the public name
+    everything: bool,
     dry_run: bool,
     durability: DurabilityName | None,
 ) -> sow_pb2.SowDeleteRequest:
     """A delete: exactly one of keys, filter, data and all selects the records (rule D1)."""
-    if (keys is not None) + (filter is not None) + (data is not None) + all != 1:
+    if (keys is not None) + (filter_text is not None) + (data is not None) + everything != 1:
         raise invalid("keys", "give exactly one of keys, filter, data and all=True")
     request = sow_pb2.SowDeleteRequest(topic=topic, dry_run=dry_run, durability=durability_value(durability))
     if keys is not None:
         request.by_keys.keys.extend(texts(keys, "keys") or ())
-    elif filter is not None:
-        request.by_filter = changing_filter(filter)
+    elif filter_text is not None:
+        request.by_filter = changing_filter(filter_text)
     elif data is not None:
         request.by_payload = encode(data)
     else:
@@ -633,7 +633,7 @@ def touch_request(
 
 def subscribe_request(
     topic: str | None,
-    filter: str | None,  # noqa: A002 - the public name
+    filter_text: str | None,
     *,
     topic_pattern: str | None,
     sow: bool,
@@ -656,7 +656,7 @@ def subscribe_request(
     request = sow_pb2.SubscribeRequest(
         topic=topic or "",
         topic_pattern=topic_pattern or "",
-        filter=filter or "",
+        filter=filter_text or "",
         sow=sow,
         oof=oof,
         delta=delta,
@@ -689,7 +689,7 @@ def subscribe_request(
 def restamp_request(
     topic: str,
     mode: RestampMode,
-    filter: str | None,  # noqa: A002 - the public name
+    filter_text: str | None,
     *,
     ttl: Ttl | None,
     expire_at: ExpireAt | None,
@@ -703,7 +703,7 @@ def restamp_request(
         raise invalid("ttl", "is not for 'clear'" if chosen else f"a lifetime is needed for {mode!r}")
     return admin_pb2.RestampRequest(
         topic=topic,
-        filter="" if filter is None else changing_filter(filter),
+        filter="" if filter_text is None else changing_filter(filter_text),
         mode=admin_pb2.RestampMode.Value(f"RESTAMP_MODE_{mode.upper()}"),
         lifetime=chosen,
         dry_run=dry_run,

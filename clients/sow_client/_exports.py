@@ -42,13 +42,15 @@ class Export:
     """About how many stored records each part is made of; part i is read by its index."""
 
 
-def open_request(topic: str, filter: str | None, *, parts: int, lease: Ttl | None) -> snapshot_pb2.OpenExportRequest:  # noqa: A002 - the public name
+def open_request(
+    topic: str, filter_text: str | None, *, parts: int, lease: Ttl | None
+) -> snapshot_pb2.OpenExportRequest:
     """An export to open."""
     if parts < 0:
         raise invalid("parts", f"{parts} is negative")
     return snapshot_pb2.OpenExportRequest(
         topic=topic,
-        filter=filter or "",
+        filter=filter_text or "",
         parts=min(parts, 2**32 - 1),
         lease_micros=0 if lease is None else ttl_micros(lease, "lease"),
     )

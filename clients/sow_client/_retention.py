@@ -40,7 +40,7 @@ from sow_client._settings import (
 def durable_request(
     topic: str,
     name: str,
-    filter: str | None,  # noqa: A002 - the public name
+    filter_text: str | None,
     *,
     start: Start | None,
     force: bool,
@@ -55,7 +55,7 @@ def durable_request(
     """The consumer of a durable subscription."""
     request = _core.subscribe_request(
         topic,
-        filter,
+        filter_text,
         topic_pattern=None,
         sow=False,
         oof=oof,

@@ -883,7 +883,7 @@ class Client:
         epoch later than `epoch` has begun, UNIT_DONE where `unit` is finished (P6).
         """
         request = _core.delete_request(
-            topic, keys=keys, filter=filter, data=data, all=all, dry_run=dry_run, durability=durability
+            topic, keys=keys, filter_text=filter, data=data, everything=all, dry_run=dry_run, durability=durability
         )
         _core.act_for(request, publisher_id, epoch, unit)
         self._await_ready()

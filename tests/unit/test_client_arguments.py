@@ -198,20 +198,27 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
     """Rule D1."""
 
     def request(**arguments: Any) -> sow_pb2.SowDeleteRequest:
-        values = {"keys": None, "filter": None, "data": None, "all": False, "dry_run": False, "durability": None}
+        values = {
+            "keys": None,
+            "filter_text": None,
+            "data": None,
+            "everything": False,
+            "dry_run": False,
+            "durability": None,
+        }
         chosen: dict[str, Any] = values | arguments
         return _core.delete_request("orders", **chosen)
 
     assert request(keys=["1"]).by_keys.keys == ["1"]
     assert request(data={"id": 1}).by_payload == b'{"id":1}'
-    assert request(all=True).all
-    assert request(filter="/a = 1").by_filter == "/a = 1"
+    assert request(everything=True).all
+    assert request(filter_text="/a = 1").by_filter == "/a = 1"
     for wrong in (
         {},
-        {"keys": ["1"], "all": True},
+        {"keys": ["1"], "everything": True},
         {"keys": ["1"], "data": b"{}"},
-        {"filter": "true", "all": True},
-        {"filter": " "},  # every record, by an empty variable
+        {"filter_text": "true", "everything": True},
+        {"filter_text": " "},  # every record, by an empty variable
     ):
         with pytest.raises(InvalidArgument):
             request(**wrong)
@@ -225,12 +232,12 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
         ("clear", {"ttl": "1h"}, "ttl"),
         ("raise", {"ttl": "1h"}, "mode"),
         ("set", {"ttl": "1h", "expire_at": MICROS}, "expire_at"),
-        ("set", {"ttl": "1h", "filter": ""}, "filter"),
+        ("set", {"ttl": "1h", "filter_text": ""}, "filter"),
     ],
 )
 def test_a_restamp_needs_a_lifetime_but_for_taking_them_away(mode: Any, arguments: dict[str, Any], field: str) -> None:
     """Rule L13."""
-    chosen = {"filter": None, "ttl": None, "expire_at": None, "dry_run": False} | arguments
+    chosen = {"filter_text": None, "ttl": None, "expire_at": None, "dry_run": False} | arguments
     with pytest.raises(InvalidArgument) as caught:
         _core.restamp_request("orders", mode, **chosen)
     assert caught.value.details["field"] == field
@@ -256,7 +263,7 @@ def test_a_subscription_starts_now_or_at_a_bookmark_a_time_or_the_earliest_chang
 
 def subscribe(**arguments: Any) -> sow_pb2.SubscribeRequest:
     values: dict[str, Any] = {
-        "topic": "orders", "filter": None, "topic_pattern": None, "sow": False, "oof": False, "delta": False,
+        "topic": "orders", "filter_text": None, "topic_pattern": None, "sow": False, "oof": False, "delta": False,
         "changes": False, "start": None, "conflation": None, "progress": None, "empty_deltas": False, "select": None,
         "exclude": None, "batch_size": 0,
     }  # fmt: skip
@@ -420,7 +427,9 @@ def test_settings_of_a_durable_make_the_way_to_the_server_and_back() -> None:
 
 
 def test_the_consumer_of_a_durable() -> None:
-    request = durable(filter="/price > 9", force=True, changes=True, settings={"idle_ttl": "1w", "retain_bytes": None})
+    request = durable(
+        filter_text="/price > 9", force=True, changes=True, settings={"idle_ttl": "1w", "retain_bytes": None}
+    )
     assert request == sow_pb2.SubscribeRequest(
         topic="orders",
         filter="/price > 9",
@@ -434,7 +443,7 @@ def test_the_consumer_of_a_durable() -> None:
 
 
 def durable(**arguments: Any) -> sow_pb2.SubscribeRequest:
-    defaults: dict[str, Any] = dict.fromkeys(("filter", "start", "progress", "select", "exclude"))
+    defaults: dict[str, Any] = dict.fromkeys(("filter_text", "start", "progress", "select", "exclude"))
     defaults |= {"topic": "orders", "name": "billing", "force": False, "oof": False, "changes": False}
     return _retention.durable_request(**(defaults | {"settings": {}, "batch_size": 0} | arguments))
 
