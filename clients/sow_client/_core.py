@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import grpc
-import msgspec
 from google.protobuf import message, timestamp_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, sow_pb2, types_pb2
+from sow_client._documents import Document, encode
 from sow_client._records import (
     EARLIEST,
     NEVER_MICROS,
@@ -24,7 +24,6 @@ from sow_client._records import (
     ClockAccepted,
     Compacted,
     Deleted,
-    Document,
     DurabilityName,
     EffectiveSetting,
     ExpireAt,
@@ -52,7 +51,7 @@ from sow_client._records import (
     ttl_micros,
 )
 from sow_client._settings import PATHS, settings_of, topic_message, topic_settings
-from sow_client.errors import Cancelled, InternalError, InvalidArgument, Refusal, SowError, Unavailable, error_of_reason
+from sow_client.errors import Cancelled, InternalError, Refusal, SowError, Unavailable, error_of_reason
 
 RECORDS_PER_REQUEST_MAX = 10_000
 """The most records, or keys, in one request (rule K8)."""
@@ -73,27 +72,6 @@ PASSING_REASONS = frozenset(
     }
 )
 """Refusals that may pass: that record and all after it in the request were not applied (rule P6)."""
-
-
-# ---- documents ----
-
-_encode_json = msgspec.json.Encoder().encode
-
-
-def encode(document: Document) -> bytes:
-    """The bytes of a document. Raises InvalidArgument (PAYLOAD_MALFORMED) for what JSON cannot express."""
-    if isinstance(document, bytes):
-        return document
-    try:
-        if isinstance(document, str):
-            return document.encode()
-        if isinstance(document, bytearray | memoryview):
-            return bytes(document)  # JSON would make base64 of it
-        return _encode_json(document)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(
-            f"data: cannot be encoded: {error}", reason="PAYLOAD_MALFORMED", details={"field": "data"}
-        ) from error
 
 
 # ---- lifetimes (rules L1, L2) ----

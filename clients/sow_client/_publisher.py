@@ -38,7 +38,8 @@ from sow.v1 import sow_pb2, types_pb2
 from sow_client import _core
 from sow_client._channel import task_is_cancelled
 from sow_client._core import Lifetime
-from sow_client._records import Document, ExpireAt, Ttl, invalid
+from sow_client._documents import Document, encode
+from sow_client._records import ExpireAt, Ttl, invalid
 from sow_client.errors import PublishFailed, Refusal, SowError, error_of_reason
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -647,7 +648,7 @@ class Publisher(_Shell):
     ) -> None:
         """Takes one record; `ttl` or `expire_at` overrule the publisher's own (rule L2). May wait for room."""
         # Half a microsecond that every record pays: locals, one append, no lock, no call but what the data needs.
-        payload = data if type(data) is bytes else _core.encode(data)
+        payload = data if type(data) is bytes else encode(data)
         lifetime = None if ttl is None and expire_at is None else _core.lifetime(ttl, expire_at)
         size = len(payload)
         if self._stopped or size > PAYLOAD_BYTES_MAX:
@@ -976,7 +977,7 @@ class AsyncPublisher(_Shell):
         self, data: Document, *, key: str | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
         """Takes one record; `ttl` or `expire_at` overrule the publisher's own (rule L2). May wait for room."""
-        payload = data if type(data) is bytes else _core.encode(data)
+        payload = data if type(data) is bytes else encode(data)
         lifetime = None if ttl is None and expire_at is None else _core.lifetime(ttl, expire_at)
         size = len(payload)
         if self._stopped or size > PAYLOAD_BYTES_MAX:

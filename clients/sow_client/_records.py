@@ -18,6 +18,7 @@ import msgspec
 
 from sow.durations import format_micros, parse_micros
 from sow.v1 import types_pb2
+from sow_client._documents import decode
 from sow_client.errors import InternalError, InvalidArgument
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,9 +61,6 @@ Start: TypeAlias = str | datetime | Literal[Earliest.EARLIEST]
 ExpireAt: TypeAlias = datetime | int | str
 """A point in time: a datetime with its time zone, microseconds since the epoch, or ISO 8601 with its time zone."""
 
-Document: TypeAlias = Mapping[str, object] | str | bytes | bytearray | memoryview
-"""A document: a mapping is encoded as JSON, text as UTF-8, bytes go as they are."""
-
 SettingValue: TypeAlias = str | int | bool
 """A setting of a policy: a duration such as "1h0m0s", a word, a number, or yes or no."""
 
@@ -78,9 +76,6 @@ def datetime_of(micros: int) -> datetime:
 def micros_of(moment: datetime) -> int:
     """Microseconds since the epoch of a datetime that knows its time zone."""
     return (moment - EPOCH) // _MICROSECOND
-
-
-_decode_json = msgspec.json.Decoder().decode
 
 
 class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
@@ -104,6 +99,7 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
     @property
     def data(self) -> object:
         """The payload decoded, if it is a JSON object; other payloads as bytes. Decoded once, when first asked for.
+        A number that no float reaches, such as 1e400, is a Decimal.
 
         A record does not carry its topic's message type, so this looks at the payload: JSON objects begin with `{`,
         documents of msgpack, fix and nvfix topics do not.
@@ -112,8 +108,8 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
             self._data = self.payload
             if self.payload[:1] == b"{" or self.payload.lstrip(b" \t\r\n")[:1] == b"{":
                 try:
-                    self._data = _decode_json(self.payload)
-                except msgspec.DecodeError:
+                    self._data = decode(self.payload)
+                except ValueError:
                     pass  # bytes that merely begin like JSON
         return self._data
 

@@ -31,6 +31,7 @@ from sow.v1 import (
 from sow_client import _changes, _channel, _core, _exports, _loads, _publisher, _replication, _retention
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
+from sow_client._documents import Document, encode
 from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
 from sow_client._exports import Export
 from sow_client._loads import (
@@ -59,7 +60,6 @@ from sow_client._records import (
     ClockAccepted,
     Compacted,
     Deleted,
-    Document,
     DurabilityName,
     Durable,
     DurableSettingsArguments,
@@ -207,7 +207,7 @@ class AsyncClient:
         """
         request = _core.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -240,7 +240,7 @@ class AsyncClient:
         """
         request = _core.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,

@@ -32,6 +32,7 @@ from sow.v1 import (
 from sow_client import _changes, _channel, _core, _exports, _loads, _publisher, _replication, _retention
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
+from sow_client._documents import Document, encode
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
 from sow_client._exports import Export
 from sow_client._loads import CommitRetry, Load, LoadInfo, LoadPart, LoadProgress, LoadStager, StageCall, StageCore
@@ -51,7 +52,6 @@ from sow_client._records import (
     ClockAccepted,
     Compacted,
     Deleted,
-    Document,
     DurabilityName,
     Durable,
     DurableSettingsArguments,
@@ -220,7 +220,7 @@ class Client:
         """
         request = _core.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
@@ -253,7 +253,7 @@ class Client:
         """
         request = _core.publish_request(
             topic,
-            [sow_pb2.PublishRecord(key=key, payload=_core.encode(data))],
+            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,

@@ -40,7 +40,8 @@ from pyspark.sql.types import (
 from sow.durations import DurationError, parse_micros
 from sow.v1 import types_pb2
 from sow_client import Client, NotFound
-from sow_spark.encoding import NESTING_MAX, documents
+from sow_client._documents import not_finite
+from sow_spark.encoding import NESTING_MAX, all_finite, documents
 from sow_spark.errors import SowSourceError, option_error
 from sow_spark.options import OnDelete, Writing
 from sow_spark.schemas import METADATA_COLUMNS
@@ -123,6 +124,8 @@ class RowPlan:
                 faults.setdefault(
                     index, ("PAYLOAD_MALFORMED", f"column {self.payload[0]} is null: there is no payload")
                 )
+        else:
+            self._refuse_not_finite(batch, removals, faults)
         if faults:
             bad += [
                 BadRow(rows[index], reason, message, _shown(batch, index))
@@ -149,6 +152,26 @@ class RowPlan:
                 )
             elif self.on_delete == "delete":
                 yield Removals(rows[part], keys and keys[part], payloads[part])
+
+    def _refuse_not_finite(
+        self, batch: pa.RecordBatch, removals: list[bool] | None, faults: dict[int, tuple[str, str]]
+    ) -> None:
+        """JSON has no NaN and no infinities (rule K2). What is removed is not written, so it may have them."""
+        for name in self.payload:
+            column = batch.column(name)
+            if all_finite(column):
+                continue
+            for index in range(batch.num_rows):  # seldom: row by row, as each is told by itself
+                row = column.slice(index, 1)
+                if all_finite(row) or (removals is not None and removals[index]):
+                    continue
+                try:
+                    path = not_finite(row.to_pylist(maps_as_pydicts="lossy")[0]) or ""
+                except (ValueError, OverflowError):  # a time beside it that Python does not have
+                    path = ""
+                faults.setdefault(
+                    index, ("PAYLOAD_MALFORMED", f"column {name}: /{name}{path} is NaN or infinite, which JSON lacks")
+                )
 
     def _payloads(self, batch: pa.RecordBatch) -> list[bytes]:
         if self.whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import NEVER, Client, ConditionFailed, Deleted, PublishFailed, Refusal
+from sow_client import NEVER, Client, ConditionFailed, Deleted, InvalidArgument, PublishFailed, Refusal
 from tests.support.server import ServerProcess, reason_of, until
 
 CONFIG: Final = """
@@ -75,6 +75,58 @@ def test_a_published_record_is_read_as_it_was_written(client: Client) -> None:
     again = client.publish("orders", document)
     assert again.version > done.version
     assert again.sequence > done.sequence
+
+
+def test_a_number_that_is_not_finite_is_refused_by_every_way_of_publishing(
+    server: ServerProcess, client: Client
+) -> None:
+    """A delta with inf was acknowledged, and the old price stayed."""
+    client.publish("orders", {"id": "n", "price": 1.5})
+    document = {"id": "n", "price": float("inf")}
+    text = b'{"id":"n","price":NaN}'
+
+    def publisher() -> None:
+        with client.publisher("orders") as publisher:
+            publisher.publish(document)
+
+    async def publish_async() -> None:
+        async with server.async_client() as aio:
+            await aio.delta_publish("orders", document)
+
+    async def publisher_async() -> None:
+        async with server.async_client() as aio, aio.publisher("orders") as publisher:
+            await publisher.publish(document)
+
+    ways: list[Callable[[], object]] = [
+        lambda: client.publish("orders", document),
+        lambda: client.delta_publish("orders", document),
+        lambda: client.publish_many("orders", [document]),
+        publisher,
+        lambda: asyncio.run(publish_async()),
+        lambda: asyncio.run(publisher_async()),
+    ]
+    for way in ways:
+        with pytest.raises(InvalidArgument) as refused:
+            way()
+        assert (refused.value.reason, refused.value.details["path"]) == ("PAYLOAD_MALFORMED", "/price")
+
+    def columns() -> None:
+        with client.publisher("orders") as publisher:
+            publisher.publish_columns([text])
+
+    assert reason_of(lambda: client.publish("orders", text)) == "PAYLOAD_MALFORMED"
+    assert reason_of(lambda: client.delta_publish("orders", text.decode())) == "PAYLOAD_MALFORMED"
+    assert reason_of(columns) == "PAYLOAD_MALFORMED"
+    load = client.open_load("orders")
+    refusals: list[Refusal] = []
+    with client.stage_load(load.id, 0, 0) as stager:
+        stager.stage([text])
+    refusals += stager.refusals
+    client.abort_load(load.id)
+    assert [refusal.reason for refusal in refusals] == ["PAYLOAD_MALFORMED"]
+    found = client.get("orders", "n")
+    assert found is not None
+    assert found.data == {"id": "n", "price": 1.5}
 
 
 def test_lifetimes_arrive(client: Client, topic: str) -> None:

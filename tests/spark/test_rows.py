@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     DateType,
     DayTimeIntervalType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -41,6 +44,8 @@ KINDS: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "timestamp_ntz": TimestampNTZType(),
     "interval day to second": DayTimeIntervalType(),
+    "struct<a:array<double>>": StructType([StructField("a", ArrayType(DoubleType()))]),
+    "map<string,float>": MapType(StringType(), FloatType()),
     "map<struct<x:int>,int>": MapType(StructType([StructField("x", IntegerType())]), IntegerType()),
     "struct<b:interval year to month>": StructType([StructField("b", YearMonthIntervalType())]),
 }
@@ -131,6 +136,38 @@ def test_rows_that_are_no_records_are_told_apart() -> None:
     ]
     assert '"v":2' in bad[0].value
     assert "soon" in bad[1].message
+
+
+def test_a_row_with_a_number_that_is_not_finite_is_a_bad_row_with_its_path() -> None:
+    """It was written as the text "NaN", so that the type of a field depended on its value."""
+    nested = pa.array(
+        [{"a": [1.0]}, {"a": [1.0, math.nan]}, None, {"a": None}, {"a": [-math.inf]}],
+        pa.struct([("a", pa.list_(pa.float64()))]),
+    )
+    maps = pa.array([[("x", 1.0)], None, [("y", math.inf)], [], []], pa.map_(pa.string(), pa.float32()))
+    columns = {
+        "id": pa.array([1, 2, 3, 4, 5]),
+        "price": pa.array([1.5, None, 2.5, math.nan, 3.5]),
+        "s": nested,
+        "m": maps,
+    }
+    of = plan("id int, price double, s struct<a:array<double>>, m map<string,float>")
+    step, bad = puts(of, columns)
+    assert [(row.row, row.reason) for row in bad] == [(row, "PAYLOAD_MALFORMED") for row in (101, 102, 103, 104)]
+    for row, path in zip(bad, ("/s/a[1]", "/m/y", "/price", "/s/a[0]"), strict=True):
+        assert f" {path} " in row.message
+    assert step.payloads == [b'{"id":1,"price":1.5,"s":{"a":[1.0]},"m":{"x":1.0}}']
+
+
+def test_a_removed_row_may_have_a_number_that_is_not_finite() -> None:
+    of = plan("id int, price double, _op string", on_delete="delete")
+    bad: list[BadRow] = []
+    batch = pa.RecordBatch.from_pydict(
+        {"id": pa.array([1]), "price": pa.array([math.nan]), "_op": pa.array(["delete"])}
+    )
+    (step,) = of.steps(batch, 0, bad)
+    assert isinstance(step, Removals)
+    assert not bad
 
 
 def test_documents_are_written_as_they_are() -> None:

@@ -25,6 +25,7 @@ from sow_client import (
     _retention,
 )
 from sow_client._channel import Tls, target
+from sow_client._documents import encode
 from sow_client._records import TopicSettingsArguments
 from sow_client._settings import durable_message, durable_settings_of, topic_message
 
@@ -93,18 +94,18 @@ def test_a_wrong_lifetime_is_refused_with_the_name_of_its_argument(
 
 
 def test_documents_are_encoded_once_and_bytes_go_as_they_are() -> None:
-    assert _core.encode({"id": 1, "price": 9.5}) == b'{"id":1,"price":9.5}'
-    assert _core.encode("é") == "é".encode()
+    assert encode({"id": 1, "price": 9.5}) == b'{"id":1,"price":9.5}'
+    assert encode("é") == "é".encode()
     raw = b"\x00\xff"
-    assert _core.encode(raw) is raw
-    assert _core.encode(bytearray(raw)) == raw
-    assert _core.encode(memoryview(raw)) == raw
+    assert encode(raw) is raw
+    assert encode(bytearray(raw)) == raw
+    assert encode(memoryview(raw)) == raw
 
 
 @pytest.mark.parametrize("data", [{"f": object()}, {"n": 2**70 * 1j}, "\ud800"])
 def test_what_cannot_be_encoded_is_refused_as_malformed(data: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        _core.encode(data)
+        encode(data)
     assert caught.value.reason == "PAYLOAD_MALFORMED"
 
 

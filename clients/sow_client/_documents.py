@@ -1,0 +1,174 @@
+"""Documents: Python values as JSON, and JSON as Python values. Pure.
+
+D1  A number that JSON cannot express (NaN, an infinity) is refused with its path. It never becomes null: a null in a
+    delta leaves the old value (rule P2), so the new one would be lost without a word.
+D2  A document is read whole or not at all: a number beyond a float is a Decimal, with the digits that were published.
+
+What becomes of which type is in docs/client.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from math import isfinite
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+import msgspec
+
+from sow_client.errors import InvalidArgument
+
+
+class Dataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # as typeshed declares it: dataclasses do not say more
+
+
+Document: TypeAlias = Mapping[str, object] | Dataclass | msgspec.Struct | str | bytes | bytearray | memoryview
+"""A document: a mapping, a dataclass or a msgspec.Struct is encoded as JSON, text as UTF-8, bytes go as they are."""
+
+
+# ---- to JSON ----
+
+
+def encode(document: Document) -> bytes:
+    """The bytes of a document. Raises InvalidArgument (PAYLOAD_MALFORMED) for what JSON cannot express; with a number
+    that is not finite, the path of its field, such as /a/b[3], is among the error's details."""
+    if type(document) is not dict:  # the type of nearly all: it takes the short way
+        if isinstance(document, bytes):
+            return document
+        if isinstance(document, bytearray | memoryview):
+            return bytes(document)  # JSON would make base64 of it
+    try:
+        if isinstance(document, str):
+            return document.encode()
+        payload = _encode_json(document)
+        # msgspec writes a float that is not finite as null, and a Decimal as NaN or Infinity. To look for these texts
+        # costs a tenth of a microsecond, to walk through every document several times what encoding it costs. A search
+        # for one character costs next to nothing, so it comes before the search for a word that few documents have.
+        if (
+            _find_null(payload)
+            or (_CAPITAL_N in payload and _find_nan(payload))
+            or (_CAPITAL_I in payload and _find_infinity(payload))
+        ):
+            path = not_finite(document)
+            if path is not None:
+                raise InvalidArgument(
+                    f"data: {path or '/'} is NaN or infinite, which JSON cannot express",
+                    reason="PAYLOAD_MALFORMED",
+                    details={"field": "data", "path": path},
+                )
+        return payload
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(
+            f"data: cannot be encoded: {error}", reason="PAYLOAD_MALFORMED", details={"field": "data"}
+        ) from error
+
+
+def not_finite(value: object) -> str | None:
+    """The path of a number that is NaN or infinite in a value that can be encoded, such as /a/b[3]; None: there is
+    none. Empty where the value itself is one."""
+    kind = type(value)
+    if kind is dict:
+        assert isinstance(value, dict), "as its type says"
+        for name, member in value.items():
+            kind = type(member)
+            if kind in _NEVER_NOT_FINITE or (kind is float and isfinite(member)):
+                continue
+            below = not_finite(member)
+            if below is not None:
+                return f"{_step(name)}{below}"
+    elif kind in (list, tuple, set, frozenset):
+        assert isinstance(value, list | tuple | set | frozenset), "as its type says"
+        for index, item in enumerate(value):
+            kind = type(item)
+            if kind in _NEVER_NOT_FINITE or (kind is float and isfinite(item)):
+                continue
+            below = not_finite(item)
+            if below is not None:
+                return f"[{index}]{below}"
+    elif isinstance(value, float):
+        return None if isfinite(value) else ""
+    elif isinstance(value, Decimal):
+        return None if value.is_finite() else ""
+    elif kind not in _NEVER_NOT_FINITE and not isinstance(value, msgspec.Raw):
+        # A dataclass, an enum, a mapping of another kind …: as msgspec sees it, with the names that it writes.
+        plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=_simpler)
+        return not_finite(plain)
+    return None
+
+
+def _step(name: object) -> str:
+    """A step of a path as filters and settings take it (rule K3)."""
+    text = name if isinstance(name, str) else msgspec.to_builtins({name: 0}, str_keys=True).popitem()[0]
+    if text and "/" not in text and not text.startswith("["):
+        return f"/{text}"
+    escaped = text.replace("\\", "\\\\").replace("]", "\\]")
+    return f"/[{escaped}]"
+
+
+def _simpler(value: object) -> object:
+    """What stands for a value of a type that msgspec does not know. Raises TypeError where nothing does."""
+    match value:
+        case Mapping():
+            return dict(value)
+        case float():  # subclasses, such as numpy.float64
+            return float(value)
+        case int():
+            return int(value)
+        case str():
+            return str.__str__(value)
+        case bytes():
+            return bytes(value)
+    # A scalar of numpy, which need not be installed. Its times are left out: `item` makes numbers of some of them.
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        item = getattr(value, "item", None)
+        kind = getattr(getattr(value, "dtype", None), "kind", "")
+        if callable(item) and kind in "biuf":
+            return float(item()) if kind == "f" else item()
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} has no form in JSON")
+
+
+_encode_json = msgspec.json.Encoder(decimal_format="number", enc_hook=_simpler).encode
+_find_null = re.compile(rb"null").search  # half the cost of `in`
+_find_nan = re.compile(rb"NaN").search
+_find_infinity = re.compile(rb"Infinity").search
+_CAPITAL_N: Final = ord("N")
+_CAPITAL_I: Final = ord("I")
+_NEVER_NOT_FINITE: Final = frozenset({str, int, bool, type(None), bytes})
+
+
+# ---- from JSON ----
+
+_decode_json = msgspec.json.Decoder().decode
+
+
+def decode(payload: bytes) -> object:
+    """A JSON document as Python values. A number that no float reaches, such as 1e400, or an integer of more digits
+    than Python converts, is a Decimal. Raises ValueError for what is no JSON."""
+    try:
+        return _decode_json(payload)
+    except msgspec.ValidationError:  # well-formed, but for a number that is out of range
+        return json.loads(payload, parse_float=_number, parse_int=_number, parse_constant=_refuse_constant)
+
+
+def _number(text: str) -> int | float | Decimal:
+    if text.lstrip("-").isdecimal():
+        try:
+            return int(text)
+        except ValueError:  # more digits than Python converts
+            return Decimal(text)
+    value = float(text)
+    if isfinite(value):
+        return value
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent of 19 digits or more
+        return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON")
