@@ -15,21 +15,20 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
-from sow_client._core import EndedCall, closed, unreachable
+from sow_client._core import MESSAGE_BYTES_MAX, EndedCall, closed, request_too_large, unreachable
 from sow_client._records import invalid
 
 DEFAULT_PORT: Final = 7450
-MESSAGE_BYTES_MAX: Final = 20 * 1024 * 1024
-"""Both directions, both ends (rule K8)."""
 RECONNECT_BACKOFF_MS_MAX: Final = 2_000
 KEEPALIVE_MS: Final = 30_000
 """A connection without a sign of life for this long, while a call is open, is probed. sow-server allows one probe in
@@ -191,6 +190,48 @@ def _cause(error: BaseException) -> str:
     return (error.details() or "").rpartition("last error: ")[2]
 
 
+_Call: TypeAlias = Callable[..., Any]
+
+
+class Calls:
+    """A channel as the generated stubs are given it: each call checks first what gRPC would say less clearly.
+
+    A request that is larger than a message may be is refused before it is sent: gRPC's RESOURCE_EXHAUSTED is one that
+    programs retry. A blocking channel that was closed since is told as CLOSED: gRPC raises ValueError.
+    """
+
+    def __init__(self, channel: grpc.Channel | grpc.aio.Channel, *, measured: bool) -> None:
+        """`measured`: whether the limit is the channel's; one that the program brings has a limit of its own."""
+        self._channel = channel
+        self._measured = measured
+        self._closed_error = ValueError if isinstance(channel, grpc.Channel) else ()
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> _Call:
+        """As gRPC's."""
+        return self._checked(self._channel.unary_unary(*arguments, **named), one_request=True)
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> _Call:
+        """As gRPC's."""
+        return self._checked(self._channel.unary_stream(*arguments, **named), one_request=True)
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> _Call:
+        """As gRPC's. Requests of a stream are measured by who makes them: an error in between would end the stream."""
+        return self._checked(self._channel.stream_stream(*arguments, **named), one_request=False)
+
+    def _checked(self, method: _Call, *, one_request: bool) -> _Call:
+        measured, closed_error = self._measured and one_request, self._closed_error
+
+        def call(request: Any, timeout: float | None = None) -> Any:
+            if measured and (size := request.ByteSize()) > MESSAGE_BYTES_MAX:
+                raise request_too_large(size)
+            try:
+                return method(request, timeout=timeout)
+            except closed_error as error:
+                raise closed("client") from error
+
+        return call
+
+
 class Connection:
     """Knows whether the blocking client's channel is connected (C1). gRPC reports changes on a thread of its own."""
 
@@ -205,10 +246,14 @@ class Connection:
         self._resting = False  # it has lost its connection and nobody has told it to connect
 
     def close(self) -> None:
-        """Ends all waiting for a connection."""
+        """Ends all waiting for a connection, and the watching: after this the channel may be closed."""
         with self._changed:
             self._closed = True
+            watching, self._watching = self._watching, False
             self._changed.notify_all()
+        if watching:
+            self._channel.unsubscribe(self._observe)
+            _await_unwatched(self._channel)
 
     def await_ready(self, seconds: float | None = None) -> None:
         """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`, or `seconds` if
@@ -216,15 +261,16 @@ class Connection:
         if self._state is grpc.ChannelConnectivity.READY:
             return
         with self._changed:
+            if self._closed:
+                raise closed("client")
             watching, self._watching = self._watching, True
             resting, self._resting = self._resting, False
-        if not watching:
-            self._channel.subscribe(self._observe, try_to_connect=True)
-        elif resting:
-            # A channel that lost its connection rests until it is told to connect; subscribing is how one tells it.
-            # Once: told right before it is closed, gRPC's thread that watches the channel dies with a traceback.
-            self._channel.subscribe(_ignore, try_to_connect=True)
-            self._channel.unsubscribe(_ignore)
+            if not watching:
+                self._channel.subscribe(self._observe, try_to_connect=True)
+            elif resting:
+                # A channel that lost its connection rests until it is told to connect; subscribing is how one tells it.
+                self._channel.subscribe(_ignore, try_to_connect=True)
+                self._channel.unsubscribe(_ignore)
         timeout = self._timeout if seconds is None else min(seconds, self._timeout)
         with self._changed:
             over = self._changed.wait_for(
@@ -255,6 +301,17 @@ class Connection:
 
 def _ignore(state: grpc.ChannelConnectivity) -> None:
     """Only its subscription matters."""
+
+
+def _await_unwatched(channel: grpc.Channel) -> None:
+    """Returns once gRPC's thread that watches a channel nobody is subscribed to has ended.
+
+    It dies with `ValueError: Cannot invoke RPC: Channel closed!` when it finds the channel closed. gRPC does not tell
+    when it has ended but in an attribute of its own. It costs no time: closing would wait for its last look instead.
+    """
+    give_up = time.monotonic() + CLOSE_SECONDS_MAX
+    while getattr(getattr(channel, "_connectivity_state", None), "polling", False) and time.monotonic() < give_up:
+        time.sleep(0.002)
 
 
 class AioConnection:

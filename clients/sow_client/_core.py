@@ -57,8 +57,12 @@ RECORDS_PER_REQUEST_MAX = 10_000
 """The most records, or keys, in one request (rule K8)."""
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
 """The most payload bytes in one request (rule K8)."""
+MESSAGE_BYTES_MAX: Final = 20 * 1024 * 1024
+"""Of one message, both directions, both ends (rule K8)."""
 CHUNK_BYTES = 8 * 1024 * 1024
-"""`publish_many` begins another request at this many payload bytes."""
+"""`publish_many` begins another request at this many bytes of payloads and keys."""
+KEY_CHARACTER_BYTES: Final = 4
+"""The most that a character of a key takes in UTF-8."""
 
 PASSING_REASONS = frozenset(
     {
@@ -237,12 +241,6 @@ def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *
     size = first_index = 0
     for document in documents:
         payload = encode(document)
-        full = len(records) == RECORDS_PER_REQUEST_MAX or (records and size + len(payload) > CHUNK_BYTES)
-        if full and not atomic:
-            yield Batch(records, first_index)
-            first_index += len(records)
-            records, size = [], 0
-        size += len(payload)
         key = None
         if key_iterator is not None:
             key = next(key_iterator, None)
@@ -250,6 +248,13 @@ def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *
                 raise invalid(
                     "keys", f"there are fewer keys than documents: none for number {first_index + len(records)}"
                 )
+        row_bytes = len(payload) + (0 if key is None else KEY_CHARACTER_BYTES * len(key))
+        full = len(records) == RECORDS_PER_REQUEST_MAX or (records and size + row_bytes > CHUNK_BYTES)
+        if full and not atomic:
+            yield Batch(records, first_index)
+            first_index += len(records)
+            records, size = [], 0
+        size += row_bytes
         records.append(sow_pb2.PublishRecord(key=key, payload=payload))
     if key_iterator is not None and next(key_iterator, None) is not None:
         raise invalid("keys", f"there are more than the {first_index + len(records)} documents")
@@ -813,8 +818,14 @@ def error_of_status(error: BaseException) -> SowError:
     text = error.details() or code.name
     reason, details, retry_after = _details(error.trailing_metadata() or ())
     if reason is None:
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
+            # The one thing that only gRPC's text tells: its own limit of messages, at either end.
+            return error_of_reason("REQUEST_TOO_LARGE", f"the request, or its answer, is too large: {text}")
         reason = "UNREACHABLE" if code is grpc.StatusCode.UNAVAILABLE else code.name
     return error_of_reason(reason, text, code=code.name, details=details, retry_after=retry_after)
+
+
+_TOO_LARGE: Final = "message larger than max"
 
 
 def reason_of(error: BaseException) -> str | None:
@@ -923,6 +934,15 @@ def unreachable(server: str, seconds: float, cause: str = "") -> Unavailable:
     """No connection came about in time; `cause`: why, as far as gRPC tells."""
     why = f": {cause}" if cause else ""
     return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
+
+
+def request_too_large(size: int, field: str = "request") -> SowError:
+    """A request that no server takes, known before it is sent (rule K8)."""
+    return error_of_reason(
+        "REQUEST_TOO_LARGE",
+        f"{field}: {size} bytes are more than the limit of {MESSAGE_BYTES_MAX} of a message",
+        details={"field": field},
+    )
 
 
 def closed(what: str) -> Cancelled:

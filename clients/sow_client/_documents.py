@@ -74,6 +74,12 @@ def not_finite(value: object) -> str | None:
     kind = type(value)
     if kind is dict:
         assert isinstance(value, dict), "as its type says"
+        for member in value.values():  # without the names: nearly always there is nothing to be found
+            kind = type(member)
+            if kind not in _NEVER_NOT_FINITE and not (kind is float and isfinite(member)):
+                break
+        else:
+            return None
         for name, member in value.items():
             kind = type(member)
             if kind in _NEVER_NOT_FINITE or (kind is float and isfinite(member)):

@@ -28,7 +28,7 @@ import grpc
 from sow.v1 import load_pb2, types_pb2
 from sow_client import _core
 from sow_client._channel import task_is_cancelled
-from sow_client._publisher import BATCH_BYTES, IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS
+from sow_client._publisher import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
 from sow_client._records import Ttl, invalid
 from sow_client.errors import Refusal, SowError
 
@@ -215,6 +215,7 @@ class StageCore:
         if (kinds is None) != (micros is None):
             raise invalid("lifetime_micros", "comes together with lifetime_kinds")
         common = _core.lifetime_message(lifetime, None)
+        check_sizes(payloads, keys)
         return self._requests(payloads, keys, common, kinds, micros)
 
     def _requests(
@@ -228,10 +229,7 @@ class StageCore:
         start = 0
         while start < len(payloads):
             stop = min(start + REQUEST_ROWS, len(payloads))
-            size = sum(map(len, payloads[start:stop]))
-            while size > BATCH_BYTES and stop > start + 1:
-                stop -= 1
-                size -= len(payloads[stop])
+            stop = start + fitting_rows(payloads[start:stop], None if keys is None else keys[start:stop])[0]
             yield load_pb2.StageLoadRequest(
                 load_id=self.load_id,
                 part=self.part,

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar, cast
 
@@ -46,6 +47,8 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 """A request is sealed before its payloads exceed this; a larger document travels alone."""
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 PAYLOAD_BYTES_MAX: Final = _core.REQUEST_BYTES_MAX
+KEY_CHARACTERS_MAX: Final = 512 * 1024
+"""A longer key, which no server takes (rule K8), would make a message that is too large with a payload that is not."""
 REFUSALS_KEPT_MAX: Final = 10_000
 END_SECONDS: Final = 1.0
 """A closing publisher gives the server this long to end the stream in order."""
@@ -151,7 +154,7 @@ _ABSENT: Final = Lifetime(types_pb2.LIFETIME_KIND_UNSPECIFIED, 0)
 
 def _plain_columns(taken: list[Pending]) -> _Columns:
     payloads = cast(list[bytes], taken)  # what `plain` promises
-    fitting, size = _fitting(payloads)
+    fitting, size = fitting_rows(payloads, None)
     return _Columns(payloads[:fitting], (), (), (), size)
 
 
@@ -159,10 +162,11 @@ def _columns(taken: list[Pending]) -> _Columns:
     """Columns of the longest beginning that may go in one request: all with a key, or all without."""
     rows = [item if type(item) is tuple else (item, None, None) for item in taken]
     payloads, keys, lifetimes = zip(*rows, strict=True)
-    fitting, _ = _fitting(payloads)
     keyed = keys[0] is not None
-    if keys.count(None) != (0 if keyed else len(keys)):
-        fitting = min(fitting, next(index for index, key in enumerate(keys) if (key is not None) is not keyed))
+    alike = len(keys)
+    if keys.count(None) != (0 if keyed else alike):
+        alike = next(index for index, key in enumerate(keys) if (key is not None) is not keyed)
+    fitting, _ = fitting_rows(payloads[:alike], keys[:alike] if keyed else None)
     payloads, lifetimes = payloads[:fitting], lifetimes[:fitting]
     kinds: Sequence[types_pb2.LifetimeKind.ValueType] = ()
     micros: Sequence[int] = ()
@@ -171,13 +175,18 @@ def _columns(taken: list[Pending]) -> _Columns:
     return _Columns(payloads, keys[:fitting] if keyed else (), kinds, micros, sum(map(len, payloads)))
 
 
-def _fitting(payloads: Sequence[bytes]) -> tuple[int, int]:
-    """How many of the payloads, at least one, stay within `BATCH_BYTES`, and their bytes."""
+def fitting_rows(payloads: Sequence[bytes], keys: Sequence[str] | None) -> tuple[int, int]:
+    """How many of the rows, at least one, stay within `BATCH_BYTES`, and the bytes of their payloads."""
     size = sum(map(len, payloads))
-    if size <= BATCH_BYTES:
+    # A key that is too long is refused by the server, as a record: many of them must not make a message that is.
+    key_bytes = 0 if keys is None else _core.KEY_CHARACTER_BYTES * sum(map(len, keys))
+    if size + key_bytes <= BATCH_BYTES:
         return len(payloads), size
     sizes = list(accumulate(map(len, payloads)))
-    fitting = max(1, bisect_right(sizes, BATCH_BYTES))
+    with_keys = sizes
+    if keys is not None:
+        with_keys = list(map(add, sizes, accumulate(_core.KEY_CHARACTER_BYTES * len(key) for key in keys)))
+    fitting = max(1, bisect_right(with_keys, BATCH_BYTES))
     return fitting, sizes[fitting - 1]
 
 
@@ -191,7 +200,8 @@ class _Bulk(NamedTuple):
 
     def cut(self, start: int, records: int) -> _Columns:
         """Columns of the next request: at most so many records, and bytes as fit."""
-        fitting, size = _fitting(self.payloads[start : start + records])
+        keys = None if self.keys is None else self.keys[start : start + records]
+        fitting, size = fitting_rows(self.payloads[start : start + records], keys)
         stop = start + fitting
         return _Columns(
             self.payloads[start:stop],
@@ -215,9 +225,6 @@ def _bulk(
     if set(map(type, payloads)) - {bytes}:
         row = next(index for index, payload in enumerate(payloads) if type(payload) is not bytes)
         raise invalid(f"payloads[{row}]", f"is {type(payloads[row]).__name__}, not bytes")
-    if payloads and (largest := max(map(len, payloads))) > PAYLOAD_BYTES_MAX:
-        row = next(index for index, payload in enumerate(payloads) if len(payload) == largest)
-        raise payload_too_large(largest, f"payloads[{row}]")
     if keys is not None:
         _check_length("keys", keys, payloads)
         if set(map(type, keys)) - {str}:
@@ -228,6 +235,7 @@ def _bulk(
         except UnicodeEncodeError:
             row = next(index for index, key in enumerate(keys) if not _well_formed(key))
             raise invalid(f"keys[{row}]", "is not well-formed Unicode") from None
+    check_sizes(payloads, keys)
     if lifetime_kinds is None and lifetime_micros is None:
         return _Bulk(payloads, keys, None, None)
     if lifetime_kinds is None or lifetime_micros is None:
@@ -251,6 +259,16 @@ def _bulk(
     if found <= {types_pb2.LIFETIME_KIND_UNSPECIFIED}:
         return _Bulk(payloads, keys, None, None)
     return _Bulk(payloads, keys, cast(list[types_pb2.LifetimeKind.ValueType], kinds), micros)
+
+
+def check_sizes(payloads: Sequence[bytes], keys: Sequence[str] | None) -> None:
+    """Raises InvalidArgument (PAYLOAD_TOO_LARGE, KEY_TOO_LARGE) for a row that fits in no request."""
+    if payloads and (largest := max(map(len, payloads))) > PAYLOAD_BYTES_MAX:
+        row = next(index for index, payload in enumerate(payloads) if len(payload) == largest)
+        raise payload_too_large(largest, f"payloads[{row}]")
+    if keys and (longest := max(map(len, keys))) > KEY_CHARACTERS_MAX:
+        row = next(index for index, key in enumerate(keys) if len(key) == longest)
+        raise key_too_large(keys[row], f"keys[{row}]")
 
 
 def _check_length(name: str, column: Sequence[object], payloads: Sequence[bytes]) -> None:
@@ -526,6 +544,15 @@ def payload_too_large(size: int, field: str = "data") -> SowError:
     )
 
 
+def key_too_large(key: str, field: str = "key") -> SowError:
+    """The error for a key that fits in no request."""
+    return error_of_reason(
+        "KEY_TOO_LARGE",
+        f"{field}: a key of {len(key)} characters is larger than the limit of {KEY_CHARACTERS_MAX} of a request",
+        details={"field": field},
+    )
+
+
 def checked_unit(publisher_id: str | None, epoch: int | None, unit: int) -> int:
     """The unit of a new publisher. Raises InvalidArgument where it, or an epoch, is negative or without an id."""
     for name, value in (("epoch", epoch or 0), ("unit", unit)):
@@ -656,6 +683,8 @@ class Publisher(_Shell):
         if key is None and lifetime is None:
             self._append(payload)
         else:
+            if key is not None and len(key) > KEY_CHARACTERS_MAX:
+                raise key_too_large(key)
             self._core.plain = False
             self._append((payload, key, lifetime))
         self._filled = filled = self._filled + size
@@ -985,6 +1014,8 @@ class AsyncPublisher(_Shell):
         if key is None and lifetime is None:
             self._append(payload)
         else:
+            if key is not None and len(key) > KEY_CHARACTERS_MAX:
+                raise key_too_large(key)
             self._core.plain = False
             self._append((payload, key, lifetime))
         self._filled = filled = self._filled + size

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack, overload
+from typing import Self, TypeVar, Unpack, cast, overload
 
 import grpc
 import grpc.aio
@@ -162,10 +162,11 @@ class AsyncClient:
         self._connection = (
             _channel.AioConnection(self._channel, self._server, connect_timeout) if channel is None else None
         )
-        self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
-        self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._channel)
-        self._load = load_pb2_grpc.LoadServiceStub(self._channel)
+        calls = cast(grpc.aio.Channel, _channel.Calls(self._channel, measured=channel is None))
+        self._sow = sow_pb2_grpc.SowServiceStub(calls)
+        self._admin = admin_pb2_grpc.AdminServiceStub(calls)
+        self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(calls)
+        self._load = load_pb2_grpc.LoadServiceStub(calls)
         self._sequencer = _core.Sequencer()
         self._closed = False
 

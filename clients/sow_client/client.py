@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import chain
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack, overload
+from typing import Final, Self, TypeVar, Unpack, cast, overload
 
 import grpc
 
@@ -165,10 +165,11 @@ class Client:
         self._connection = (
             _channel.Connection(self._channel, self._server, connect_timeout) if channel is None else None
         )
-        self._sow = sow_pb2_grpc.SowServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
-        self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._channel)
-        self._load = load_pb2_grpc.LoadServiceStub(self._channel)
+        calls = cast(grpc.Channel, _channel.Calls(self._channel, measured=channel is None))
+        self._sow = sow_pb2_grpc.SowServiceStub(calls)
+        self._admin = admin_pb2_grpc.AdminServiceStub(calls)
+        self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(calls)
+        self._load = load_pb2_grpc.LoadServiceStub(calls)
         self._sequencer = _core.Sequencer()
         self._closed = False
 
@@ -833,10 +834,7 @@ class Client:
     def _changes_of_call(self, core: _changes.ReadChangesCore) -> Iterator[PackedRecords]:
         request = core.request(now=time.monotonic())
         self._await_ready()
-        try:
-            call = self._snapshots.ReadChanges(request)
-        except ValueError as error:  # how gRPC says that the channel was closed since
-            raise _core.closed("client") from error
+        call = self._snapshots.ReadChanges(request)
         try:
             for response in call:
                 batch = core.batch(response)
@@ -1161,10 +1159,7 @@ class Client:
 
     def _open_staging(self, requests: Iterator[load_pb2.StageLoadRequest]) -> StageCall:
         self._await_ready(_channel.RECONNECT_SECONDS)
-        try:
-            return self._load.StageLoad(requests)
-        except ValueError as error:  # how gRPC says that the channel was closed since
-            raise _core.closed("client") from error
+        return self._load.StageLoad(requests)
 
     def _await_ready(self, seconds: float | None = None) -> None:
         if self._closed:
@@ -1204,10 +1199,7 @@ class Client:
 
     def _open_stream(self, requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
         self._await_ready(_channel.RECONNECT_SECONDS)
-        try:
-            return self._sow.PublishStream(requests)
-        except ValueError as error:  # how gRPC says that the channel was closed since
-            raise _core.closed("client") from error
+        return self._sow.PublishStream(requests)
 
     def _new_epoch(self, publisher_id: str, unit: int) -> int:
         return _publisher.new_epoch(self.open_publisher(publisher_id, unit=unit), publisher_id, unit)
@@ -1227,10 +1219,7 @@ class Client:
 
     def _open_subscription(self, request: sow_pb2.SubscribeRequest) -> SubscribeCall:
         self._await_ready()
-        try:
-            return self._sow.Subscribe(request)
-        except ValueError as error:  # how gRPC says that the channel was closed since
-            raise _core.closed("client") from error
+        return self._sow.Subscribe(request)
 
     def _acknowledge(self, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         return self._call(self._sow.Acknowledge, request)

@@ -300,6 +300,8 @@ def test_a_message_beyond_the_transports_limit_ends_its_call_and_nothing_else(se
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary("/sow.v1.SowService/Publish", bytes, bytes)(request, timeout=30)
         assert cast(grpc.Call, refused.value).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # The words of gRPC, by which the clients tell it from other limits.
+        assert "message larger than max" in (cast(grpc.Call, refused.value).details() or "")
     assert_alive(server)
 
 

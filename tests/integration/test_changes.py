@@ -13,7 +13,7 @@ import pytest
 
 from sow_client import EARLIEST, AsyncClient, Client, PackedRecords
 from sow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResyncRequired
-from tests.support.server import CLOSED_WHILE_WATCHED, ServerProcess, until
+from tests.support.server import ServerProcess, until
 
 CONFIG = """
 [journal]
@@ -153,7 +153,6 @@ def test_refusals_name_what_is_wrong(client: Client) -> None:
     assert unjournaled.value.reason == "NO_JOURNAL"
 
 
-@pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED)
 def test_a_server_that_is_killed_while_a_range_is_read(server: ServerProcess, client: Client) -> None:
     """The reading goes on after the last batch: nothing is missing, nothing comes twice."""
     begin = client.plan_changes("orders", start="latest").end

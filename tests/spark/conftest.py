@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.server import CLOSED_WHILE_WATCHED, ROOT, ServerProcess, pytest_runtest_makereport
+from tests.support.server import ROOT, ServerProcess, pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
 
-HERE = Path(__file__).parent
 SOURCES = [ROOT, ROOT / "proto", ROOT / "clients", ROOT / "spark_connector"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED))
 
 
 @pytest.fixture(scope="session")

@@ -42,12 +42,6 @@ DYNAMIC: Final = "[server]\ndynamic_topics = true\n"
 Event = dict[str, object]
 """A line of the log."""
 
-CLOSED_WHILE_WATCHED: Final = (
-    r"ignore:Exception in thread Thread-\d+ \(_run\):pytest.PytestUnhandledThreadExceptionWarning"
-)
-"""gRPC's thread that watches a channel raises when the channel is closed just as its state changes. Tests that close
-clients of servers which have just died meet that now and then; it is harmless, and not ours to mend."""
-
 _running: set[ServerProcess] = set()
 _ended: dict[ServerProcess, None] = {}
 

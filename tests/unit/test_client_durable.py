@@ -30,12 +30,9 @@ from sow_client import (
     Unavailable,
 )
 from sow_client._durable import LINGER_SECONDS, Acknowledgements, DurableCore, sequence_of
-from tests.support.server import CLOSED_WHILE_WATCHED
 from tests.support.subscriptions import TOPIC, Journal, put, refusal
 from tests.unit.test_client_following import Servers
 from tests.unit.test_client_subscription_core import CUT, drained, fed, history, told
-
-pytestmark = pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED)
 
 SECONDS_MAX = 20.0  # before a hanging test fails; nothing takes as long
 NAME = "billing"

@@ -38,11 +38,9 @@ from sow_client import (
     Unavailable,
     View,
 )
-from tests.support.server import CLOSED_WHILE_WATCHED, until
+from tests.support.server import until
 from tests.support.subscriptions import TOPIC, Journal, Told, put, refusal
 from tests.unit.test_client_subscription_core import history, told
-
-pytestmark = pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED)
 
 SECONDS_MAX = 20.0  # before a hanging test fails; nothing takes as long
 END = "end"
