@@ -146,6 +146,7 @@ async def _serve(config: Config) -> int:
             mark_interval_micros=config.clock.mark_interval_micros,
             go_on=lambda: not stopped.is_set(),
         )
+        metrics.watch_jobs(timers.jobs)
         message_bytes_max = config.limits.message_bytes_max if links is None else config.limits.link_bytes_max
         server = grpc.aio.server(
             options=(

@@ -33,6 +33,7 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import Consumers
 from sow_server.subscriptions.hub import Hub
+from sow_server.timers import Job
 
 TOPICS_MAX: Final = 1000
 """Topics with figures of their own, the first by name; the others are added up under `OTHER_TOPICS`."""
@@ -119,6 +120,7 @@ class Metrics(Collector):
         self._admission: Admission | None = None
         self._idle: IdleTopics | None = None
         self._exports: Exports | None = None
+        self._jobs: Sequence[Job] = ()
         self._scrape = threading.Lock()
         # Written by the writer's thread.
         self._commit_seconds = Distribution(_COMMIT_SECONDS)
@@ -151,6 +153,10 @@ class Metrics(Collector):
         """From now on a scrape tells of deleted topics too."""
         with self._scrape:
             self._idle = idle
+
+    def watch_jobs(self, jobs: Sequence[Job]) -> None:
+        """From now on a scrape tells of the periodic jobs too."""
+        self._jobs = jobs
 
     def watch_exports(self, exports: Exports) -> None:
         """From now on a scrape tells of the exports too."""
@@ -209,6 +215,7 @@ class Metrics(Collector):
         yield build
         yield from self._writer_metrics()
         yield from self._rpc_metrics()
+        yield from _job_metrics(self._jobs)
         if (links := self._links) is not None:
             yield from _link_metrics(links)
         with self._scrape:
@@ -297,6 +304,15 @@ def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
     for cause, count in idle.deleted_total.items():
         deleted.add_metric([cause.value], count)
     yield deleted
+
+
+def _job_metrics(jobs: Sequence[Job]) -> Iterator[Metric]:
+    running = GaugeMetricFamily(
+        "sow_job_running_seconds", "How long a periodic job's present run takes; 0 between runs.", labels=["job"]
+    )
+    for job in jobs:
+        running.add_metric([job.name], job.running_seconds)
+    yield running
 
 
 def _load_metrics(store: Store) -> Iterator[Metric]:

@@ -1,5 +1,6 @@
-"""The periodic jobs, on APScheduler: pruning, what time does to durables and exports, deleting unused topics, writing
-down what peers have acknowledged, forgetting idle publishers, the clock's mark and watch, compaction.
+"""The periodic jobs, on APScheduler: pruning, what time does to exports, writing down what peers have acknowledged,
+forgetting idle publishers, the clock's mark and watch, compaction. And the alarm for unused topics (rule T1) and for
+durables (rules J8, J10), which is set to the next deadline and set anew when settings change.
 
 Expiry is not among them: the writer's thread waits for the next deadline itself, so that a busy event loop cannot
 delay it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final
@@ -20,17 +22,22 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS
+from sow_server.engine.model import MICROS, NEVER
 from sow_server.engine.rocks import RocksError
 from sow_server.engine.store import Store
 from sow_server.query.exports import Exports
-from sow_server.retention.idle import TICK_SECONDS, IdleTopics
+from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.durables import Consumers
 
 log = structlog.get_logger(__name__)
 
 CLOCK_WATCH_SECONDS: Final = 1
-DURABLES_SECONDS: Final = 1
+UPKEEP_SECONDS: Final = 1.0
+"""How often topics and durables are looked at when no deadline is nearer."""
+ALARM_SECONDS_MIN: Final = 0.001
+"""A deadline that is not met at once, such as one of a writer that takes nothing, must not keep the event loop busy."""
+LONG_SECONDS: Final = 60.0
+"""A job that is still running after so long is logged, once a run."""
 EXPORTS_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
@@ -40,7 +47,8 @@ RECLAIM_AFTER: Final = 200_000
 
 
 class Timers:
-    """Owns the scheduler. Start and stop it on the event loop."""
+    """Owns the scheduler, and the alarm for the next deadline of topics and durables. Start and stop it on the event
+    loop."""
 
     def __init__(
         self,
@@ -63,28 +71,68 @@ class Timers:
         self._idle = idle
         self._was_paused = False
         self._go_on = go_on
-        self._scheduler = AsyncIOScheduler(job_defaults={"coalesce": True, "misfire_grace_time": None})
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._woken = False
+        """Whether the event loop has been told to look at the deadlines, and has not yet. Set on any thread."""
+        # Two instances: the second finds out that the first is still running, see `Job`.
+        self._scheduler = AsyncIOScheduler(
+            job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 2}
+        )
         logging.getLogger("apscheduler.executors.default").addFilter(_is_fault)
-        every = self._scheduler.add_job
-        every(self._prune, "interval", seconds=prune_interval_micros / MICROS, max_instances=1)
-        every(self._watch_clock, "interval", seconds=CLOCK_WATCH_SECONDS)
-        every(store.mark_clock, "interval", seconds=mark_interval_micros / MICROS)
-        every(store.replicas.save_peers, "interval", seconds=SAVE_PEERS_SECONDS)
-        every(store.forget_publishers, "interval", seconds=FORGET_SECONDS)
-        every(store.forget_durables, "interval", seconds=FORGET_SECONDS)
-        every(consumers.upkeep, "interval", seconds=DURABLES_SECONDS, max_instances=1)
-        every(exports.tick, "interval", seconds=EXPORTS_SECONDS)
-        every(self._delete_unused, "interval", seconds=TICK_SECONDS, max_instances=1)
-        every(self._reclaim, "interval", seconds=RECLAIM_SECONDS, max_instances=1)
+        self.jobs: Final[tuple[Job, ...]] = (
+            Job("prune", self._prune, prune_interval_micros / MICROS),
+            Job("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
+            Job("clock_mark", _threaded(store.mark_clock), mark_interval_micros / MICROS),
+            Job("save_peers", _threaded(store.replicas.save_peers), SAVE_PEERS_SECONDS),
+            Job("forget_publishers", _threaded(store.forget_publishers), FORGET_SECONDS),
+            Job("forget_durables", _threaded(store.forget_durables), FORGET_SECONDS),
+            Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),
+            Job("reclaim", self._reclaim, RECLAIM_SECONDS),
+        )
+        for job in self.jobs:
+            self._scheduler.add_job(job.run, "interval", seconds=job.seconds)
+        store.topics.watch(lambda topic, settings: self.wake())
+        consumers.wake = idle.wake = self.wake
 
     def start(self) -> None:
         """Starts the jobs."""
+        self._loop = asyncio.get_running_loop()
         self._watch_clock()
         self._scheduler.start()
+        self._meet_deadlines()
 
     def stop(self) -> None:
         """Stops them; one that is running is not waited for."""
+        self._loop = None
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._scheduler.shutdown(wait=False)
+
+    def wake(self) -> None:
+        """The deadlines of topics or durables may have moved ahead. From any thread, at any time; many calls in a short
+        time wake the event loop once."""
+        loop = self._loop
+        if not self._woken and loop is not None:
+            self._woken = True
+            loop.call_soon_threadsafe(self._meet_deadlines)
+
+    def _meet_deadlines(self) -> None:
+        """Does what is due by topics and durables, and sets the alarm for what is next; at the latest in a second, as
+        the clock may be moved, and as quotas that evict have no deadline."""
+        if self._loop is None:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._woken = False  # first: what comes from now on wakes anew
+        due = NEVER
+        for meet in (self._idle.tick, self._consumers.upkeep):
+            try:
+                due = min(due, meet())
+            except Exception:  # one of the two must not end the other, nor the alarm
+                log.exception("upkeep_failed")
+        left = (due - self._clock.now_micros()) / MICROS
+        self._alarm = self._loop.call_later(max(ALARM_SECONDS_MIN, min(left, UPKEEP_SECONDS)), self._meet_deadlines)
 
     async def _prune(self) -> None:
         """Prunes in bounded steps, until nothing is left to prune. Before that the durables that hold topics are
@@ -114,10 +162,6 @@ class Timers:
             if position is not None:
                 self._consumers.scanned(scan, position)
 
-    async def _delete_unused(self) -> None:
-        """A coroutine, so that it runs on the event loop and not in a thread."""
-        self._idle.tick()
-
     def _watch_clock(self) -> None:
         paused = self._clock.paused
         if paused and not self._was_paused:
@@ -143,6 +187,48 @@ class Timers:
         else:
             if parts:
                 log.info("reclaimed", parts=parts)
+
+
+class Job:
+    """A periodic job. When its time comes again while it is still running, nothing is done: it is late already, and
+    its next run does all there is to do."""
+
+    def __init__(self, name: str, work: Callable[[], Awaitable[None]], seconds: float) -> None:
+        self.name: Final = name
+        self.seconds: Final = seconds
+        self._work = work
+        self._began: float | None = None
+        self._told = False
+
+    @property
+    def running_seconds(self) -> float:
+        """How long its run takes by now; 0 where none is under way. From any thread."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    async def run(self) -> None:
+        """Runs it, unless it is running."""
+        if self._began is not None:
+            if self.running_seconds >= LONG_SECONDS and not self._told:
+                self._told = True
+                log.warning("job_does_not_end", job=self.name, seconds=round(self.running_seconds))
+            return
+        self._began = time.monotonic()
+        try:
+            await self._work()
+        finally:
+            if self._told:
+                log.info("job_has_ended", job=self.name, seconds=round(self.running_seconds))
+            self._began, self._told = None, False
+
+
+def _threaded(work: Callable[[], object]) -> Callable[[], Awaitable[None]]:
+    """Runs on a thread of the event loop's executor."""
+
+    async def run() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, work)
+
+    return run
 
 
 def _is_fault(record: logging.LogRecord) -> bool:

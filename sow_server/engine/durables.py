@@ -208,7 +208,9 @@ class Durables:
         rocks: Rocks,
         policies: Callable[[], Policies] = lambda: NO_POLICIES,
         held_for_peers: HeldForPeers = lambda heads, topic, figures, now_micros: figures.last_sequence,
+        lost: Callable[[Topic], None] = lambda topic: None,
     ) -> None:
+        """`lost`: hears of a topic that has lost a durable."""
         self._rocks = rocks
         self._policies = policies
         self.held_for_peers = held_for_peers
@@ -216,8 +218,7 @@ class Durables:
         self.retention: Final = Retention()
         self._freed: dict[int, int] = {}
         """By topic: up to where rows of its journal have been removed by this process."""
-        self.settled = 0
-        """How often settings that may be in force on durables have changed."""
+        self.lost: Final = lost
         self.dropped = 0
         """How many topics that had durables have been deleted."""
         self.discarded: Final[dict[str, int]] = {}
@@ -409,7 +410,6 @@ class DurableStage:
         self._let_go: dict[int, Topic] = {}
         """Topics of which less may be held than before."""
         self._discarded: list[tuple[str, int]] = []
-        self._settles = False
         self.now: Final = stage.now
 
     def __enter__(self) -> DurableStage:
@@ -676,7 +676,6 @@ class DurableStage:
 
     def freeze(self, topic: Topic) -> None:
         """The topic's settings, or policies, are about to change: what is gone for its durables stays gone."""
-        self._settles = True
         for durable in list(self.all_of(topic)):
             earliest = self.earliest(topic, durable)
             if earliest > durable.floor:
@@ -684,7 +683,6 @@ class DurableStage:
 
     def reset(self, topic: Topic) -> None:
         """All of the topic's journal is gone, and the floor is where the stage has put it."""
-        self._settles = True
         figures = self._figures(topic)
         floor = figures.floor_sequence
         for durable in list(self.all_of(topic)):
@@ -839,15 +837,16 @@ class DurableStage:
             batch.puts[META][_key(durable.topic_id, durable.name)] = _encode(durable)
         changed = list(self._changed.values())
         removed = [(topic_id, name, when) for (topic_id, name), when in self._removed.items()]
-        discarded, settles = self._discarded, self._settles
+        discarded, topics = self._discarded, self._topics
 
         def apply() -> None:
             durables._apply(changed, removed)
-            durables.settled += settles
+            for topic_id in {topic_id for topic_id, _, _ in removed} & topics.keys():
+                durables.lost(topics[topic_id])
             for why, entries in discarded:
                 durables._count(why, entries)
 
-        if changed or removed or discarded or settles:
+        if changed or removed or discarded:
             self._stage.also.append(apply)
 
 

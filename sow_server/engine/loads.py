@@ -573,7 +573,7 @@ class Loads:
 
         def forgotten() -> Load:
             self._by_number.pop(row.number, None)
-            self._watch_again(row)
+            self._watch_again(row, ended=row.open)
             return load
 
         return forgotten
@@ -587,9 +587,12 @@ class Loads:
         if load.staged_rows:
             stage.unstaged[number] = load.staged_rows
 
-    def _watch_again(self, row: LoadRow) -> None:
+    def _watch_again(self, row: LoadRow, *, ended: bool) -> None:
         if (topic := self._store.topics.by_id.get(row.topic_id)) is not None:
             self._watch(topic)
+            if ended:  # it has used the topic until now (rule T1)
+                topic.last_use_micros = self._clock.now_micros()
+                self._store.topics.lost(topic)
 
     def upkeep(self) -> None:
         """Aborts loads whose lease has ended, and forgets those that ended long ago. Called every second or so."""
@@ -661,13 +664,13 @@ class Loads:
         stage.batch.puts[META][LOAD_KEY + u32(row.number)] = encode_load(row)
 
         def taken_over() -> Load:
-            watch = row.phase is not load.row.phase
+            watch, was_open = row.phase is not load.row.phase, load.row.open
             load.row = row
             if row.end_micros:
                 load.attempts, load.named = {}, None
                 load.staged_rows = load.staged_bytes = 0
             if watch:
-                self._watch_again(row)
+                self._watch_again(row, ended=was_open and not row.open)
             return load
 
         return taken_over

@@ -327,7 +327,7 @@ class Store:
         self.policies = self._load_policies()
         """Replaced by the writer thread, after the commit that stored the change."""
         self.replicas: Final = Replicas(self, rocks, path, options.replicas)
-        self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held)
+        self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held, self.topics.lost)
         self._load_topics()
         self.loads: Final = Loads(self, rocks, clock, options.loads)
         bounds = rocks.get(META, BOUNDS_KEY) or bytes(16)
@@ -928,6 +928,7 @@ class Store:
             if settings.acts_on_expiration and not topic.acts:
                 enabled.append(topic)
             topic.apply(settings, indexes)
+            self.topics.settled(topic)
         self.topics.version += 1
         if swept:
             self.writer.sweep.swept(stage)
@@ -1109,8 +1110,9 @@ class Store:
         touched = {topic.id for topic, _ in changes}
         if policies.of(PolicyTarget.DURABLES) != self.policies.of(PolicyTarget.DURABLES):
             touched.update(self.durables.topic_ids())
+        touched &= self.topics.by_id.keys()
         with self.durables.stage(stage, self.topics.by_id) as staged:
-            for topic_id in touched & self.topics.by_id.keys():
+            for topic_id in touched:
                 staged.freeze(self.topics.by_id[topic_id])
         for topic, settings in changes:
             stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
@@ -1126,6 +1128,8 @@ class Store:
             self.policies = policies
             # A policy sets nothing that an index depends on.
             self._settled(stage, [(topic, settings, topic.indexes) for topic, settings in changes])
+            for topic_id in touched.difference([topic.id for topic, _ in changes]):
+                self.topics.settled(self.topics.by_id[topic_id])
 
         return after
 

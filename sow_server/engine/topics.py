@@ -6,6 +6,7 @@ The registry is changed by the writer thread alone, after the commit that stored
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
@@ -139,6 +140,10 @@ def undelivered_topic(create_time_micros: int, created_sequence: int) -> Topic:
     )
 
 
+Hear = Callable[[Topic, bool], None]
+"""Hears of a topic whose deadlines may have changed, and whether its settings have."""
+
+
 class Topics:
     """All topics, by name and by id."""
 
@@ -147,6 +152,23 @@ class Topics:
         self.by_id: MappingProxyType[int, Topic] = MappingProxyType({})
         self.version = 0
         """Rises with every change of the topics that there are, and of their settings."""
+        self._hear: tuple[Hear, ...] = ()
+
+    def watch(self, hear: Hear) -> None:
+        """From now on `hear` is told of topics whose deadlines may have changed: in the order of the calls of `watch`,
+        on any thread, perhaps under the cut lock. So it does no more than take a note."""
+        self._hear = (*self._hear, hear)
+
+    def settled(self, topic: Topic) -> None:
+        """The settings in force on a topic, or on its durables, have changed."""
+        for hear in self._hear:
+            hear(topic, True)
+
+    def lost(self, topic: Topic) -> None:
+        """A topic has lost its last follower, a durable, a load or its last record, which may have kept it (rule T1);
+        or it is gone."""
+        for hear in self._hear:
+            hear(topic, False)
 
     def find(self, name: str) -> Topic:
         """The topic called `name`. Raises StoreError TOPIC_NOT_FOUND."""
@@ -159,10 +181,12 @@ class Topics:
     def add(self, topic: Topic) -> None:
         """Adds a topic."""
         self._replace({**self.by_name, topic.name: topic})
+        self.settled(topic)
 
     def remove(self, topic: Topic) -> None:
         """Removes a topic."""
         self._replace({name: other for name, other in self.by_name.items() if other is not topic})
+        self.lost(topic)
 
     def _replace(self, topics: dict[str, Topic]) -> None:
         self.by_name = MappingProxyType(topics)

@@ -704,7 +704,10 @@ class Writer:
         self.removals.count(stage, topics)
         for topic_id, figures in stage.statistics.items():
             if (topic := topics.get(topic_id)) is not None:
+                emptied = topic.settings.only_if_empty and topic.statistics.records > 0 == figures.records
                 topic.statistics = figures
+                if emptied:
+                    self._topics.lost(topic)
         for publisher_id, publisher in stage.publishers.items():
             self.publishers.keep(publisher_id, publisher)
         self.sweep.committed(stage)

@@ -4,10 +4,10 @@ A use is a subscription for as long as it is attached, a get or a query, and tha
 publish only where the topic says so. When a topic was used is kept in memory, so a start counts as a use, as does a
 change of its `idle_ttl`.
 
-    ID1  A topic is deleted after at least its `idle_ttl`, and some seconds later at most.
+    ID1  A topic is deleted after at least its `idle_ttl`, and as soon as the event loop has time for it then.
     ID2  The decision is the writer's, on the topic as it is in its turn: a use that came before wins.
-    ID3  Cost is in proportion to the topics that may be due: looking costs nothing before the earliest of them is, and
-         all topics are gone over only every `SCAN_TICKS`, or when there are others.
+    ID3  Cost is in proportion to the topics that may be due and to those whose settings have changed. Uses are not
+         noted: the deadline of a topic that was used meanwhile is found to be later when it is looked at.
     ID4  Topics of the configuration file are never deleted, nor is anything while the clock is in doubt (rule L15) or
          the server stops: the subscribers that it sends away have not left.
 """
@@ -15,7 +15,9 @@ change of its `idle_ttl`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import heapq
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -28,12 +30,10 @@ from sow_server.engine.topics import Topic
 
 log = structlog.get_logger(__name__)
 
-TICK_SECONDS: Final = 1
-SCAN_TICKS: Final = 10
 DELETIONS_MAX: Final = 100
-"""Topics that one tick asks the writer to delete: each costs it a synced commit."""
+"""Topics that the writer is asked to delete at a time: each costs it a synced commit."""
 LOOK_AGAIN_MICROS: Final = 10 * MICROS
-"""When a topic is looked at again that is due, but not empty."""
+"""When a topic is looked at again that is due, but was refused by the writer: peers share it, or a load is open."""
 
 
 class Cause(enum.StrEnum):
@@ -45,79 +45,90 @@ class Cause(enum.StrEnum):
 
 
 class IdleTopics:
-    """Knows which topics may be due. On one thread, the event loop's, driven once a second."""
+    """Knows when the next topic may be due. On one thread, the event loop's, but for what it hears."""
 
     def __init__(self, store: Store, clock: GuardedClock) -> None:
         self._store = store
         self._clock = clock
         self._stopped = False
-        self._seen: Mapping[int, Topic] = {}
-        self._until_scan = 0
+        self._heard: deque[Topic] = deque()
+        """Topics whose settings may have changed, or that may have been left. Added to on any thread."""
         self._ttls: dict[int, int] = {}
-        """By topic id, as of the last scan."""
-        self._idle: list[Topic] = []
-        self._auto: list[Topic] = []
-        self._earliest = NEVER
-        """No topic is due before; it may be later, as uses are not noted here."""
+        """By topic id, as they were heard of last: another one begins the time anew."""
+        self._due: dict[int, int] = {}
+        """When each topic that has an `idle_ttl`, or was refused, is looked at next."""
+        self._heap: list[tuple[int, int]] = []
+        """The same as (time, topic id). An entry that is not in `_due` has been replaced."""
         self._asked: set[int] = set()
+        self._left_over: dict[int, Topic] = {}
+        """Topics to delete that are beyond `DELETIONS_MAX`."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called when `tick` has something to do earlier than it said."""
         self.deleted_total: Final = dict.fromkeys(Cause, 0)
+        store.topics.watch(lambda topic, _: self._heard.append(topic))
+        self._heard.extend(store.topics.by_id.values())
 
     def stop(self) -> None:
         """The server stops: nothing is deleted any more."""
         self._stopped = True
 
-    def tick(self) -> None:
-        """Deletes what is due."""
+    def tick(self) -> int:
+        """Deletes what is due. Returns when the next topic may be."""
         if self._stopped or self._clock.paused:
-            return
+            return NEVER
         now = self._clock.now_micros()
-        self._until_scan -= 1
-        if self._until_scan <= 0 or self._store.topics.by_id is not self._seen:
-            self._scan(now)
-        if now >= self._earliest:
-            self._look(now)
-        for topic in self._auto:
-            if self._left(topic, now) and not _guarded(topic):
-                self._delete(topic, self._left, Cause.LEFT)
+        while self._left_over and len(self._asked) < DELETIONS_MAX:
+            self._look(self._left_over.pop(next(iter(self._left_over))), now)
+        while self._heard:
+            self._hear(self._heard.popleft(), now)
+        while self._heap and self._heap[0][0] <= now:
+            due, topic_id = heapq.heappop(self._heap)
+            if self._due.get(topic_id) != due:
+                continue
+            del self._due[topic_id]
+            found = self._store.topics.by_id.get(topic_id)
+            if found is not None:
+                self._look(found, now)
+        return self._heap[0][0] if self._heap else NEVER
 
-    def _scan(self, now: int) -> None:
-        """Finds the topics that may be deleted some time."""
-        self._seen, self._until_scan = self._store.topics.by_id, SCAN_TICKS
-        known, self._ttls = self._ttls, {}
-        self._idle, self._auto = [], []
-        for topic in self._seen.values():
-            settings = topic.settings
-            if settings.idle_ttl_micros is None and not settings.auto_delete:
-                continue
-            if topic.in_config or topic.reserved:
-                continue
-            if settings.auto_delete:
-                self._auto.append(topic)
-            if settings.idle_ttl_micros is not None:
-                self._idle.append(topic)
-                ttl = self._ttls[topic.id] = settings.idle_ttl_micros
-                if known.get(topic.id) != ttl:
-                    topic.last_use_micros = now
-        self._earliest = now
+    def _hear(self, topic: Topic, now: int) -> None:
+        """Takes note of the settings of a topic, and looks at it."""
+        ttl = topic.settings.idle_ttl_micros
+        gone = self._store.topics.by_id.get(topic.id) is not topic
+        if gone or topic.in_config or topic.reserved or (ttl is None and not topic.settings.auto_delete):
+            self._ttls.pop(topic.id, None)
+            self._due.pop(topic.id, None)
+            return
+        if ttl is None:
+            self._ttls.pop(topic.id, None)
+        elif self._ttls.get(topic.id) != ttl:
+            self._ttls[topic.id] = ttl
+            topic.last_use_micros = now
+        self._look(topic, now)
 
-    def _look(self, now: int) -> None:
-        """Deletes what is due of `_idle`, and finds out when the next of them is."""
-        earliest = NEVER
-        for topic in self._idle:
-            if topic.id in self._asked:
-                continue
-            ttl = topic.settings.idle_ttl_micros
-            if ttl is None:
-                continue  # the next scan leaves it out
-            due = (now if topic.followers else topic.last_use_micros) + ttl
-            if due <= now:
-                if _guarded(topic):
-                    due = now + LOOK_AGAIN_MICROS
-                elif len(self._asked) < DELETIONS_MAX:
-                    self._delete(topic, _unused, Cause.IDLE)
-                    due = now + LOOK_AGAIN_MICROS
-            earliest = min(earliest, due)
-        self._earliest = earliest
+    def _look(self, topic: Topic, now: int) -> None:
+        """Deletes a topic if it is due; if not, notes when it may be."""
+        if topic.id in self._asked:
+            return  # what comes of it looks again
+        cause = self._cause(topic, now)
+        if cause is not None:
+            if not _guarded(topic):
+                self._delete(topic, cause)
+            return  # if it is not empty: it is heard of once it is
+        ttl = topic.settings.idle_ttl_micros
+        if ttl is not None:
+            self._look_at(topic, (now if topic.followers else topic.last_use_micros) + ttl)
+
+    def _cause(self, topic: Topic, now: int) -> Cause | None:
+        """Why a topic is due now, but for what it holds; None: it is not."""
+        if self._left(topic, now):
+            return Cause.LEFT
+        return Cause.IDLE if _unused(topic, now) else None
+
+    def _look_at(self, topic: Topic, due: int) -> None:
+        if self._due.get(topic.id) != due:
+            self._due[topic.id] = due
+            heapq.heappush(self._heap, (due, topic.id))
 
     def _left(self, topic: Topic, now: int) -> bool:
         """Whether all subscribers have left; a durable one that is away has not."""
@@ -128,8 +139,9 @@ class IdleTopics:
             and not self._store.durables.count(topic)
         )
 
-    def _delete(self, topic: Topic, due: Callable[[Topic, int], bool], cause: Cause) -> None:
-        if topic.id in self._asked or len(self._asked) >= DELETIONS_MAX:
+    def _delete(self, topic: Topic, cause: Cause) -> None:
+        if len(self._asked) >= DELETIONS_MAX:
+            self._left_over[topic.id] = topic
             return
 
         def done(deleted: bool | StoreError) -> None:
@@ -137,12 +149,27 @@ class IdleTopics:
             if deleted is True:
                 self.deleted_total[cause] += 1
                 log.info("unused_topic_deleted", topic=topic.name, cause=cause.value)
+            else:
+                self._refused(topic)
+            if self._left_over or deleted is not True:
+                self.wake()
 
         self._asked.add(topic.id)
         try:
-            self._store.delete_unused(topic, due, done)
-        except StoreError:  # the store is stopping or has failed
+            self._store.delete_unused(topic, self._left if cause is Cause.LEFT else _unused, done)
+        except StoreError:  # the store is overloaded, stopping or has failed
             self._asked.discard(topic.id)
+            self._refused(topic)
+
+    def _refused(self, topic: Topic) -> None:
+        """The writer has not deleted a topic: it was used meanwhile, or something else keeps it."""
+        if self._store.topics.by_id.get(topic.id) is not topic:
+            return
+        now = self._clock.now_micros()
+        if self._cause(topic, now) is None:
+            self._look(topic, now)
+        else:
+            self._look_at(topic, now + LOOK_AGAIN_MICROS)
 
 
 def _guarded(topic: Topic) -> bool:

@@ -153,6 +153,8 @@ class Dispatcher:
         # Who comes has used it, and who goes has done so until now (rule T1).
         topic.last_use_micros = self._clock.now_micros()
         topic.was_followed = True
+        if not topic.followers:
+            self._store.topics.lost(topic)
 
     def unregister(self, member: Member) -> None:
         """The subscriber is gone."""

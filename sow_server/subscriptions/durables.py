@@ -37,7 +37,7 @@ from sow_server.engine.durables import (
     not_found,
 )
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import BacklogAction
+from sow_server.engine.model import MICROS, NEVER, BacklogAction
 from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic, topic_deleted
@@ -61,6 +61,10 @@ Key = tuple[int, str]
 """A topic's id and a durable's name."""
 ViewOf = Callable[[str], Callable[[Topic], View]]
 """What is seen through a filter, by its text."""
+STEP_MICROS: Final = MICROS // 20
+"""How soon a durable is looked at again for which something was done: what comes due meanwhile shares a commit."""
+RETRY_MICROS: Final = MICROS
+"""The same where the writer would not."""
 SCAN_STEPS: Final = 50
 """Reads of one scan in one round of pruning, at most."""
 
@@ -286,8 +290,13 @@ class Consumers:
         self._heap: list[tuple[int, int, str]] = []
         self._due: dict[Key, int] = {}
         """When each durable that has a `backlog_ttl` or an `idle_ttl` is looked at next."""
-        self._settled = -1
-        """The settings, as `Durables.settled` counts them, for which durables are in the heap."""
+        self._settled: deque[Topic] = deque(
+            [topic for topic in map(store.topics.by_id.get, store.durables.topic_ids()) if topic is not None]
+        )
+        """Topics whose settings, or whose durables' settings, have changed. Added to on any thread."""
+        store.topics.watch(lambda topic, settings: self._settled.append(topic) if settings else None)
+        self.wake: Callable[[], None] = lambda: None
+        """Called when `upkeep` has something to do earlier than it said."""
         self._dropped = 0
         """The deletions of topics, as `Durables.dropped` counts them, whose sessions are forgotten."""
         self._relieved: dict[int, None] = {}
@@ -488,7 +497,13 @@ class Consumers:
         DURABLE_IN_USE, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
         self._store.durables.find(topic, name)
         self._free(topic, name, "rewound", force=force)
-        self._change(lambda staged: staged.rewind(topic, name, to), done)
+
+        def rewound(result: tuple[Durable, int] | StoreError) -> None:
+            if not isinstance(result, StoreError):
+                self._look_at(topic, result[0])  # what it has before it now may be due already (rule J4)
+            done(result)
+
+        self._change(lambda staged: staged.rewind(topic, name, to), rewound)
 
     def delete(self, topic: Topic, name: str, done: Callable[[Durable | StoreError], None], *, force: bool) -> None:
         """Deletes a durable. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
@@ -522,42 +537,41 @@ class Consumers:
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
-    def upkeep(self) -> None:
-        """What time does to durables: every second or so. Costs in proportion to what is due, but for the first time
-        after settings have changed."""
+    def upkeep(self) -> int:
+        """What time does to durables: every second or so, and when the time comes that it returns, at which the next
+        may be due. Costs in proportion to what is due, and to the durables whose settings have changed."""
         if self._store.writer.failure is not None:
-            return
+            return NEVER
         now, store = self._clock.now_micros(), self._store
-        if self._settled != store.durables.settled:
-            self._settled = store.durables.settled
-            self._relieved.clear()
-            for topic_id in store.durables.topic_ids():
-                topic = store.topics.by_id.get(topic_id)
-                if topic is not None:
-                    self._watch(topic)
-                    for durable in store.durables.of(topic):
-                        self._look_at(topic, durable)
+        while self._settled:
+            topic = self._settled.popleft()
+            self._relieved.pop(topic.id, None)
+            if store.topics.by_id.get(topic.id) is topic and store.durables.count(topic):
+                self._watch(topic)
+                for durable in store.durables.of(topic):
+                    self._look_at(topic, durable)
         if self._dropped != store.durables.dropped:
             self._dropped = store.durables.dropped
             for key in [key for key in self._sessions if key[0] not in store.topics.by_id]:
                 self._forget(key)
         for topic_id in list(self._relieved):
-            topic = store.topics.by_id.get(topic_id)
-            if topic is None:
+            relieved = store.topics.by_id.get(topic_id)
+            if relieved is None:
                 del self._relieved[topic_id]
-            elif exceeds(store, topic, now):
-                self._change_quietly(_relieve(topic), partial(self._tell, topic))
+            elif exceeds(store, relieved, now):
+                self._change_quietly(_relieve(relieved), partial(self._tell, relieved))
         while self._heap and self._heap[0][0] <= now:
             when, topic_id, name = heapq.heappop(self._heap)
-            topic = store.topics.by_id.get(topic_id)
-            found = None if topic is None else store.durables.get(topic_id, name)
             if self._due.get((topic_id, name)) != when:
                 continue  # it has been put in again since
             del self._due[topic_id, name]
-            if topic is None or found is None:
+            held = store.topics.by_id.get(topic_id)
+            found = None if held is None else store.durables.get(topic_id, name)
+            if held is None or found is None:
                 self._forget((topic_id, name))
                 continue
-            self._fall_due(topic, found, now)
+            self._fall_due(held, found, now)
+        return self._heap[0][0] if self._heap else NEVER
 
     def _forget(self, key: Key) -> None:
         """The durable is gone: nobody acknowledges what its last session was handed; but who attaches at this moment
@@ -579,7 +593,7 @@ class Consumers:
         if limited and settings.backlog_action in (BacklogAction.EVICT, BacklogAction.CONFLATE):
             self._relieved[topic.id] = None
 
-    def _look_at(self, topic: Topic, durable: Durable) -> None:
+    def _look_at(self, topic: Topic, durable: Durable, *, not_before: int = 0) -> None:
         """Puts a durable into the heap, for when something may be due."""
         settings = self._store.durables.settings(topic, durable)
         now, key = self._clock.now_micros(), (topic.id, durable.name)
@@ -593,34 +607,39 @@ class Consumers:
         if not due:
             self._due.pop(key, None)
             return
-        when = min(due)
+        when = max(min(due), not_before)
         if self._due.get(key) != when:
             self._due[key] = when
             heapq.heappush(self._heap, (when, *key))
+            if self._heap[0] == (when, *key):
+                self.wake()
 
     def _fall_due(self, topic: Topic, durable: Durable, now: int) -> None:
         settings = self._store.durables.settings(topic, durable)
         key = topic.id, durable.name
         idle, ttl = settings.idle_ttl_micros, settings.backlog_ttl_micros
 
-        def again(_: object) -> None:
+        def again(result: object) -> None:
             found = self._store.durables.get(*key)
             if found is not None and topic.id in self._store.topics.by_id:
-                self._look_at(topic, found)
+                pause = RETRY_MICROS if isinstance(result, StoreError) else STEP_MICROS
+                self._look_at(topic, found, not_before=self._clock.now_micros() + pause)
                 self._tell(topic, [durable.name])
             else:
                 self._forget(key)
 
-        if idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
-            self._change_quietly(lambda staged: _remove_idle(staged, topic, durable.name, idle), again)
-        elif ttl is not None:
-            oldest = self._store.durables.oldest(topic, durable.position)
-            if oldest is not None and oldest + ttl <= now:
-                self._change_quietly(lambda staged: staged.expire_backlog(topic, durable.name), again)
-            else:
-                self._look_at(topic, durable)
-        else:
+        try:
+            if idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
+                self._change(lambda staged: _remove_idle(staged, topic, durable.name, idle), again)
+                return
+            if ttl is not None:
+                oldest = self._store.durables.oldest(topic, durable.position)
+                if oldest is not None and oldest + ttl <= now:
+                    self._change(lambda staged: staged.expire_backlog(topic, durable.name), again)
+                    return
             self._look_at(topic, durable)
+        except StoreError as error:
+            again(error)  # the writer takes nothing now
 
     def scans(self) -> Iterator[Scan]:
         """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter

@@ -20,11 +20,13 @@ def timers(
     go_on: Callable[[], bool] = lambda: True,
     *,
     mark_interval_micros: int = SECOND,
+    prune_interval_micros: int = MINUTE,
+    consumers: Consumers | None = None,
 ) -> Timers:
     """Timers of the rig's store; their scheduler is not started."""
-    hub = Hub(rig.store, rig.clock, lambda run: run())
-    door = Door(hub.subscribe, hub.start)
-    consumers = Consumers(rig.store, rig.clock, door, lambda text: lambda topic: View())
+    if consumers is None:
+        hub = Hub(rig.store, rig.clock, lambda run: run())
+        consumers = Consumers(rig.store, rig.clock, Door(hub.subscribe, hub.start), lambda text: lambda topic: View())
     return Timers(
         rig.store,
         rig.clock,
@@ -32,7 +34,7 @@ def timers(
         consumers,
         IdleTopics(rig.store, rig.clock),
         Exports(rig.store),
-        prune_interval_micros=MINUTE,
+        prune_interval_micros=prune_interval_micros,
         mark_interval_micros=mark_interval_micros,
         go_on=go_on,
     )

@@ -16,6 +16,7 @@ from sow_server.engine.model import BacklogAction, MessageType, Publish, TopicSe
 from sow_server.engine.rocks import META, Failed
 from sow_server.engine.topics import Topic
 from sow_server.services.admission import Admission
+from sow_server.subscriptions.durables import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import MINUTE, SECOND, Rig
@@ -598,7 +599,7 @@ def test_what_stays_unacknowledged_for_the_backlog_ttl_counts_as_acknowledged(
     rig.time.tick(MINUTE - 1)
     subscribers.upkeep()
     assert (durable(rig).position, figures(rig).total_entries) == (1, 2)
-    rig.time.tick(1)
+    rig.time.tick(STEP_MICROS)
     subscribers.upkeep()
     assert durable(rig).position == 2
     assert subscribers.attach("orders", "d").gaps() == [("BACKLOG_TTL", 0, 2, 2)]

@@ -29,10 +29,15 @@ from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import Consumers, Door
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
+from sow_server.timers import Job
 from tests.support.stores import SECOND, FakeTime
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 EXPIRING = TopicSettings(message_type=MessageType.BINARY, expiration=Expiration.ENABLED)
+
+
+async def _nothing() -> None:
+    """A job's work."""
 
 
 class Watched:
@@ -50,6 +55,7 @@ class Watched:
         self.consumers = Consumers(self.store, self.clock, door, lambda text: lambda topic: View())
         self.metrics.watch_durables(self.consumers, Admission(self.store, self.clock))
         self.metrics.watch_idle(IdleTopics(self.store, self.clock))
+        self.metrics.watch_jobs([Job("prune", _nothing, 60)])
         self.exports = Exports(self.store)
         self.metrics.watch_exports(self.exports)
 

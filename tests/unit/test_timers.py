@@ -1,17 +1,24 @@
-"""The scheduler of the periodic jobs: what an orderly stop leaves in the log."""
+"""The periodic jobs, and the alarm for the deadlines of topics and durables."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from tests.support.stores import Rig
+from sow_server import timers as timers_module
+from sow_server.engine.model import NEVER, Expiration, TopicSettings
+from sow_server.engine.policies import Policy, PolicyTarget
+from sow_server.metrics import Metrics
+from sow_server.retention.idle import IdleTopics
+from tests.support.stores import HOUR, SECOND, Rig
+from tests.support.subscribers import Subscribers
 from tests.support.timers import timers
 
 
@@ -41,3 +48,151 @@ def test_a_job_that_the_stop_cancels_is_no_error(rig: Rig, caplog: pytest.LogCap
     with ThreadPoolExecutor(1) as readers, caplog.at_level(logging.ERROR):
         asyncio.run(stop_while_jobs_wait(readers))
     assert not caplog.records
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Lets the event loop run until this holds."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + 30
+    while not holds():
+        assert loop.time() < give_up, "it does not come"
+        await asyncio.sleep(0.005)
+
+
+JSON = TopicSettings(expiration=Expiration.ENABLED)
+
+
+def unused(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    rig.alter_topic("t", idle_ttl_micros=SECOND // 50)
+    return lambda: "t" not in rig.store.topics.by_name
+
+
+def unused_by_policy(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    rig.set_policy("short", "t", {"idle_ttl_micros": SECOND // 50})
+    return lambda: "t" not in rig.store.topics.by_name
+
+
+def left(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    rig.alter_topic("t", auto_delete=True)
+    return lambda: "t" not in rig.store.topics.by_name
+
+
+def left_only_now(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    follower = subscribers.subscribe("t")
+    rig.alter_topic("t", auto_delete=True)
+    follower.close()
+    return lambda: "t" not in rig.store.topics.by_name
+
+
+def emptied_only_now(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    rig.put("t", "k", b"{}")
+    rig.alter_topic("t", auto_delete=True, only_if_empty=True)
+    rig.delete("t", "k")
+    return lambda: "t" not in rig.store.topics.by_name
+
+
+def durable_idle(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    rig.alter_topic("t", durable_idle_ttl_micros=SECOND // 50)
+    return lambda: not rig.store.durables.count(rig.topic("t"))
+
+
+def durable_idle_by_policy(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    policy = Policy("short", "t/d", {"idle_ttl_micros": SECOND // 50}, target=PolicyTarget.DURABLES)
+    rig.store.set_policy(policy, lambda _: None)
+    return lambda: not rig.store.durables.count(rig.topic("t"))
+
+
+def backlog_old(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
+    rig.put("t", "k", b"{}")
+    rig.alter_topic("t", backlog_ttl_micros=SECOND // 50)
+    return lambda: rig.store.durables.find(rig.topic("t"), "d").position > 0
+
+
+CASES = (unused, unused_by_policy, left, left_only_now, emptied_only_now)
+CASES_OF_DURABLES = (durable_idle, durable_idle_by_policy, backlog_old)
+
+
+@pytest.mark.parametrize("case", [*CASES, *CASES_OF_DURABLES])
+def test_what_is_set_on_a_topic_that_is_there_acts_at_its_deadline(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, case: Callable[[Rig, Subscribers], Callable[[], bool]]
+) -> None:
+    """Rules T1, T4, J8, J10. Story: topics were gone over once in ten seconds, and durables once a second, so a
+    deadline that was set on one that was there acted so much late. Here nothing looks but the alarm."""
+    monkeypatch.setattr(timers_module, "UPKEEP_SECONDS", 3600.0)
+
+    async def run(readers: ThreadPoolExecutor) -> None:
+        rig.create_topic("t", JSON, retain_time_micros=HOUR)
+        subscribers = Subscribers(rig)
+        if case in CASES_OF_DURABLES:
+            subscribers.attach("t", "d").close()
+            subscribers.settle()
+        else:
+            subscribers.subscribe("t").close()
+        jobs = timers(rig, readers, consumers=subscribers.consumers)
+        jobs.start()
+        await asyncio.sleep(0)
+        done = case(rig, subscribers)
+
+        def all_settled() -> bool:
+            rig.time.tick(SECOND // 200)
+            rig.store.writer.step()
+            subscribers.settle()
+            return done()
+
+        await eventually(all_settled)
+        jobs.stop()
+
+    with ThreadPoolExecutor(1) as readers:
+        asyncio.run(run(readers))
+
+
+def test_a_deadline_moves_with_its_topics_use(rig: Rig) -> None:
+    """The alarm is set to the earliest deadline that is known, and a use moves it when it rings."""
+    rig.create_topic("t", JSON)
+    idle = IdleTopics(rig.store, rig.clock)
+    assert idle.tick() == NEVER
+    rig.alter_topic("t", idle_ttl_micros=SECOND)
+    begin = rig.clock.now_micros()
+    assert idle.tick() == begin + SECOND
+    rig.time.tick(SECOND - 1)
+    rig.get("t", "k")
+    rig.time.tick(1)
+    assert idle.tick() == begin + 2 * SECOND - 1
+    rig.alter_topic("t", idle_ttl_micros=None)
+    idle.tick()
+    rig.time.tick(HOUR)
+    assert idle.tick() == NEVER
+    assert "t" in rig.store.topics.by_name
+
+
+def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_end(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: with a small `prune_interval` the scheduler warned "maximum number of running instances reached"."""
+    monkeypatch.setattr(timers_module, "LONG_SECONDS", 0.02)
+    begun: list[Callable[[bool], None]] = []
+    monkeypatch.setattr(rig.store, "prune", begun.append)  # and never answers, until it is told to
+
+    async def run(readers: ThreadPoolExecutor) -> None:
+        jobs = timers(rig, readers, prune_interval_micros=2_000)
+        prune = next(job for job in jobs.jobs if job.name == "prune")
+        jobs.start()
+        await eventually(lambda: prune.running_seconds >= 0.05)
+        assert len(begun) == 1
+        metrics = Metrics()
+        metrics.watch_jobs(jobs.jobs)
+        shown = metrics.registry.get_sample_value("sow_job_running_seconds", {"job": "prune"})
+        assert shown is not None
+        assert shown >= 0.05
+        assert all(job.running_seconds < 30 for job in jobs.jobs)
+        begun[0](False)
+        await eventually(lambda: len(begun) > 1)
+        jobs.stop()
+
+    with ThreadPoolExecutor(1) as readers, caplog.at_level(logging.WARNING), capture_logs() as logged:
+        asyncio.run(run(readers))
+    assert not caplog.records
+    assert [(entry["event"], entry["job"]) for entry in logged if "job" in entry][:2] == [
+        ("job_does_not_end", "prune"),
+        ("job_has_ended", "prune"),
+    ]
