@@ -1,0 +1,65 @@
+"""A server whose power is cut under load: what was acknowledged as on disk is there, and a mistake would be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sow_server.engine import writer
+from sow_server.engine.errors import StoreError
+from sow_server.engine.rocks import Rocks
+from sow_server.engine.stage import Stage
+from tests.fault.assault import Assault
+
+PLANTS: Final = "tests.fault.test_power"
+
+
+def acknowledge_before_the_sync() -> None:
+    """A mistake to plant: FSYNC is treated as BUFFERED, so that the sync comes some milliseconds after the answer."""
+    write: Callable[..., StoreError | None] = writer.Writer._write
+
+    def written(self: writer.Writer, stage: Stage, *, sync: bool) -> StoreError | None:
+        return write(self, stage, sync=False)
+
+    writer.Writer._write = written  # type: ignore[method-assign]  # that is the mistake
+
+
+def flush_without_syncing() -> None:
+    """A mistake to plant: the log reaches the operating system, and not the disk."""
+
+    def sync(self: Rocks) -> None:
+        self._open().flush_wal(False)
+
+    Rocks.sync = sync  # type: ignore[method-assign]  # that is the mistake
+
+
+@pytest.fixture
+def cut(tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> Callable[[int, str], None]:
+    """Cuts the power of a server so many times, in which a mistake may be planted."""
+
+    def rounds(count: int, plant: str = "") -> None:
+        assault = Assault(tmp_path, f"{seed} {request.node.name}", power=True, plant=plant)
+        with assault.server:
+            assault.rounds(count)
+
+    return rounds
+
+
+def test_what_is_acknowledged_as_on_disk_survives_a_power_cut(cut: Callable[..., None]) -> None:
+    cut(4)
+
+
+@pytest.mark.parametrize("plant", [acknowledge_before_the_sync, flush_without_syncing])
+def test_a_server_that_acknowledges_before_the_sync_is_caught(
+    cut: Callable[..., None], plant: Callable[[], None]
+) -> None:
+    with pytest.raises(AssertionError, match=r"acknowledged|found|confirmed|of one load"):
+        cut(6, f"{PLANTS}:{plant.__name__}")
+
+
+@pytest.mark.long
+def test_the_same_for_two_hundred_cuts(cut: Callable[..., None]) -> None:
+    cut(200)
