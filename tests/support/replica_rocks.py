@@ -7,13 +7,16 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
+from sow_replication.ports import SeedPart
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.codec import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import (
     NEVER,
     Delete,
+    Durability,
     Expiration,
     Lifetime,
     LifetimeKind,
@@ -29,6 +32,9 @@ from sow_server.engine.store import Store, StoreOptions
 from sow_server.peers import PeerStore
 from tests.support.replica_world import Backup, Row, Written
 from tests.support.stores import FakeTime, Rig
+
+LATER: Final = Durability.BUFFERED
+"""Local changes are synced by the simulation, after they were answered."""
 
 
 class _WorldTime(FakeTime):
@@ -57,7 +63,7 @@ class RocksStore(PeerStore):
         options = StoreOptions(
             instance=name, replicas=ReplicaOptions(peers=tuple(PeerSettings(peer, ".*") for peer in peers))
         )
-        self._rig = Rig(folder / name, options=options, time=_WorldTime(now))
+        self._rig = Rig(folder / name, options=options, time=_WorldTime(now), syncs=False)
         self._name = name
         self._written = written
         self._seen = 0
@@ -87,16 +93,16 @@ class RocksStore(PeerStore):
 
     def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None:
         lifetime = Lifetime(LifetimeKind.NEVER) if ttl_micros is None else Lifetime(LifetimeKind.TTL, ttl_micros)
-        self._submit(Publish(topic, [json.dumps({"p": payload}).encode()], [key], lifetime=lifetime))
+        self._submit(Publish(topic, [json.dumps({"p": payload}).encode()], [key], lifetime=lifetime, durability=LATER))
 
     def delta(self, topic: str, key: str, payload: str) -> None:
-        self._submit(Publish(topic, [json.dumps({payload: 1}).encode()], [key], delta=True))
+        self._submit(Publish(topic, [json.dumps({payload: 1}).encode()], [key], delta=True, durability=LATER))
 
     def touch(self, topic: str, key: str, ttl_micros: int) -> None:
-        self._submit(Touch(topic, [key], Lifetime(LifetimeKind.TTL, ttl_micros)))
+        self._submit(Touch(topic, [key], Lifetime(LifetimeKind.TTL, ttl_micros), durability=LATER))
 
     def delete(self, topic: str, key: str) -> None:
-        self._submit(Delete(topic, [key]))
+        self._submit(Delete(topic, [key], durability=LATER))
 
     def sweep(self) -> None:
         self._rig.store.sweep()
@@ -112,19 +118,37 @@ class RocksStore(PeerStore):
 
     def busy(self) -> bool:
         requests, _ = self._rig.store.writer.queue_depth
-        return requests > 0 or self._rig.store.writer.last_sequence > self._seen
+        return requests > 0
 
-    def step(self) -> bool:
-        was = self.busy()
-        self.save()
+    def step(self, *, sync: bool = True) -> bool:
+        was = self.busy() or self.unsynced()
         self._rig.store.writer.step()
-        self._rig.store.sync()
+        if sync:
+            self._rig.store.sync()
         self._tell()
         return was
 
+    def unsynced(self) -> bool:
+        return self._rig.store.writer._unsynced_since is not None
+
+    def sync(self) -> None:
+        self._rig.store.sync()
+        self._tell()
+
+    def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
+        self.sync()  # which the store would wait for
+        return super().seed(topic, after_key, filter_text=filter_text, bytes_max=bytes_max)
+
     def _tell(self) -> None:
-        """What was accepted here since the last time, from the journal."""
-        last = self._rig.store.writer.last_sequence
+        """Tells of what has become durable since the last time."""
+        last = self._rig.store.writer.synced_sequence
+        for written in self._accepted(last):
+            self._written(written)
+        self._seen = last
+
+    def _accepted(self, last: int) -> list[Written]:
+        """What was accepted here behind `_seen`, from the journal."""
+        found: list[Written] = []
         cut = self._rig.store.journal_cut()
         try:
             for commit in cut.commits(self._seen, last):
@@ -150,15 +174,24 @@ class RocksStore(PeerStore):
                                 if kind == DELETE
                                 else Row(version, self._name, 0 if stamp == NEVER else stamp, payload.decode())
                             )
-                            self._written(Written(self._name, topic.name, key.decode(), row))
+                            found.append(Written(self._name, topic.name, key.decode(), row))
         finally:
             cut.close()
-        self._seen = last
+        return found
 
-    def crash(self) -> None:
-        self._rig.crash()
+    def crash(self, *, power: bool = False) -> Sequence[Written]:
+        unheard = self._accepted(self._rig.store.writer.last_sequence)
+        if power:
+            self._rig.cut_power()
+        else:
+            self._rig.crash()
         self._open()
         self._seen = self._rig.store.writer.last_sequence
+        if power:
+            return unheard
+        for written in unheard:
+            self._written(written)
+        return ()
 
     def backup(self) -> Path:
         self._backups += 1
@@ -175,6 +208,7 @@ class RocksStore(PeerStore):
         self._rig._store = Store.open(
             self._rig.path, clock=self._rig.clock, options=self._rig.options, authoritative=authoritative
         )
+        self._rig.watch_syncs()
         self._rig.store._resume_work()
         self._open()
         self._seen = self._rig.store.writer.last_sequence
@@ -200,6 +234,8 @@ class RocksStore(PeerStore):
         }
 
     def tombstones(self, topic: str) -> dict[str, Row]:
+        if topic not in self._rig.store.topics.by_name:
+            return {}
         found, origins = self._rig.topic(topic), self._rig.store.origins
         rows = self._rig.rows(TOMBSTONES, found.prefix, found.stop)
         stones = {key[4:].decode(): decode_tombstone(value) for key, value in rows}

@@ -1,17 +1,18 @@
 """A store of dicts that keeps the promises of `sow_replication.ports`, and a network of instances under one clock.
 
-Simple and obviously right: a commit is a list of closures that run at once; what has not run is lost in a crash.
+Simple and obviously right: a commit is a list of closures that run at once. A crash loses what has not run; a power cut
+also loses what was not synced. A commit of replication is synced before its `done`; local changes are synced later, as
+BUFFERED publishes are.
 """
 
 from __future__ import annotations
 
-import copy
 import heapq
 import itertools
 import json
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
@@ -37,7 +38,7 @@ from sow_replication.ports import (
     Version,
 )
 from sow_replication.receiver import Receiver
-from sow_replication.sender import Fetched, Read, Sender
+from sow_replication.sender import Fetched, Read, Sender, TopicState
 
 SECOND = 1_000_000
 SKEW_MAX = 10 * SECOND
@@ -117,6 +118,17 @@ class Disk:
     sources: dict[str, ModelSource] = field(default_factory=dict)
     peers: dict[str, PeerState] = field(default_factory=dict)
 
+    def copied(self) -> Disk:
+        """A copy that shares nothing that changes."""
+        return Disk(
+            {name: replace(topic, rows=dict(topic.rows)) for name, topic in self.topics.items()},
+            list(self.journal),
+            self.head,
+            self.last,
+            {name: replace(source, seeds=dict(source.seeds)) for name, source in self.sources.items()},
+            dict(self.peers),
+        )
+
 
 Backup: TypeAlias = Disk | Path
 
@@ -132,12 +144,22 @@ class Operations(Protocol):
     def delete(self, topic: str, key: str) -> None: ...
     def sweep(self) -> None: ...
     def prune(self, upto: int) -> None: ...
-    def step(self) -> bool:
-        """Commits what is queued; the `done`s hear of it. Whether there was anything."""
+    def step(self, *, sync: bool = True) -> bool:
+        """Commits what is queued; the `done`s hear of it. Whether there was anything. Not `sync`: local changes are
+        committed, and not durable before the next sync."""
 
     def busy(self) -> bool: ...
-    def crash(self) -> None:
-        """Only what was committed is left."""
+    def unsynced(self) -> bool:
+        """Whether a power cut would take something back."""
+
+    def sync(self) -> None:
+        """Makes durable what was committed."""
+
+    def save(self) -> None:
+        """Writes down what peers have acknowledged; about once a second."""
+
+    def crash(self, *, power: bool = False) -> Sequence[Written]:
+        """Only what was committed is left; after a power cut, only what was synced. The changes that are lost."""
 
     def backup(self) -> Backup: ...
     def restore(self, backup: Backup, *, authoritative: bool = False) -> None: ...
@@ -171,6 +193,13 @@ class ModelStore:
         self._versions = 0
         self._identity = Identity(name, f"{name}-id-0", f"{name}-epoch-0")
         self.disk = Disk()
+        self._synced = Disk()
+        """What a power cut leaves."""
+        self._dirty = False
+        self._sync_asked = False
+        """Whether somebody waits for the next commit to be durable."""
+        self._unheard: list[Written] = []
+        """Changes that were accepted and are not durable."""
         self._peer_memory: dict[str, PeerState] = {}
         self._queue: list[Callable[[], Callable[[], None] | None]] = []
         self._dropped: set[tuple[str, str]] = set()
@@ -191,7 +220,7 @@ class ModelStore:
         return self._now()
 
     def head(self) -> int:
-        return self.disk.head
+        return self._synced.head
 
     @property
     def topics_version(self) -> int:
@@ -200,34 +229,63 @@ class ModelStore:
 
     # -- commits ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, job: Callable[[], Callable[[], None] | None]) -> None:
+    def _submit(self, job: Callable[[], Callable[[], None] | None], *, sync: bool = False) -> None:
         self._queue.append(job)
+        self._sync_asked = self._sync_asked or sync
 
     def _submit_for(self, job: Callable[[], Applied | Refused], done: Done) -> None:
         def run() -> Callable[[], None]:
             result = job()
             return lambda: done(result)
 
-        self._queue.append(run)
+        self._submit(run, sync=True)
 
     def busy(self) -> bool:
         return bool(self._queue)
 
-    def step(self) -> bool:
+    def step(self, *, sync: bool = True) -> bool:
         queue, self._queue = self._queue, []
+        asked, self._sync_asked = self._sync_asked, False
         answers = [job() for job in queue]
         self.disk.peers = dict(self._peer_memory)
+        if sync or asked:
+            self.sync()
+        elif queue:
+            self._dirty = True
         for answer in answers:
             if answer is not None:
                 answer()
         return bool(queue)
 
-    def crash(self) -> None:
+    def unsynced(self) -> bool:
+        return self._dirty
+
+    def sync(self) -> None:
+        self._dirty = False
+        self._synced = self.disk.copied()
+        heard, self._unheard = self._unheard, []
+        for written in heard:
+            self._written(written)
+
+    def save(self) -> None:
+        """Every step does."""
+
+    def crash(self, *, power: bool = False) -> Sequence[Written]:
         self._queue = []
+        lost: Sequence[Written] = ()
+        self._sync_asked = False
+        if power:
+            # Versions and sequences that were used are not used again (rule K7).
+            reserved = self.disk
+            self.disk = self._synced
+            self.disk.head, self.disk.last = reserved.head, reserved.last
+            lost, self._unheard = self._unheard, []
+        self.sync()
         self._peer_memory = dict(self.disk.peers)
+        return lost
 
     def backup(self) -> Disk:
-        return copy.deepcopy(self.disk)
+        return self.disk.copied()
 
     def restore(self, backup: Backup, *, authoritative: bool = False) -> None:
         assert isinstance(backup, Disk), "one of this kind of store"
@@ -236,8 +294,10 @@ class ModelStore:
         self._identity = Identity(name, f"{name}-id-{self._lives}", f"{name}-epoch-{self._lives}")
         self._authoritative = authoritative
         self._queue = []
-        self.disk = copy.deepcopy(backup)
+        self.disk = backup.copied()
         self.disk.last = max(self.disk.last, self._now())
+        self._unheard = []
+        self.sync()
         self._peer_memory = dict(self.disk.peers)
 
     # -- changes ----------------------------------------------------------------------------------------------------
@@ -280,7 +340,7 @@ class ModelStore:
             if row is not None:
                 row = row._replace(version=self._mint(), origin=self._identity.name)
                 self._put(topic, key, row, None)
-                self._written(Written(self._identity.name, topic, key, row))
+                self._unheard.append(Written(self._identity.name, topic, key, row))
 
         self._submit(job)
 
@@ -293,7 +353,7 @@ class ModelStore:
                 topic, ModelTopic(TopicKind(topic, key, "json", b"\x01", acts), floor=self.disk.head)
             )
 
-        self._submit(job)
+        self._submit(job, sync=True)
 
     def drop_topic(self, topic: str) -> None:
         def job() -> None:
@@ -302,7 +362,7 @@ class ModelStore:
             for source in self.disk.sources.values():
                 source.seeds.pop(topic, None)
 
-        self._submit(job)
+        self._submit(job, sync=True)
 
     def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None:
         self._write(topic, key, lambda live: Row(0, "", self._stamp(ttl_micros), payload))
@@ -336,7 +396,7 @@ class ModelStore:
                     topic.floor = max(topic.floor, entry.sequence)
             self.disk.journal = [entry for entry in self.disk.journal if entry.sequence > upto]
 
-        self._submit(job)
+        self._submit(job, sync=True)
 
     # -- what is there ----------------------------------------------------------------------------------------------
 
@@ -351,7 +411,8 @@ class ModelStore:
         }
 
     def tombstones(self, topic: str) -> dict[str, Row]:
-        rows = self.disk.topics[topic].rows
+        found = self.disk.topics.get(topic)
+        rows = {} if found is None else found.rows
         return {key: kept.row for key, kept in sorted(rows.items()) if kept.row.payload is None}
 
     def dropped(self) -> set[tuple[str, str]]:
@@ -371,10 +432,11 @@ class ModelStore:
         names: list[str] = []
         chunks: list[Packed] = []
         upto, size, first, last = after, 0, 0, 0
+        head = self._readable()
         for entry in self.disk.journal:
             if entry.sequence <= after:
                 continue
-            if size >= bytes_max:
+            if size >= bytes_max or entry.sequence > head:
                 break
             upto = entry.sequence
             first, last = first or entry.time, entry.time
@@ -383,9 +445,13 @@ class ModelStore:
                 size += len(chunk)
                 chunks.append(Packed(entry.topic, chunk))
         else:
-            upto = max(upto, self.disk.head)
+            upto = max(upto, head)
         lost = [name for name in sorted(topics) if name in self.disk.topics and self.disk.topics[name].floor > after]
         return Piece(after, upto, chunks, names, first, last, lost)
+
+    def _readable(self) -> int:
+        """Peers are not sent what a power cut could take back (rule S7)."""
+        return self._synced.head
 
     def _crosses(self, entry: Entry, peer: Identity) -> bool:
         # An expiry that came with a seed is news for others: the row that it ended may never have been here.
@@ -395,6 +461,7 @@ class ModelStore:
         found = self.disk.topics.get(topic)
         if found is None:
             raise Refused(types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, topic)
+        self.sync()  # as above
         names: list[str] = []
         rows: list[tuple[str, Row]] = []
         size = 0
@@ -666,9 +733,16 @@ class Wire:
         self.source = source
         self.target = target
         self.broken = False
+        self.seeded: frozenset[str] = frozenset()
+        """Topics that the receiver has told are seeded, when it acknowledged last."""
         self._arrivals = {True: 0, False: 0}
         sender.wake = lambda: world.soon(source)
         receiver.wake = lambda: world.soon(target)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The names of receiver and sender."""
+        return self.target.store.identity.name, self.source.store.identity.name
 
     def later(self, forward: bool, action: Callable[[], None]) -> None:
         at = max(self._arrivals[forward], self.world.now + self.world.delay())
@@ -703,22 +777,26 @@ class Instance:
         self.up = True
         self.life = 0
         self.fragile = False
-        """Whether it crashes in front of its next commit."""
+        """Whether it crashes in front of its next commit, or loses power in front of its next sync."""
+        self.exposed = False
+        """Whether it loses power right after it has told another one something: what it has, or what it was given."""
         self.node = Node(store, options, world.random)
 
     def boot(self) -> None:
         if self.up:
             return
         self.up = True
-        self.fragile = False
+        self.fragile = self.exposed = False
         self.life += 1
         self.node = Node(self.store, self.options, self.world.random)
         self.world.at(self.world.now, self.tick)
 
-    def crash(self) -> None:
+    def crash(self, *, power: bool = False) -> None:
         self.up = False
         self.life += 1
-        self.store.crash()
+        self.world.lost += self.store.crash(power=power)
+        self.world.check_promises(self)
+        self.world.check_lost()
         for wire in list(self.world.wires):
             if self in (wire.source, wire.target):
                 wire.cut()
@@ -732,6 +810,7 @@ class Instance:
             if self.up and self.life == life:
                 self.node.tick()
                 self.store.sweep()
+                self.store.save()
                 self.world.soon(self)
                 self.world.at(self.world.now + SECOND, again)
 
@@ -746,6 +825,18 @@ class Storm(AssertionError):
     """There is no end to it."""
 
 
+class Broken(AssertionError):
+    """A receiver does not have what it has acknowledged."""
+
+
+class Promise(NamedTuple):
+    """What a receiver has acknowledged to a source."""
+
+    receiver: Identity
+    source: Identity
+    sequence: int
+
+
 class World:
     """Instances, their network, and time."""
 
@@ -757,11 +848,17 @@ class World:
         self.cuts: set[tuple[str, str]] = set()
         """Directed: who cannot reach whom."""
         self.history: list[Written] = []
+        self.lost: list[Written] = []
+        """What power cuts have taken, in the last seconds."""
+        self._lost_until = 0
         self._make = make
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._pending: set[str] = set()
         self._committing: set[str] = set()
+        self._syncing: set[str] = set()
+        self._promises: dict[tuple[str, str], Promise] = {}
+        """By the names of receiver and source."""
         self.reading_micros = 3_000
         self.delay_max = 40_000
 
@@ -820,6 +917,7 @@ class World:
             if wire.target is instance:
                 self._pump_receiver(wire)
         self._commit(instance)
+        self._sync(instance)
 
     def _commit(self, instance: Instance) -> None:
         name = instance.store.identity.name
@@ -830,13 +928,35 @@ class World:
         def commit() -> None:
             self._committing.discard(name)
             if instance.fragile and instance.up:
-                instance.crash()
+                instance.crash(power=self.random.random() < 0.5)
                 self.at(self.now + SECOND, instance.boot)
-            if instance.up and instance.store.step():
+            if instance.up and instance.store.step(sync=False):
+                self.check_lost()
                 instance.node.wake()
                 self.soon(instance)
 
         self.at(self.now + self.random.randint(100, 10_000), commit)
+
+    def _sync(self, instance: Instance) -> None:
+        """What nobody waits for becomes durable within 50 ms (rule P5)."""
+        name = instance.store.identity.name
+        if name in self._syncing or not instance.store.unsynced():
+            return
+        self._syncing.add(name)
+
+        def sync() -> None:
+            self._syncing.discard(name)
+            if not instance.up or not instance.store.unsynced():
+                return
+            if instance.fragile and self.random.random() < 0.3:
+                instance.crash(power=True)
+                self.at(self.now + SECOND, instance.boot)
+                return
+            instance.store.sync()
+            instance.node.wake()
+            self.soon(instance)
+
+        self.at(self.now + self.random.randint(100, 50_000), sync)
 
     def _dial(self, instance: Instance) -> None:
         for out in instance.node.due():
@@ -878,6 +998,8 @@ class World:
             if request is None:
                 break
             wire.later(True, partial(self._arrive, wire, _copy(request)))
+            if request.WhichOneof("message") in ("changes", "seed"):
+                self._expose(home)
         if sender.failure is not None:
             home.node.closed(sender)
             self._hang_up(wire, wire.receiver, wire.target, forward=True)
@@ -904,7 +1026,24 @@ class World:
 
         self.at(started, run)
 
+    def _expose(self, instance: Instance) -> None:
+        if not instance.exposed:
+            return
+        instance.exposed = False
+        life = instance.life
+
+        def cut() -> None:
+            if instance.up and instance.life == life:
+                instance.crash(power=True)
+                self.at(self.now + SECOND, instance.boot)
+
+        self.at(self.now + self.random.randrange(20_000), cut)
+
     def _arrive(self, wire: Wire, request: replication_pb2.ReplicateRequest) -> None:
+        if request.HasField("hello"):
+            told = self._promises.get(wire.ends)
+            if told is not None and told.source[1:] != (request.hello.instance.id, request.hello.instance.epoch):
+                del self._promises[wire.ends]  # it is another one, and begins anew
         wire.receiver.received(request)
         self.soon(wire.target)
 
@@ -914,6 +1053,12 @@ class World:
             response = receiver.next_message()
             if response is None:
                 break
+            if response.HasField("acknowledged") and receiver.identity is not None:
+                self._promises[wire.ends] = Promise(
+                    wire.target.store.identity, receiver.identity, response.acknowledged.sequence
+                )
+                wire.seeded = _seeded(receiver)
+                self._expose(wire.target)
             wire.later(False, partial(self._answer, wire, _copy(response)))
         if receiver.failure is not None:
             self._hang_up(wire, wire.sender, wire.source, forward=False)
@@ -940,6 +1085,39 @@ class World:
 
     # -- what is to hold --------------------------------------------------------------------------------------------
 
+    def check_promises(self, instance: Instance) -> None:
+        """After a crash a receiver still has what it has acknowledged (RV1, rule R6): senders let go of their journal
+        and of tombstones by that, and tell publishers that their records are REPLICATED (rule P5). Raises Broken."""
+        store = instance.store
+        for (name, other), promise in self._promises.items():
+            if (name, store.identity) != (store.identity.name, promise.receiver):
+                continue
+            source = store.source(other)
+            if source is None or source.identity != promise.source or (source.cursor or 0) < promise.sequence:
+                raise Broken(f"{name} has acknowledged {promise}, and has {source}")
+        for wire in self.wires:
+            if wire.target is not instance or wire.receiver.failure is not None or not wire.seeded:
+                continue
+            kinds = {kind.name: kind for kind in wire.source.store.topics(".*")}
+            assert wire.receiver.identity is not None, "it has acknowledged"
+            for topic in sorted(wire.seeded & _seeded(wire.receiver) & set(kinds)):
+                if store.answer(wire.receiver.identity.name, kinds[topic]).wanted:
+                    raise Broken(f"{store.identity.name} has acknowledged the seed of {topic}, and lacks it")
+
+    def check_lost(self) -> None:
+        """No instance has what a power cut took from its origin (rule S7). Raises Broken."""
+        if not self.lost:
+            return
+        self._lost_until = self._lost_until or self.now + SECOND
+        for instance in self.instances.values():
+            for topic in {written.topic for written in self.lost}:
+                rows = {**instance.store.records(topic), **instance.store.tombstones(topic)}
+                for written in self.lost:
+                    if written.topic == topic and rows.get(written.key) == written.row:
+                        raise Broken(f"{instance.store.identity.name} has what {written.instance} has lost: {written}")
+        if self.now > self._lost_until:  # what was under way has arrived, or never will
+            self.lost, self._lost_until = [], 0
+
     def reaches(self, a: str) -> set[str]:
         """Where the changes of an instance get to, when all is well."""
         seen = {a}
@@ -959,3 +1137,7 @@ class World:
                 total += max(0, instance.store.head() - instance.node.settled(out))
                 total += 0 if out.state == "streaming" else 1
         return total
+
+
+def _seeded(receiver: Receiver) -> frozenset[str]:
+    return frozenset(name for name, state, _ in receiver.topics() if state is TopicState.SEEDED)

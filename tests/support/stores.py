@@ -9,6 +9,7 @@ assert rig.get("orders", "1") is None
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -104,8 +105,15 @@ class Rig:
     """Owns a data directory, a fake time and, while it is open, the store on them."""
 
     def __init__(
-        self, path: Path, *, options: StoreOptions | None = None, time: FakeTime | None = None, opened: bool = True
+        self,
+        path: Path,
+        *,
+        options: StoreOptions | None = None,
+        time: FakeTime | None = None,
+        opened: bool = True,
+        syncs: bool = True,
     ) -> None:
+        """Not `syncs`: a sync just notes what `cut_power` has to leave, and costs nothing."""
         self._parent = path
         self._generation = 0
         self.path = path / "data-0"
@@ -113,6 +121,9 @@ class Rig:
         self.time = time or FakeTime()
         self.clock: GuardedClock = self.time.clock()
         self._store: Store | None = None
+        self._syncs = syncs
+        self._logs: dict[str, int] = {}
+        """The log files of the database, and how much of each was synced."""
         if opened:
             self.open()
 
@@ -128,9 +139,26 @@ class Rig:
         """Opens the store, without the sweep and the thread of `Store.start`; re-arming is taken up as there."""
         self.clock = self.time.clock()
         self._store = Store.open(self.path, clock=self.clock, options=self.options, accept_clock=accept_clock)
+        self.watch_syncs()
         self._store._resume_work()
         self._store.writer.step()
         return self._store
+
+    def watch_syncs(self) -> None:
+        """Notes from now on what the store syncs."""
+        rocks = self.store._rocks
+        sync = rocks.sync
+
+        def watched() -> None:
+            if self._syncs:
+                sync()
+            self._logs = self._log_bytes()
+
+        rocks.sync = watched  # type: ignore[method-assign]  # nothing else tells
+        self._logs = self._log_bytes()
+
+    def _log_bytes(self) -> dict[str, int]:
+        return {log.name: log.stat().st_size for log in (self.path / "db").glob("*.log")}
 
     def close(self) -> None:
         """An orderly stop."""
@@ -161,6 +189,15 @@ class Rig:
     def crash(self) -> Store:
         """Kills the process, and starts another."""
         self.kill()
+        return self.open()
+
+    def cut_power(self) -> Store:
+        """The machine loses power, and is started again: what was not synced is gone. RocksDB syncs its other files
+        by itself; the log is synced by the store alone."""
+        synced = dict(self._logs)
+        self.kill()
+        for log in (self.path / "db").glob("*.log"):
+            os.truncate(log, min(log.stat().st_size, synced.get(log.name, 0)))
         return self.open()
 
     # -- changing ---------------------------------------------------------------------------------------------------
