@@ -2,6 +2,8 @@
 
 CO1  Messages go out in the order of the sequences of what they tell; between two emissions lies an interval.
 CO2  An emission belongs together: only behind all of it everything up to its bookmark is told.
+CO3  A record that has not been sent is not told out of focus. `Row.enters` of a row that waits says that the subscriber
+     does not have the record.
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of
+from sow_server.subscriptions.frames import ChangeFrame, Op, Row, frames_of
+
+Key = tuple[str, bytes]
+"""A topic's name and a record key."""
 
 
 class Conflation:
@@ -18,7 +23,10 @@ class Conflation:
     def __init__(self, interval_micros: int, batch_size: int) -> None:
         self._interval: Final = interval_micros
         self._batch_size: Final = batch_size
-        self._rows: dict[tuple[str, bytes], Row] = {}
+        self._rows: dict[Key, Row] = {}
+        self._unsent: set[Key] = set()
+        """Records that came into focus and were left out, as they had fallen due. The expiry of each follows and takes
+        it out again."""
         self._emitted_at: int | None = None
         self.size = 0
 
@@ -27,15 +35,39 @@ class Conflation:
 
     def add(self, frames: Iterable[ChangeFrame]) -> None:
         """Takes rows; each replaces the one of its key."""
-        rows = self._rows
         for frame in frames:
             for row in frame.rows:
-                key = frame.topic, row.key
-                old = rows.pop(key, None)  # and so it moves to the end
-                if old is not None:
-                    self.size -= old.size
-                rows[key] = row
-                self.size += row.size
+                self._add((frame.topic, row.key), row)
+
+    def _add(self, key: Key, row: Row) -> None:
+        old = self._rows.pop(key, None)  # and so it moves to the end
+        if old is not None:
+            self.size -= old.size
+            enters = old.enters
+        else:
+            enters = row.enters or key in self._unsent
+        self._unsent.discard(key)
+        if enters and row.op is Op.OOF:
+            return  # it came and went unseen
+        if enters is not row.enters:
+            row = row._replace(enters=enters)
+        self._rows[key] = row
+        self.size += row.size
+
+    def left_out(self, topic: str, rows: Iterable[Row]) -> None:
+        """Rows that were taken from here have fallen due before they were sent (rule J12)."""
+        for row in rows:
+            key = topic, row.key
+            if not row.enters:
+                continue
+            waiting = self._rows.get(key)
+            if waiting is None:
+                self._unsent.add(key)
+            elif waiting.op is Op.OOF:
+                del self._rows[key]
+                self.size -= waiting.size
+            else:
+                self._rows[key] = waiting._replace(enters=True)
 
     def due_at(self, elapsed_micros: int) -> int:
         """When the next emission may be, in elapsed time: at once, when the last one is an interval ago."""
@@ -48,12 +80,14 @@ class Conflation:
         frames: list[ChangeFrame] = []
         run: list[Row] = []
         of = ""
-        for (topic, _), row in waiting.items():
+        for (topic, key), row in waiting.items():
             if now_micros < row.skip_from:
                 if topic != of:
                     frames += self._frames(of, run, after, bookmark)
                     of, run = topic, []
                 run.append(row)
+            elif row.enters:
+                self._unsent.add((topic, key))
         frames += self._frames(of, run, after, bookmark)
         for frame in frames[:-1]:
             frame.more, frame.bookmark = True, after

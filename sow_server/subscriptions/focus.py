@@ -38,13 +38,14 @@ def left(change: Change, wants: Wants) -> Row:
 
 def here(change: Change, wants: Wants, matcher: Matcher, now_micros: int) -> Row | None:
     """The row of a record that matches."""
-    if not wants.changes and change.due(now_micros):
+    if not wants.changes and not wants.conflated and change.due(now_micros):
         return None
     if wants.delta:
         before = change.before
         if isinstance(before, Version) and _has(before, matcher, now_micros):
             return _difference(change, before, wants)
-    return _shown(change.put_row, change, wants)
+    row = _shown(change.put_row, change, wants)
+    return row._replace(enters=True) if wants.conflated and not matcher.held_before(change) else row
 
 
 def _has(before: Version, matcher: Matcher, now_micros: int) -> bool:

@@ -55,6 +55,8 @@ class Row(NamedTuple):
     is_delta: bool = False
     unset_paths: tuple[str, ...] = ()
     skip_from: int = NEVER
+    enters: bool = False
+    """Whether the record comes into focus with this put. Known only where `Wants.conflated`."""
 
     @property
     def size(self) -> int:

@@ -102,6 +102,8 @@ class Wants:
     empty_deltas: bool = False
     projection: Projection | None = None
     batch_size: int = 1000
+    conflated: bool = False
+    """Whether `Conflation` takes the rows and has to know which of them come into focus; it judges what is due."""
 
     @property
     def leaving(self) -> bool:
@@ -130,7 +132,8 @@ class Request:
 
     def wants(self, view: View) -> Wants:
         """Which messages it wants of a topic."""
-        return Wants(self.oof, self.delta, self.changes, self.empty_deltas, view.projection, self.batch_size)
+        conflated = self.oof and self.conflation_micros != 0
+        return Wants(self.oof, self.delta, self.changes, self.empty_deltas, view.projection, self.batch_size, conflated)
 
     @property
     def previous(self) -> bool:

@@ -389,6 +389,8 @@ class Subscription:
             whole = self._out.popleft()
             self._queued -= whole.size
             frame = whole.at(now)
+            if frame is not whole and self._conflation is not None:
+                self._conflation.left_out(whole.topic, [row for row in whole.rows if row.skip_from <= now])
             if frame.rows or frame.more or self._together:
                 self._together = frame.more
                 if not frame.more:

@@ -61,6 +61,7 @@ from sow_server.subscriptions.frames import (
     SnapshotBatch,
     SnapshotBegin,
     SnapshotEnd,
+    Why,
 )
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send, Subscription
@@ -311,6 +312,8 @@ class Client:
     """Frames whose rest has not come yet."""
     greeted: bool = False
     slow: bool = False
+    since: int = 0
+    """When this connection began: what was due by then it has not been given."""
 
     @property
     def subscription(self) -> Subscription:
@@ -576,6 +579,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         if start.kind is not StartKind.BOOKMARK:
             client.state, client.history = {}, []
         client.received, client.together, client.greeted = [], [], False
+        client.since = self.rig.clock.now_micros()
         self.clients.append(client)
         return None
 
@@ -709,6 +713,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     def _apply(self, client: Client, topic: str, row: Row) -> None:
         state, key = client.state, (topic, row.key)
+        if row.op is Op.OOF and client.options["conflation"] and client.whole:
+            self._check_conflated_oof(client, topic, row)
         if row.op is not Op.PUT or row.sequence <= self.deleted_at.get(topic, 0):
             state.pop(key, None)
             return
@@ -727,6 +733,14 @@ class SubscriptionMachine(RuleBasedStateMachine):
             state.pop(key, None)
         else:
             state[key] = document
+
+    def _check_conflated_oof(self, client: Client, topic: str, row: Row) -> None:
+        """A record that was not sent is not told out of focus (S6)."""
+        happened = self.oracle.at[row.sequence]
+        fell_due_before = row.why is Why.EXPIRED and row.expire_time <= client.since
+        unknown_before = 0 < happened.before_sequence <= self._floor(happened)
+        if row.sequence > self.deleted_at.get(topic, 0) and not fell_due_before and not unknown_before:
+            assert (topic, row.key) in client.state, (client, happened)
 
     def _matches_row(self, client: Client, topic: str, row: Row) -> bool:
         return matches(

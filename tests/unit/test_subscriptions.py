@@ -460,12 +460,81 @@ def test_conflation_sends_the_newest_of_each_key_once_per_interval(rig: Rig, sub
     rig.delete("orders", "c")
     rig.put("orders", "b", px(4))
     rig.time.tick(SECOND)
-    assert follower.news() == [("put", "a", px(3)), ("oof deleted", "c", px(1)), ("put", "b", px(4))]
+    assert follower.news() == [("put", "a", px(3)), ("put", "b", px(4))]
     assert follower.bookmark == 8
     rig.put("orders", "a", px(5))
     assert follower.news() == []
     rig.time.tick(SECOND)
     assert follower.news() == [("put", "a", px(5))]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_record_that_came_and_went_within_one_interval_is_not_told_out_of_focus(
+    rig: Rig, subscribers: Subscribers, behind: bool
+) -> None:
+    """S6: it was told out of focus, though the subscriber never had it. Live, and from the journal."""
+    follower = subscribers.subscribe("orders", filter="/px > 5", oof=True, conflation=SECOND)
+    rig.put("orders", "kept", px(6))
+    assert follower.news() == [("put", "kept", px(6))]
+    if behind:
+        subscribers.hub.dispatcher.leave(follower.subscription)
+        follower.subscription.detached(1)
+    rig.put("orders", "kept", px(7))
+    for key in ("deleted", "unmatched", "back"):
+        rig.put("orders", key, px(6))
+        rig.put("orders", key, px(7))
+    rig.put("orders", "expired", px(6), ttl=SECOND // 2)
+    rig.put("orders", "unmatched", px(1))
+    for key in ("deleted", "back", "kept"):
+        rig.delete("orders", key)
+    rig.put("orders", "back", px(8))
+    rig.time.tick(SECOND // 2)
+    rig.store.sweep()
+    assert follower.news() == []
+    rig.time.tick(SECOND)
+    assert follower.news() == [("oof deleted", "kept", px(7)), ("put", "back", px(8))]
+    # What is sent by now goes as it should, also when it comes back and goes again before the interval is over.
+    rig.delete("orders", "back")
+    rig.put("orders", "back", px(9))
+    rig.put("orders", "back", px(2))
+    rig.time.tick(SECOND)
+    assert follower.news() == [("oof match", "back", px(2))]
+
+
+@pytest.mark.parametrize("meanwhile", ["waits", "is emitted", "is there again"])
+def test_a_conflated_record_that_fell_due_unsent_is_not_told_out_of_focus(
+    rig: Rig, subscribers: Subscribers, meanwhile: str
+) -> None:
+    """S6, J12: it is left out as it is due, so its expiry, which comes an interval later, concerns nobody."""
+    follower = subscribers.subscribe("orders", oof=True, conflation=SECOND)
+    rig.put("orders", "first", px(1))
+    follower.news()
+    rig.put("orders", "a", px(1), ttl=SECOND)
+    if meanwhile == "waits":  # in the frames of an emission that nobody takes
+        rig.time.tick(SECOND - 1)
+        rig.put("orders", "b", px(1))
+        subscribers.settle()
+        follower.subscription._conflate(rig.clock.now_micros())
+        follower.subscription._conflation._emitted_at = rig.time.elapsed_micros - SECOND  # type: ignore[union-attr]
+        follower.subscription._conflate(rig.clock.now_micros())
+        rig.time.tick(1)
+    else:
+        rig.put("orders", "b", px(1))
+        rig.time.tick(SECOND)
+    assert follower.news() == [("put", "b", px(1))]
+    if meanwhile == "is there again":
+        rig.put("orders", "a", px(2), ttl=3 * SECOND)
+        rig.time.tick(SECOND)
+        assert follower.news() == [("put", "a", px(2))]
+        rig.time.tick(2 * SECOND)
+        rig.store.sweep()
+        assert follower.news() == [("oof expired", "a", px(2))]
+    else:
+        rig.store.sweep()
+        rig.time.tick(SECOND)
+        assert follower.news() == []
+    assert follower.subscription._conflation is not None
+    assert not follower.subscription._conflation._unsent
 
 
 def test_an_emission_of_conflated_messages_belongs_together(rig: Rig, subscribers: Subscribers) -> None:
