@@ -253,6 +253,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "LOAD_INCOMPLETE": FailedPrecondition,
     "LOAD_FAILED": FailedPrecondition,
     "UNIT_DONE": FailedPrecondition,
+    "TIME_IN_FUTURE": FailedPrecondition,
 }
 """Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
 

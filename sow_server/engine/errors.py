@@ -85,6 +85,7 @@ class Reason(enum.IntEnum):
     LOAD_INCOMPLETE = 70
     LOAD_FAILED = 71
     UNIT_DONE = 72
+    TIME_IN_FUTURE = 73
 
 
 class StoreError(Exception):

@@ -80,6 +80,8 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> snapshot_pb2.PlanChangesResponse:
         store, topic = self._store, self._store.topics.find(request.topic)
         start = _start(request)
+        if start.kind is StartKind.TIME:
+            self._hub.check_time(start.time_micros, "start_time_micros")
         if request.parts > PARTS_MAX:
             raise convert.invalid("parts", f"must be between 1 and {PARTS_MAX}")
         limits = Limits(request.max_entries, request.max_bytes, request.parts or 1)

@@ -90,6 +90,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.LOAD_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.LOAD_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.UNIT_DONE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TIME_IN_FUTURE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

@@ -450,6 +450,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             case "bookmark":
                 to = RewindTo(position=self._hub.position(request.bookmark))
             case "time_micros":
+                self._hub.check_time(request.time_micros, "time_micros")
                 to = RewindTo(time_micros=request.time_micros)
             case "earliest" if request.earliest:
                 to = RewindTo()

@@ -9,6 +9,7 @@ from typing import Final
 
 from sow_server.engine.clock import GuardedClock, boot_micros
 from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import MICROS
 from sow_server.engine.patterns import PatternError, matcher
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
@@ -17,6 +18,8 @@ from sow_server.subscriptions.request import Request, StartKind, check_topic
 from sow_server.subscriptions.subscription import Subscription
 
 PATTERN_CHARACTERS_MAX: Final = 1000
+AHEAD_MICROS_MAX: Final = 10 * MICROS
+"""A time to start at that is ahead by no more than this is now: the clocks of clients differ from the server's."""
 _BOOKMARK: Final = re.compile(r"([0-9a-f]{12})\.(0|[1-9][0-9]{0,18})")
 
 
@@ -136,6 +139,8 @@ class Hub:
             return None, {}
         if start.kind is StartKind.BOOKMARK:
             return self._resume(start.bookmark, topics, several=several), {}
+        if start.kind is StartKind.TIME:
+            self.check_time(start.time_micros, "start_time_micros")
         wanted = self._last_before(start.time_micros) if start.kind is StartKind.TIME else None
         floors = {topic.id: _floor(topic, several=several) for topic in topics}
         earliest = min(floors.values())
@@ -148,6 +153,18 @@ class Hub:
             return cut.last_before(time_micros)
         finally:
             cut.close()
+
+    def check_time(self, time_micros: int, field: str) -> None:
+        """Raises StoreError TIME_IN_FUTURE for a time to start at that has not come (rule S4)."""
+        now = self._clock.now_micros()
+        ahead = time_micros - now
+        if ahead > AHEAD_MICROS_MAX:
+            raise StoreError(
+                Reason.TIME_IN_FUTURE,
+                f"{field}: is {ahead / MICROS:.1f} s ahead of this server's clock; to start now, leave the start out",
+                field=field,
+                details={"now_micros": str(now)},
+            )
 
     def position(self, bookmark: str) -> int:
         """The sequence that a bookmark of this journal names. Raises StoreError with one of three reasons (rule S4)."""

@@ -48,6 +48,7 @@ HINTS: Final[Mapping[str, str]] = {
     "LOAD_NOT_FOUND": "run the write again, or give a longer lease",
     "NO_JOURNAL": "streams need the journal of the topic: set its retention",
     "BOOKMARK_MALFORMED": "give startingFrom a bookmark as it was received, a time, earliest or latest",
+    "TIME_IN_FUTURE": "give startingFrom a time that has come; compare the clocks",
     "UNIMPLEMENTED": "the server is older than this connector",
     "PERMISSION_DENIED": "check the tls options",
 }

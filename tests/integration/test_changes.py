@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -111,8 +114,49 @@ def test_admission_by_entries_and_bytes_and_a_start_by_time(client: Client) -> N
     second = client.plan_changes("orders", start=first.end, max_bytes=1)
     assert (second.entries, second.entries_left) == (100, 0), "one commit at least"
     assert client.plan_changes("orders", start=between).entries == 100
-    assert client.plan_changes("orders", start=between + timedelta(hours=1)).start == second.head
+    # Clocks differ a little; a time that has not come is refused.
+    assert client.plan_changes("orders", start=datetime.now(UTC) + timedelta(seconds=2)).start == second.head
     assert client.plan_changes("orders", start="earliest", end=first.end).end == first.end
+
+
+def test_nobody_starts_in_the_future(server: ServerProcess, client: Client) -> None:
+    """S4: who asked to start at a time in the future was given what is published now."""
+    publish(client, 1)
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+
+    def refused(run: Callable[[], object], field: str) -> None:
+        with pytest.raises(FailedPrecondition) as caught:
+            run()
+        assert (caught.value.reason, caught.value.details["field"]) == ("TIME_IN_FUTURE", field)
+        assert abs(int(caught.value.details["now_micros"]) - time.time_ns() // 1000) < 60_000_000
+
+    refused(lambda: next(iter(client.subscribe("orders", start=tomorrow))), "start_time_micros")
+    refused(lambda: client.plan_changes("orders", start=tomorrow), "start_time_micros")
+    refused(lambda: next(iter(client.durable("orders", "later", start=tomorrow))), "start_time_micros")
+    assert list(client.durables("orders")) == []
+    with client.durable("orders", "later", start=EARLIEST) as consumer:
+        assert next(iter(consumer)).key == "0"
+    refused(lambda: client.rewind("orders", "later", tomorrow), "time_micros")
+
+    async def asynchronously() -> None:
+        async with AsyncClient(server.address) as other:
+            with pytest.raises(FailedPrecondition):
+                await anext(aiter(other.subscribe("orders", start=tomorrow)))
+
+    asyncio.run(asynchronously())
+    for arguments in (
+        ("subscribe", "orders", "--from", tomorrow.isoformat()),
+        ("durable", "rewind", "orders", "later", tomorrow.isoformat()),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert run.returncode != 0
+        assert "ahead of this server's clock" in run.stderr
 
 
 def test_refusals_name_what_is_wrong(client: Client) -> None:

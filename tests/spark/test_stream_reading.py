@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_puts_and_deletes_come_in_order_from_where_the_query_begins(server: Serv
     assert bookmark_of(bookmark.initialOffset()) == bookmark_of(last)
     for one in (early, late, bookmark):
         one.stop()
+
+
+def test_a_query_does_not_begin_in_the_future(server: ServerProcess, client: Client) -> None:
+    """It began now."""
+    publish(client, "s1b", 1)
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    with pytest.raises(SowSourceError) as caught:
+        reader_of(server, "s1b", startingFrom=tomorrow).initialOffset()
+    assert caught.value.reason == "TIME_IN_FUTURE"
 
 
 def test_without_an_op_there_are_only_puts(server: ServerProcess, client: Client) -> None:

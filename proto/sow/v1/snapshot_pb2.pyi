@@ -478,7 +478,7 @@ class PlanChangesRequest(_message.Message):
     bookmark: _builtins.str
     """After this position. Refused where the journal does not reach back to it (rule S4)."""
     start_time_micros: _builtins.int
-    """After the last commit before this time, or with the earliest change that is retained after it."""
+    """After the last commit before this time, or with the earliest change that is retained after it. One that has not come is refused (rule S4)."""
     earliest: _builtins.bool
     """true: with the earliest change that is retained. false is refused."""
     latest: _builtins.bool

@@ -1114,7 +1114,7 @@ class SubscribeRequest(_message.Message):
     bookmark: _builtins.str
     """After this position, as a response of this server named it."""
     start_time_micros: _builtins.int
-    """After the last commit before this time."""
+    """After the last commit before this time. One that has not come is refused (rule S4)."""
     earliest: _builtins.bool
     """true: with the earliest change that is retained. false is refused."""
     conflation_micros: _builtins.int
@@ -1346,7 +1346,7 @@ class RewindRequest(_message.Message):
     bookmark: _builtins.str
     """After this position."""
     time_micros: _builtins.int
-    """To the first entry of this time or later."""
+    """To the first entry of this time or later. One that has not come is refused (rule S4)."""
     force: _builtins.bool
     """true: also while a consumer is attached, whose stream ends."""
     def __init__(

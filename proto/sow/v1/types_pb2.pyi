@@ -265,6 +265,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A load cannot go on; GetLoad says why."""
     ERROR_REASON_UNIT_DONE: _ErrorReason.ValueType  # 72
     """The unit of work has been published whole before (P6)."""
+    ERROR_REASON_TIME_IN_FUTURE: _ErrorReason.ValueType  # 73
+    """The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -419,6 +421,8 @@ ERROR_REASON_LOAD_FAILED: ErrorReason.ValueType  # 71
 """A load cannot go on; GetLoad says why."""
 ERROR_REASON_UNIT_DONE: ErrorReason.ValueType  # 72
 """The unit of work has been published whole before (P6)."""
+ERROR_REASON_TIME_IN_FUTURE: ErrorReason.ValueType  # 73
+"""The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
