@@ -7,7 +7,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long check bench serve proto clean
+.PHONY: demo demo-cluster test test-long test-robustness check bench serve proto clean
 
 demo: .venv/.installed .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -20,6 +20,12 @@ test: .venv/.installed .venv/.flights
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=long $(PYTEST)
+
+# Rounds of faults on a cluster of three real servers. ROUNDS=1 SEED=… repeats one; see tests/robustness.
+ROUNDS ?= 500
+WORKERS ?= 1
+test-robustness: .venv/.installed
+	.venv/bin/python -m tests.robustness --rounds $(ROUNDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
 
 check: .venv/.installed
 	.venv/bin/ruff check

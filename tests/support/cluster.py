@@ -75,9 +75,10 @@ class Instance:
         assert not self.server.alive
         shutil.rmtree(self.server.data)
 
-    def shift(self, micros: int) -> None:
-        """From the next start on its wall clock is off by so much."""
-        self.server.program = [sys.executable, "-m", "tests.support.shifted_server", str(micros)]
+    def shift(self, micros: int, **knobs: int) -> None:
+        """From the next start on its wall clock is off by so much; `knobs`: see `shifted_server`."""
+        given = [f"{name}={number}" for name, number in knobs.items()]
+        self.server.program = [sys.executable, "-m", "tests.support.shifted_server", str(micros), *given]
 
 
 class Cluster:

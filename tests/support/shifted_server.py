@@ -1,26 +1,39 @@
-"""A server whose wall clock is off, for tests of instances that do not agree on the time:
+"""A server whose wall clock is off, or whose times of replication are shorter than a configuration may make them:
 
-    python -m tests.support.shifted_server OFFSET_MICROS SERVER_ARGUMENTS…
+    python -m tests.support.shifted_server OFFSET_MICROS [KNOB=NUMBER…] SERVER_ARGUMENTS…
 
-The offset is that of the machine's clock; the guarded clock, and everything else, is the server's own.
+The offset is that of the machine's clock; the guarded clock, and everything else, is the server's own. A knob is a
+field of `NodeOptions`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
+from sow_replication.options import NodeOptions
 from sow_server.__main__ import main
+from sow_server.config import Config
 from sow_server.engine.clock import GuardedClock, wall_micros
+from sow_server.linking import node_options
 
 
-def run(offset_micros: int, arguments: list[str]) -> int:
+def run(offset_micros: int, arguments: list[str], knobs: Mapping[str, int] | None = None) -> int:
     """Runs the server; returns its exit code."""
     shifted = partial(GuardedClock, wall=lambda: wall_micros() + offset_micros)
-    with mock.patch("sow_server.app.GuardedClock", shifted):
+
+    def options(config: Config) -> NodeOptions:
+        return replace(node_options(config), **(knobs or {}))  # type: ignore[arg-type]  # each is an int
+
+    with mock.patch("sow_server.app.GuardedClock", shifted), mock.patch("sow_server.linking.node_options", options):
         return main(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(run(int(sys.argv[1]), sys.argv[2:]))
+    given = [argument for argument in sys.argv[2:] if "=" in argument and not argument.startswith("-")]
+    pairs = [argument.split("=", 1) for argument in given]
+    rest = [argument for argument in sys.argv[2:] if argument not in given]
+    sys.exit(run(int(sys.argv[1]), rest, {name: int(number) for name, number in pairs}))

@@ -1,0 +1,70 @@
+"""Rounds of robustness, one after the other, in several processes: `make test-robustness ROUNDS=500 SEED=1 WORKERS=2`.
+
+Round n has the seed SEED + n. A round that fails leaves its history and the logs of its servers in a folder, and the
+next one begins. The exit code tells whether any has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as in tests/conftest.py: before anything imports grpc
+
+from tests.robustness.round import Plan, run_and_keep
+
+
+def main() -> int:
+    """Returns 1 if a round has failed."""
+    parser = argparse.ArgumentParser(prog="tests.robustness", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--keep", type=Path, default=Path("robustness-failures"), help="folder for rounds that failed")
+    parser.add_argument("--shape", default="")
+    parser.add_argument("--seconds", type=float, default=0.0, help="how long the nemesis is at work")
+    parser.add_argument("--grace", type=float, default=-1.0, help="seconds that tombstones are kept; 0: the default")
+    parser.add_argument("--faults", default="", help="what the nemesis chooses from, with commas")
+    given = parser.parse_args()
+    plans = [
+        Plan.of(
+            given.seed + number,
+            shape=given.shape,
+            seconds=given.seconds,
+            grace_micros=int(given.grace * 1_000_000) if given.grace >= 0 else -1,
+            faults=given.faults,
+        )
+        for number in range(given.rounds)
+    ]
+    failed: dict[int, list[str]] = {}
+    began = time.monotonic()
+    with ProcessPoolExecutor(given.workers, max_tasks_per_child=20) as pool:
+        running = {pool.submit(run_and_keep, plan, given.keep): plan for plan in plans}
+        for number, future in enumerate(as_completed(running), 1):
+            plan = running[future]
+            try:
+                figures, problems = future.result()
+            except Exception as failure:
+                figures, problems = f"seed={plan.seed}", [f"{type(failure).__name__}: {failure}"]
+            print(f"{number}/{given.rounds} {figures}", flush=True)
+            for problem in problems[:20]:
+                print(f"    {problem[:1000]}", flush=True)
+            if problems:
+                failed[plan.seed] = problems
+    kinds = Counter(problem.partition(":")[0] for problems in failed.values() for problem in problems)
+    print(f"{given.rounds} rounds from seed {given.seed} in {time.monotonic() - began:.0f} s, {len(failed)} failed")
+    for kind, count in kinds.most_common():
+        print(f"    {count} × {kind}")
+    for seed in sorted(failed):
+        print(f"    make test-robustness SEED={seed} ROUNDS=1    # its history: {given.keep}/seed-{seed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

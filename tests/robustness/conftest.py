@@ -1,0 +1,20 @@
+"""Rounds kill servers, so they are marked as fault tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import CLOSED_WHILE_WATCHED, pytest_runtest_makereport
+
+__all__ = ["pytest_runtest_makereport"]
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.fault)
+            item.add_marker(pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED))
