@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import CLOSED_WHILE_WATCHED, pytest_runtest_makereport
+from tests.support.server import pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
 
@@ -17,4 +17,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.fault)
-            item.add_marker(pytest.mark.filterwarnings(CLOSED_WHILE_WATCHED))
