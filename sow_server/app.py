@@ -40,6 +40,7 @@ from sow_server.linking import Linked, link
 from sow_server.metrics import ListenError, Metrics, serve_metrics
 from sow_server.peers import PeerStore
 from sow_server.query.exports import ExportOptions, Exports
+from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
@@ -125,6 +126,8 @@ async def _serve(config: Config) -> int:
             store, clock, Door(hub.subscribe, hub.start), lambda text: Sight(store, text, (), (), SCAN_RECORDS).view
         )
         admission = Admission(store, clock)
+        sorts = SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max)
+        metrics.watch_sorts(sorts)
         metrics.watch_subscriptions(hub)
         metrics.watch_durables(consumers, admission)
         idle = IdleTopics(store, clock)
@@ -161,7 +164,7 @@ async def _serve(config: Config) -> int:
             maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
         )
         replicas = NoReplicas(store, config.server.instance) if links is None else Linked(links)
-        sow = SowService(store, hub, consumers, admission, replicas, readers, config.server.durability, metrics)
+        sow = SowService(store, hub, consumers, admission, replicas, readers, config.server.durability, metrics, sorts)
         admin = AdminService(
             store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
         )

@@ -45,6 +45,7 @@ from sow_server.engine.writer import WriterOptions
 from sow_server.filters.errors import FilterError
 from sow_server.filters.parser import parse as parse_filter
 from sow_server.query.exports import ExportOptions
+from sow_server.query.sort_memory import SORT_BYTES_MAX, SORTS_WAITING_MAX
 from sow_server.subscriptions.hub import HubOptions
 
 KIB: Final = 2**10
@@ -500,6 +501,8 @@ class LimitsConfig:
     atomic_records_max: int = _count(_LIMITS.atomic_records_max, 1, 10_000)
     queue_requests_max: int = _count(_WRITER.queue_requests_max, 1, 1_000_000)
     queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
+    sort_bytes_max: int = _size(SORT_BYTES_MAX, MIB, 64 * GIB)
+    sorts_waiting_max: int = _count(SORTS_WAITING_MAX, 0, 10_000)
     exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
     loads_max: int = _count(_LOADS.open_max, 1, 1000)
     loads_bytes_max: int = _size(_LOADS.staged_bytes_max, MIB, 1024 * 1024 * GIB)

@@ -29,6 +29,7 @@ from sow_server.engine.model import MICROS
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.query.exports import Exports
+from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import Consumers
@@ -121,6 +122,7 @@ class Metrics(Collector):
         self._idle: IdleTopics | None = None
         self._exports: Exports | None = None
         self._jobs: Sequence[Job] = ()
+        self._sorts: SortMemory | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
         self._commit_seconds = Distribution(_COMMIT_SECONDS)
@@ -157,6 +159,10 @@ class Metrics(Collector):
     def watch_jobs(self, jobs: Sequence[Job]) -> None:
         """From now on a scrape tells of the periodic jobs too."""
         self._jobs = jobs
+
+    def watch_sorts(self, sorts: SortMemory) -> None:
+        """From now on a scrape tells of the memory of ordered queries too."""
+        self._sorts = sorts
 
     def watch_exports(self, exports: Exports) -> None:
         """From now on a scrape tells of the exports too."""
@@ -216,6 +222,9 @@ class Metrics(Collector):
         yield from self._writer_metrics()
         yield from self._rpc_metrics()
         yield from _job_metrics(self._jobs)
+        if (sorts := self._sorts) is not None:
+            yield GaugeMetricFamily("sow_sort_bytes", "Memory that ordered queries hold.", sorts.held_bytes)
+            yield GaugeMetricFamily("sow_sorts_waiting", "Ordered queries that wait for it.", sorts.waiting)
         if (links := self._links) is not None:
             yield from _link_metrics(links)
         with self._scrape:

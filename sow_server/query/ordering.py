@@ -6,8 +6,10 @@ Pure, but for the records that a `Sorter` holds.
         array counts as its first element. In fix and nvfix, whose values are all texts, a numeric text is a number.
     O3  Equal ones are in key order, in both directions: records arrive in key order, and every sort is stable.
     O4  With a limit of k records at most 2 k, or k and a fixed number more, are held, whatever the size of the result;
-        and all sorts together hold no more bytes than allowed. What does not fit is RESULT_TOO_LARGE.
-    O5  Sorting holds the GIL, so no more than a run of some RUN_RECORDS is sorted at once; runs are merged while read.
+        and all sorts together hold no more bytes than allowed. A sort that alone is too large is RESULT_TOO_LARGE; one
+        that finds no room waits, see `sort_memory`.
+    O5  Sorting holds the GIL, so no more than a run of some RUN_RECORDS is sorted at once; runs are merged while read,
+        and what has been read is let go.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import enum
 import heapq
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
@@ -32,15 +33,16 @@ from sow_server.engine.topics import Topic
 from sow_server.filters import FilterError, parse, print_path
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
+from sow_server.query.sort_memory import Room, SortMemory, SortShare
 
 TERMS_MAX: Final = 16
 LENGTH_MAX: Final = 64 << 10
 """Characters of an `order_by`."""
-ORDER_BYTES_MAX: Final = 256 * 2**20
-"""Memory that all ordered queries of a server may take together."""
 SPARE_RECORDS: Final = 4096
 """How many records more than its limit a sort gathers before it drops the worst of them."""
 RUN_RECORDS: Final = 10_000
+GIVE_BACK_RECORDS: Final = 1000
+"""After how many records that were read of a sorted result their memory is given back."""
 _RECORD_BYTES: Final = 350
 """What Python takes for a record that is held, besides its key, its value and what it is compared by."""
 
@@ -299,23 +301,6 @@ _Row: TypeAlias = tuple[tuple[object, ...], bytes, bytes]
 _sort_keys_of: Final = itemgetter(0)
 
 
-class SortMemory:
-    """What the sorts of a server hold together. From any thread."""
-
-    def __init__(self, bytes_max: int = ORDER_BYTES_MAX) -> None:
-        self.bytes_max: Final = bytes_max
-        self._held = 0
-        self._lock = threading.Lock()
-
-    def change(self, by: int) -> bool:
-        """Takes so many bytes more, or gives some back; False, and nothing taken, where there are not so many."""
-        with self._lock:
-            if by > 0 and self._held + by > self.bytes_max:
-                return False
-            self._held += by
-            return True
-
-
 class Sorter:
     """Owns the records that are being put in order: `add` takes them, in key order, `rows` gives them, sorted; `close`
     when they are no longer needed."""
@@ -325,16 +310,18 @@ class Sorter:
         self._order = order
         self._limit = limit
         self._payloads = payloads
-        self._memory = memory
+        self.share: Final = SortShare(memory)
         self._run: list[_Row] = []  # not sorted yet
         self._runs: list[list[_Row]] = []  # each sorted; in an earlier one are earlier keys
         self._records = 0
         self._bytes = 0
+        """Of the records; more than the share holds, while it waits for room."""
         self._worst: SortKey | None = None  # of the first term: what is beyond it is not among the first `limit`
         self._records_max = None if limit is None else limit + max(limit, SPARE_RECORDS)
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Takes records. Raises StoreError RESULT_TOO_LARGE."""
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Room:
+        """Takes records. GRANTED; WAIT: `again` is to be called once the share is ready; or BEGIN_ANEW: all records are
+        to be added again, the first ones first, once it is. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
         decode = self._order.decode
         documents: Sequence[object] = (
             [None] * len(values) if decode is None else [decode(value[HEADER_BYTES:]) for value in values]
@@ -353,38 +340,60 @@ class Sorter:
         rows = list(zip(sort_keys, keys, kept, strict=True))
         self._records += len(rows)
         self._run += rows
-        fits = self._hold(self._bytes + self._size(rows))
+        self._bytes += self._size(rows)
         if len(self._run) >= RUN_RECORDS:
             self._end_run()
+        fits = self.share.try_hold(self._bytes)
         if self._records_max is not None and (self._records >= self._records_max or not fits):
-            # With little room left it would be cut all over again for every few records that come.
-            most = self._memory.bytes_max if fits else self._memory.bytes_max // 2
-            fits = self._cut() and self._bytes <= most
-        if not fits:
-            self.close()
-            raise StoreError(
-                Reason.RESULT_TOO_LARGE,
-                f"order_by: the result does not fit into the {self._memory.bytes_max >> 20} MiB in which this server"
-                " sorts; ask for (fewer of) the first ones with top_n, or without order_by",
-                field="order_by",
-            )
+            most = self.share.memory.bytes_max
+            alone_too_large = self._bytes > most
+            self._cut()
+            if alone_too_large and self._bytes > most // 2:
+                # With little room left it would be cut all over again for every few records that come.
+                raise self._too_large()
+            fits = self.share.try_hold(self._bytes)
+        return Room.GRANTED if fits else self.again()
+
+    def again(self) -> Room:
+        """Asks for the room that there was not; as `add`."""
+        room = self.share.hold(self._bytes)
+        if room is Room.NEVER:
+            raise self._too_large()
+        if room is Room.BEGIN_ANEW:
+            self._forget()
+        return room
+
+    def _too_large(self) -> StoreError:
+        self.close()
+        return StoreError(
+            Reason.RESULT_TOO_LARGE,
+            f"order_by: the result does not fit into the {self.share.memory.bytes_max >> 20} MiB in which this server"
+            " sorts; ask for (fewer of) the first ones with top_n, or without order_by",
+            field="order_by",
+        )
+
+    def _forget(self) -> None:
+        self._run, self._runs = [], []
+        self._records = self._bytes = 0
+        self._worst = None
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """The first `limit` of all, as (record key, stored value), in order."""
+        """The first `limit` of all, as (record key, stored value), in order. To be read once."""
         self._end_run()
-        return ((key, value) for _, key, value in islice(self._merged(), self._limit))
+        self.share.shrink(self._bytes)
+        return self._let_go(islice(self._merged(), self._limit))
+
+    def _let_go(self, rows: Iterator[_Row]) -> Iterator[tuple[bytes, bytes]]:
+        each = self._bytes / max(1, self._records)
+        for left in range(self._records, 0, -GIVE_BACK_RECORDS):
+            self.share.shrink(int(left * each))
+            for _, key, value in islice(rows, GIVE_BACK_RECORDS):
+                yield key, value
 
     def close(self) -> None:
         """Lets go of the records."""
-        self._run, self._runs = [], []
-        self._hold(0)
-
-    def _hold(self, size: int) -> bool:
-        """Holds so many bytes from now on; False where there is no room."""
-        if not self._memory.change(size - self._bytes):
-            return False
-        self._bytes = size
-        return True
+        self._forget()
+        self.share.close()
 
     def _within(self, leading: Sequence[SortKey], worst: SortKey) -> list[bool]:
         """Which of those that come now may be among the first: of several terms those with an equal first one, too; of
@@ -401,22 +410,24 @@ class Sorter:
             self._run = []
 
     def _merged(self) -> Iterator[_Row]:
-        if len(self._runs) == 1:
-            return iter(self._runs[0])
-        return heapq.merge(*self._runs, key=_sort_keys_of, reverse=self._order.descending)
+        """All in order. Empties the runs while it is read."""
+        runs = [_emptying(run) for run in self._runs]
+        if len(runs) == 1:
+            return runs[0]
+        return heapq.merge(*runs, key=_sort_keys_of, reverse=self._order.descending)
 
-    def _cut(self) -> bool:
-        """Drops what is beyond the limit; False where there is no room for what is left."""
+    def _cut(self) -> None:
+        """Drops what is beyond the limit."""
         assert self._limit is not None, "called where there is a limit"
         self._end_run()
         kept = list(islice(self._merged(), self._limit))
         self._runs = [kept]
         self._records = len(kept)
+        self._bytes = self._size(kept)
         if len(kept) == self._limit:
             rank, value, *_ = kept[-1][0]
             assert isinstance(rank, int), "a sort key begins with a rank"
             self._worst = rank, value
-        return self._hold(self._size(kept))
 
     def _size(self, rows: Sequence[_Row]) -> int:
         """About the memory that rows take. Without a loop in Python: it is asked of every record."""
@@ -426,3 +437,9 @@ class Sorter:
         for place in range(1, 2 * len(self._order.terms), 2):
             size += sum(map(sys.getsizeof, map(itemgetter(place), map(_sort_keys_of, rows))))
         return size
+
+
+def _emptying(run: list[_Row]) -> Iterator[_Row]:
+    run.reverse()
+    while run:
+        yield run.pop()

@@ -30,8 +30,9 @@ from sow_server.engine.store import Cut, Store
 from sow_server.engine.topics import Topic
 from sow_server.filters import Meta, print_path
 from sow_server.query.filtering import RecordFilter
-from sow_server.query.ordering import Order, Sorter, SortMemory
+from sow_server.query.ordering import Order, Sorter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
+from sow_server.query.sort_memory import Room, SortMemory, SortShare
 
 BATCH_RECORDS_MAX: Final = 10_000
 BATCH_BYTES: Final = 2**20
@@ -117,6 +118,7 @@ class Scan:
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
         self._sorter = _sorter(query, sort_memory or SortMemory())
+        self._room = Room.GRANTED
         self._sorted: Iterator[tuple[bytes, bytes]] | None = None
         self._chunk = SCAN_CHUNK_FIRST
         self._keys: list[bytes] = []  # found, and not yet returned
@@ -138,12 +140,20 @@ class Scan:
         while (batch := self.step()) is not None:
             if batch.keys:
                 return batch
+            assert self.waits_for is None, "who shares the memory of sorts takes steps"
         return None
+
+    @property
+    def waits_for(self) -> SortShare | None:
+        """The share of a sort that has to be ready before the next step, as there was no room; None: go on."""
+        return None if self._sorter is None or self._room is Room.GRANTED else self._sorter.share
 
     def step(self) -> RecordBatch | None:
         """A piece of work (Q-c): the records that it has found, perhaps none; None when there are no more."""
         if self._ended:
             return None
+        if self._room is not Room.GRANTED:
+            return self._go_on()
         if self.cut.total is not None:
             self._matched = self.cut.total.count()  # from the figures
             self._end()
@@ -251,8 +261,18 @@ class Scan:
 
     def _sort(self, sorter: Sorter) -> RecordBatch:
         self._matched += len(self._keys)
-        sorter.add(self._keys, self._values)
+        self._room = sorter.add(self._keys, self._values)
         self._keys, self._values = [], []
+        return _NO_RECORDS
+
+    def _go_on(self) -> RecordBatch:
+        """There is room now, or it was this one's turn to begin anew."""
+        if self._room is Room.BEGIN_ANEW:
+            self._rows, self._chunk = None, SCAN_CHUNK_FIRST
+            self._matched = self._scanned = 0
+            self._room = Room.GRANTED
+        elif self._sorter is not None:
+            self._room = self._sorter.again()
         return _NO_RECORDS
 
     def _end_of_rows(self) -> RecordBatch | None:

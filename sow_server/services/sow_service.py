@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -15,13 +16,14 @@ from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_server.engine import model
 from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Delete, Durability, Outcome, PublishChannel
+from sow_server.engine.model import MICROS, Delete, Durability, Outcome, PublishChannel
 from sow_server.engine.store import Store, payload_of
 from sow_server.engine.topics import Topic
 from sow_server.query.filtering import record_filter
-from sow_server.query.ordering import SortMemory, order
+from sow_server.query.ordering import order
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
+from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.admission import Admission
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
@@ -40,6 +42,8 @@ STREAM_REQUESTS_MAX: Final = 16
 """Requests of one publish stream that may be under way; the next is read when the first is answered."""
 OVERLOAD_PATIENCE_SECONDS: Final = 30.0
 """How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
+SORT_PATIENCE_SECONDS: Final = 30.0
+"""How long an ordered query waits for memory while nobody gives any back."""
 GET_KEYS_MAX: Final = 10_000
 GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: with what comes with them it stays below the largest gRPC message."""
@@ -182,6 +186,31 @@ def _nothing() -> None:
     """There is no quota."""
 
 
+async def _until_ready(share: SortShare) -> None:
+    """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has got any, or given any back,
+    for a while: then it is with a client that does not read its result."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    while not share.when_ready(lambda: _set_soon(loop, ready)):
+        moves = share.memory.moves
+        try:
+            await asyncio.wait_for(ready.wait(), SORT_PATIENCE_SECONDS)
+        except TimeoutError:
+            if share.memory.moves == moves:
+                raise StoreError(
+                    Reason.OVERLOADED,
+                    "order_by: the memory to sort in is held by queries whose clients do not read; try again later",
+                    field="order_by",
+                    retry_after_micros=MICROS,
+                ) from None
+        ready.clear()
+
+
+def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody waits
+        loop.call_soon_threadsafe(event.set)
+
+
 class SowService(sow_pb2_grpc.SowServiceServicer):
     """Validates, calls the store, translates; owns nothing."""
 
@@ -195,6 +224,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         readers: Executor,
         durability: Durability,
         rpcs: RpcObserver,
+        sort_memory: SortMemory,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -202,7 +232,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         self._changes = Changes(store, replicas, admission)
         self._readers = readers
         self._durability = durability
-        self._sort_memory = SortMemory()
+        self._sort_memory = sort_memory
         self.rpcs = rpcs
 
     # -- publishing -------------------------------------------------------------------------------------------------
@@ -360,6 +390,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 )
             )
             while (response := await asyncio.shield(ahead)) is not None:
+                if (share := scan.waits_for) is not None:
+                    await _until_ready(share)
                 ahead = run(self._readers, next_response)
                 if response.HasField("batch"):
                     yield response

@@ -50,9 +50,10 @@ from sow_server.filters.tree import (
 )
 from sow_server.query import ordering, scan
 from sow_server.query.filtering import record_filter
-from sow_server.query.ordering import Sorter, SortMemory, Term, order, parse_order, print_order
+from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
 from sow_server.query.planner import Access
 from sow_server.query.scan import Explanation, Footer, Query, Scan
+from sow_server.query.sort_memory import SortMemory
 from tests.property.test_filters import WORDS, filters, fix_documents, json_documents, path, plannable_filters
 from tests.support.naive_filter import NaiveFilter, exact, number
 from tests.support.stores import SECOND, Rig

@@ -24,6 +24,7 @@ from sow_server.engine.topics import Topic
 from sow_server.engine.writer import Observer
 from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
 from sow_server.query.exports import Export, Exports
+from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import Consumers, Door
@@ -55,6 +56,7 @@ class Watched:
         self.consumers = Consumers(self.store, self.clock, door, lambda text: lambda topic: View())
         self.metrics.watch_durables(self.consumers, Admission(self.store, self.clock))
         self.metrics.watch_idle(IdleTopics(self.store, self.clock))
+        self.metrics.watch_sorts(SortMemory())
         self.metrics.watch_jobs([Job("prune", _nothing, 60)])
         self.exports = Exports(self.store)
         self.metrics.watch_exports(self.exports)

@@ -14,7 +14,8 @@ from sow_server.engine.topics import Topic
 from sow_server.filters import FilterError
 from sow_server.filters.tree import Metadata, MetadataName, Path
 from sow_server.query import ordering
-from sow_server.query.ordering import Sorter, SortMemory, Term, order, parse_order, print_order
+from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
+from sow_server.query.sort_memory import Room, SortMemory, SortShare
 
 
 def topic(message_type: MessageType = MessageType.JSON) -> Topic:
@@ -211,7 +212,7 @@ def test_a_sort_for_the_first_few_holds_few(monkeypatch: pytest.MonkeyPatch) -> 
         sorting.add([b"%05d" % n for n in numbers], [stored(json.dumps({"a": n}).encode()) for n in numbers])
     assert [key for key, _ in sorting.rows()] == [b"%05d" % n for n in range(19_999, 19_989, -1)]
     sorting.close()
-    assert memory.change(200_000), "all of the memory is free again"
+    assert SortShare(memory).try_hold(200_000), "all of the memory is free again"
 
 
 def test_headers_are_enough_where_no_payloads_are_wanted() -> None:
@@ -235,7 +236,7 @@ def test_a_result_that_does_not_fit_is_refused(limit: int | None) -> None:
     with pytest.raises(StoreError, match=r"1 MiB.*top_n") as refused:
         add_all()
     assert (refused.value.reason, refused.value.field) == (Reason.RESULT_TOO_LARGE, "order_by")
-    assert memory.change(2**20), "what was held is free again"
+    assert SortShare(memory).try_hold(2**20), "what was held is free again"
 
 
 def test_texts_that_are_sorted_by_count_as_memory() -> None:
@@ -246,13 +247,18 @@ def test_texts_that_are_sorted_by_count_as_memory() -> None:
             sorting.add([b"1", b"2"], [stored(b'{"a":"' + b"x" * 60_000 + b'"}')] * 2)
 
 
-def test_sorts_share_their_memory() -> None:
+def test_sorts_share_their_memory_and_who_finds_none_begins_anew() -> None:
     memory = SortMemory(bytes_max=300_000)
     value = stored(b'{"a":1,"pad":"' + b"x" * 100_000 + b'"}')
     one, other = (Sorter(order(topic(), "/a"), None, payloads=True, memory=memory) for _ in range(2))
-    one.add([b"1", b"2"], [value] * 2)
-    with pytest.raises(StoreError):
-        other.add([b"1"], [value])
+    assert one.add([b"1", b"2"], [value] * 2) is Room.GRANTED
+    assert other.add([b"1"], [value]) is Room.BEGIN_ANEW
+    assert (other.share.held, memory.waiting) == (0, 1)
+    woken: list[bool] = []
+    assert not other.share.when_ready(lambda: woken.append(True))
     one.close()
-    again = Sorter(order(topic(), "/a"), None, payloads=True, memory=memory)
-    again.add([b"1", b"2"], [value] * 2)
+    assert woken == [True]
+    assert other.share.when_ready(lambda: None)
+    assert other.add([b"1", b"2"], [value] * 2) is Room.GRANTED
+    assert memory.waiting == 0
+    assert [key for key, _ in other.rows()] == [b"1", b"2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,12 @@ import pytest
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import ABSENT, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.payloads import Projection
-from sow_server.query import scan
+from sow_server.query import ordering, scan, sort_memory
 from sow_server.query.filtering import record_filter
-from sow_server.query.ordering import SortMemory, order
+from sow_server.query.ordering import order
 from sow_server.query.planner import Access
 from sow_server.query.scan import Explanation, Footer, Query, RecordBatch, Scan
+from sow_server.query.sort_memory import SortMemory, SortShare
 from tests.support.stores import SECOND, Rig
 
 SETTINGS = TopicSettings(expiration=Expiration.ENABLED, key=("/id",), index=("/symbol", "/px"))
@@ -336,7 +338,116 @@ def test_a_result_that_cannot_be_sorted_is_refused_and_its_memory_free_again(rig
     assert batch is not None
     assert len(batch.keys) == 5
     found.close()
-    assert memory.change(200_000)
+    assert SortShare(memory).try_hold(200_000)
+
+
+@pytest.mark.parametrize("parts", [3, 5, 64])
+def test_many_ordered_queries_take_turns_in_little_memory(
+    rig: Rig, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: 64 queries of 200,000 records shared 256 MiB, and 63 of them were refused as RESULT_TOO_LARGE, though each
+    would have fitted alone. Whatever the order in which they get their turns, all are answered, none waits for ever,
+    and together they never hold more than allowed."""
+    monkeypatch.setattr(sort_memory, "SMALL_PARTS", parts)
+    monkeypatch.setattr(scan, "SCAN_CHUNK_FIRST", 10)
+    monkeypatch.setattr(scan, "SCAN_CHUNK", 20)
+    put(rig, *[{"id": f"{n:03d}", "px": 200 - n, "pad": "x" * 500} for n in range(200)])
+    memory = SortMemory(bytes_max=250_000)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    running: dict[Scan, list[bytes]] = {}
+    waited = unsent = answered = 0
+    for count in range(60):
+        top = dice.choice([0, 0, 0, 10, 150])
+        running[Scan(rig.store, query(rig, by="/px", top_n=top, batch_size=50), memory)] = []
+        if count < 40 and dice.random() < 0.7:
+            continue  # many at once at first
+        for found in dice.sample(list(running), k=len(running)):
+            share = found.waits_for
+            if share is not None and not share.when_ready(lambda: None):
+                waited += 1
+                if dice.random() < 0.01:  # its client goes away
+                    found.close()
+                    del running[found]
+                continue
+            batch = found.step()
+            assert memory.held_bytes <= memory.bytes_max
+            if batch is not None:
+                running[found] += batch.keys
+                continue
+            keys, asked = running.pop(found), found.query.top_n or 200
+            assert keys == [b"%03d" % n for n in range(199, 199 - asked, -1)]
+            assert found.footer().matched == 200
+            found.close()
+            answered += 1
+    rounds = 0
+    while running:
+        rounds += 1
+        assert rounds < 20_000, "they wait for each other"
+        for found in dice.sample(list(running), k=len(running)):
+            share = found.waits_for
+            if share is not None and not share.when_ready(lambda: None):
+                waited += 1
+                continue
+            if found.waits_for is None and running[found] and dice.random() < 0.5:
+                unsent += 1  # its client reads slowly
+                continue
+            batch = found.step()
+            assert memory.held_bytes <= memory.bytes_max
+            if batch is not None:
+                running[found] += batch.keys
+                continue
+            keys, asked = running.pop(found), found.query.top_n or 200
+            assert keys == [b"%03d" % n for n in range(199, 199 - asked, -1)]
+            found.close()
+            answered += 1
+    print(f"{answered} answered, {waited} turns waited, {unsent} slow")
+    assert waited
+    assert memory.held_bytes == memory.waiting == 0
+
+
+def test_the_line_for_memory_is_bounded_and_who_goes_away_leaves_it(rig: Rig) -> None:
+    put(rig, *[{"id": n, "pad": "x" * 10_000} for n in range(12)])
+    memory = SortMemory(bytes_max=200_000, waiting_max=1)
+    first, second, third, fourth = (Scan(rig.store, query(rig, by="/id"), memory) for _ in range(4))
+
+    def run_until_it_waits_or_is_sorted(found: Scan) -> None:
+        while found.waits_for is None and found._sorted is None:
+            found.step()
+
+    for found in (first, second, third):
+        run_until_it_waits_or_is_sorted(found)
+    assert memory.waiting == 2, "one has the turn and waits for room, one is in line"
+    with pytest.raises(StoreError) as refused:
+        run_until_it_waits_or_is_sorted(fourth)
+    assert refused.value.reason is Reason.OVERLOADED
+    assert refused.value.retry_after_micros
+    fourth.close()
+    woken: list[bool] = []
+    assert third.waits_for is not None
+    assert not third.waits_for.when_ready(lambda: woken.append(True))
+    third.close()
+    assert memory.waiting == 1
+    second.close()
+    assert memory.waiting == 0
+    first.close()
+    assert not woken
+    assert memory.held_bytes == 0
+
+
+def test_memory_is_given_back_while_a_sorted_result_is_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "GIVE_BACK_RECORDS", 10)
+    fill(rig, 100)
+    memory = SortMemory()
+    found = Scan(rig.store, query(rig, by="/px", batch_size=10), memory)
+    held = []
+    while found.next_batch() is not None:
+        held.append(memory.held_bytes)
+    assert held == sorted(held, reverse=True)
+    assert held[-1] < held[0] / 5
+    found.close()
+    assert memory.held_bytes == 0
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,186 @@
+"""The memory in which ordered queries sort, shared by all of a server, and who waits for it (rule Q2).
+
+While there is room every sort takes what it needs. When one finds none, the oldest of those that still grow gets *the
+turn*: it keeps what it has, and waits for room. Every other one that needs more lets go of all it holds, waits in line,
+and begins anew when it gets the turn, first come, first served.
+
+    SM1  Who waits in line holds nothing, and one at most waits while it holds something: the one with the turn. What it
+         waits for is held by sorts that need no more (their rows are being sent), or that let go when they do. So no
+         two wait for each other.
+    SM2  While one has the turn others start all the same, up to `small`: a small sort does not wait for a large one,
+         unless that one waits for room.
+    SM3  A sort that does not fit into the whole is refused, and no other is.
+
+From any thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import MICROS
+
+SORT_BYTES_MAX: Final = 256 * 2**20
+"""Memory that all ordered queries of a server may take together."""
+SORTS_WAITING_MAX: Final = 256
+"""Ordered queries that may wait in line for it."""
+SMALL_PARTS: Final = 64
+"""A sort of at most one in so many parts of the memory is small (SM2)."""
+RETRY_MICROS: Final = MICROS
+
+
+class Room(enum.Enum):
+    """What comes of asking for memory."""
+
+    GRANTED = enum.auto()
+    WAIT = enum.auto()
+    """The share has the turn and keeps what it holds; it asks again once it is ready."""
+    BEGIN_ANEW = enum.auto()
+    """The share holds nothing any more. Once it is ready, its sort begins anew."""
+    NEVER = enum.auto()
+    """It is more than there is."""
+
+
+class SortMemory:
+    """Owns who holds how much, who has the turn, and the line."""
+
+    def __init__(self, bytes_max: int = SORT_BYTES_MAX, waiting_max: int = SORTS_WAITING_MAX) -> None:
+        self.bytes_max: Final = bytes_max
+        self._waiting_max = waiting_max
+        self._small = bytes_max // SMALL_PARTS
+        self._lock = threading.Lock()
+        self._held = 0
+        self._growing: dict[SortShare, None] = {}
+        """Sorts that may need more, in the order in which they began."""
+        self._turn: SortShare | None = None
+        self._wanted = 0
+        """How much more the one with the turn waits for."""
+        self._line: dict[SortShare, None] = {}
+        self.moves = 0
+        """Rises with every taking and giving back: who waits while it stands still waits for somebody who hangs."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is held now."""
+        return self._held
+
+    @property
+    def waiting(self) -> int:
+        """Sorts that wait."""
+        return len(self._line) + bool(self._wanted)
+
+    # -- what shares call, each under the lock ----------------------------------------------------------------------
+
+    def _take(self, share: SortShare, size: int) -> bool:
+        more = size - share.held
+        if more > 0 and not self._may_take(share, size):
+            return False
+        self._held += more
+        share.held = size
+        self.moves += 1
+        if self._turn is share:
+            self._wanted = 0
+        if more < 0:
+            self._advance()
+        return True
+
+    def _may_take(self, share: SortShare, size: int) -> bool:
+        if size - share.held > self.bytes_max - self._held:
+            return False
+        if self._turn is None or self._turn is share:
+            return True
+        if self._wanted:
+            return False
+        return size <= self._small or share.held > self._small  # one that was large before goes on while there is room
+
+    def _wait(self, share: SortShare, size: int) -> Room:
+        if size > self.bytes_max:
+            return Room.NEVER
+        if self._turn is None:
+            self._turn = next(iter(self._growing), share)
+        if self._turn is share:
+            if self._take(share, size):
+                return Room.GRANTED
+            self._wanted = size - share.held
+            return Room.WAIT
+        if len(self._line) >= self._waiting_max:
+            raise StoreError(
+                Reason.OVERLOADED,
+                f"order_by: {self._waiting_max} ordered queries wait for memory to sort in; try again later",
+                field="order_by",
+                retry_after_micros=RETRY_MICROS,
+            )
+        self._growing.pop(share, None)
+        self._line[share] = None
+        self._take(share, 0)
+        return Room.BEGIN_ANEW
+
+    def _grown(self, share: SortShare) -> None:
+        self._growing.pop(share, None)
+        if self._turn is share:
+            self._turn, self._wanted = None, 0
+            self._advance()
+
+    def _advance(self) -> None:
+        """After memory or the turn has become free: wakes who may go on."""
+        if self._turn is None and self._line:
+            self._turn = next(iter(self._line))
+            del self._line[self._turn]
+            self._growing[self._turn] = None
+            self.moves += 1
+        if self._turn is not None and self._is_ready(self._turn):
+            wake, self._turn.wake = self._turn.wake, None
+            if wake is not None:
+                wake()
+
+    def _is_ready(self, share: SortShare) -> bool:
+        if share in self._line:
+            return False
+        return self._turn is not share or self._wanted <= self.bytes_max - self._held
+
+
+class SortShare:
+    """What one sort holds of the memory."""
+
+    def __init__(self, memory: SortMemory) -> None:
+        self.memory: Final = memory
+        self.held = 0
+        self.wake: Callable[[], None] | None = None
+        """Called once, on any thread and under the lock, when it is ready."""
+
+    def try_hold(self, size: int) -> bool:
+        """Holds so many bytes from now on; False, and as before, where that cannot be at once."""
+        memory = self.memory
+        with memory._lock:
+            memory._growing.setdefault(self)
+            return memory._take(self, size)
+
+    def hold(self, size: int) -> Room:
+        """The same, and if that cannot be at once it waits. Raises StoreError OVERLOADED when too many wait."""
+        with self.memory._lock:
+            return self.memory._wait(self, size)
+
+    def shrink(self, size: int) -> None:
+        """Holds no more than so many bytes from now on, and needs no more than it has."""
+        with self.memory._lock:
+            self.memory._take(self, min(size, self.held))
+            self.memory._grown(self)
+
+    def close(self) -> None:
+        """Gives everything back, its place in the line too."""
+        with self.memory._lock:
+            self.memory._line.pop(self, None)
+            self.wake = None
+        self.shrink(0)
+
+    def when_ready(self, wake: Callable[[], None]) -> bool:
+        """Whether it may go on; if not, `wake` is called when it may."""
+        with self.memory._lock:
+            if self.memory._is_ready(self):
+                return True
+            self.wake = wake
+            return False
