@@ -20,8 +20,11 @@ from sow_server.subscriptions.durables import exceeds
 
 POLL_SECONDS: Final = 0.02
 """How often those who wait look whether there is room. One of them looks for all who wait for the same topic."""
-ANSWER_SECONDS: Final = 0.2
-"""How long before its deadline a publish that waited is refused, so that it hears why."""
+ANSWER_SECONDS: Final = 0.05
+"""How long before its deadline a publish that waited is refused, so that it hears why: time for the answer to arrive,
+and no more, as there might be room until then."""
+ANSWER_PART: Final = 10
+"""Of a deadline that is shorter than ten times that, this part is left."""
 RETRY_MICROS: Final = MICROS
 
 
@@ -43,7 +46,9 @@ class Admission:
         then `left` is to be called once it is written; None: there is no quota. Raises StoreError
         BACKLOG_QUOTA_EXCEEDED."""
         loop = asyncio.get_running_loop()
-        give_up = None if seconds is None else loop.time() + max(0.0, seconds - min(ANSWER_SECONDS, seconds / 2))
+        give_up = (
+            None if seconds is None else loop.time() + max(0.0, seconds - min(ANSWER_SECONDS, seconds / ANSWER_PART))
+        )
         held = False
         # While it waits the settings may change, or the topic may be another one by then.
         while (topic := self._limited(request)) is not None and self._exceeds(topic):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -843,6 +844,50 @@ def full(rig: Rig, subscribers: Subscribers) -> int:
     quota = size_of_one(rig)
     rig.alter_topic("orders", backlog_quota_bytes=quota, backlog_action=BacklogAction.HOLD)
     return quota
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(10.0, 0.05), (0.2, 0.02)])
+def test_a_publish_that_is_held_uses_its_time(rig: Rig, subscribers: Subscribers, seconds: float, left: float) -> None:
+    """J9. Story: it was refused 0.2 s before its deadline, though room that came then would have let it pass."""
+    quota = full(rig, subscribers)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        admission = Admission(rig.store, rig.clock)
+        publish = Publish("orders", keys=["x"], payloads=[b"{}"])
+        begin = loop.time()
+        with pytest.raises(StoreError) as error:
+            await admission.admit(publish, seconds)
+        assert error.value.reason is Reason.BACKLOG_QUOTA_EXCEEDED
+        assert loop.time() - begin == pytest.approx(seconds - left, abs=0.001)
+
+        late = loop.call_later(seconds - 2 * left, lambda: rig.alter_topic("orders", backlog_quota_bytes=100 * quota))
+        assert await admission.admit(publish, seconds) is not None, "there was room in time"
+        assert late.when() <= loop.time() < begin + 2 * seconds
+
+    with asyncio.Runner(loop_factory=FakeLoop) as runner:
+        runner.run(run())
+
+
+class FakeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only, and at once, when there is nothing to do until a timer."""
+
+    def __init__(self) -> None:
+        self._impatient = Impatient()
+        super().__init__(self._impatient)
+
+    def time(self) -> float:
+        return self._impatient.now
+
+
+class Impatient(selectors.SelectSelector):
+    """Counts the time that it should wait, instead of waiting."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
 
 
 def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Rig, subscribers: Subscribers) -> None:
