@@ -14,9 +14,8 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +27,7 @@ from sow_server.engine.errors import Reason
 from sow_server.engine.model import MICROS
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
+from sow_server.metrics_server import MetricsServer
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -505,16 +505,15 @@ def _topic_metrics(store: Store) -> Iterator[Metric]:
     yield from families
 
 
-def serve_metrics(listen: str, metrics: Metrics) -> WSGIServer | None:
-    """Serves the metrics over HTTP on `listen` (host:port), in threads of its own; "" serves nothing.
+def serve_metrics(listen: str, metrics: Metrics) -> MetricsServer | None:
+    """Serves the metrics over HTTP on `listen` (host:port), in a thread of its own; "" serves nothing.
 
-    Raises ListenError. To end it call `shutdown` and `server_close` of what is returned.
+    Raises ListenError. To end it call `close` of what is returned.
     """
     if not listen:
         return None
     host, port = split_address(listen)
     try:
-        server, _ = start_http_server(port, host, metrics.registry)
+        return MetricsServer(host, port, metrics.registry)
     except OSError as error:
         raise ListenError(f"[metrics] listen: cannot listen on {listen} ({error.strerror or error})") from error
-    return server

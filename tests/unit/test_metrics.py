@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+import socket
 import threading
 import time
 import urllib.error
@@ -16,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
+from sow_server import metrics_server
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.policies import declared_of
@@ -315,7 +318,7 @@ def test_metrics_are_served_where_asked_and_only_there(watched: Watched) -> None
     server = serve_metrics("127.0.0.1:0", watched.metrics)
     assert server is not None
     try:
-        host, port = server.server_address[:2]
+        host, port = server.address
         assert host == "127.0.0.1"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
@@ -323,10 +326,77 @@ def test_metrics_are_served_where_asked_and_only_there(watched: Watched) -> None
         with pytest.raises(ListenError, match=rf"\[metrics\] listen: cannot listen on 127.0.0.1:{port} \("):
             serve_metrics(f"127.0.0.1:{port}", watched.metrics)
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+@pytest.fixture
+def served(watched: Watched) -> Iterator[tuple[str, int]]:
+    server = serve_metrics("127.0.0.1:0", watched.metrics)
+    assert server is not None
+    yield server.address
+    server.close()
+
+
+def said(address: tuple[str, int], request: bytes) -> bytes:
+    """All that is answered to these bytes, until the server ends the connection."""
+    with socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(request)
+        answer = b""
+        while received := connection.recv(65536):
+            answer += received
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"200 OK"),
+        (b"GET /metrics?name[]=sow_topics HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n", b"200 OK"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"404 Not Found"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"404 Not Found"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405 Method Not Allowed"),
+        (b"\xff\x00\r\n\r\n", b"400 Bad Request"),
+        (b"GET http://[ HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+    ],
+)
+def test_only_the_metrics_are_there(served: tuple[str, int], request_: bytes, status: bytes) -> None:
+    answer = said(served, request_)
+    assert answer.startswith(b"HTTP/1.1 " + status + b"\r\n")
+    assert b"\r\nConnection: close\r\n" in answer
+
+
+def test_a_request_that_does_not_end_is_ended(served: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its time, though a byte comes now and then, and by its length."""
+    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.1)
+
+    def drip(connection: socket.socket) -> None:
+        for _ in range(3000):
+            connection.sendall(b"G")
+            time.sleep(0.01)
+
+    with socket.create_connection(served, timeout=30) as connection, pytest.raises(OSError):
+        drip(connection)
+    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 30.0)
+    with socket.create_connection(served, timeout=30) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(b"x" * 100_000)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+
+
+def test_idle_connections_take_no_threads_and_keep_nobody_out(served: tuple[str, int]) -> None:
+    """Story: 500 idle sockets at the metrics port were 500 threads of the server, for as long as they liked."""
+    threads = threading.active_count()
+    with contextlib.ExitStack() as idle:
+        first = idle.enter_context(socket.create_connection(served, timeout=30))
+        for _ in range(200):
+            idle.enter_context(socket.create_connection(served, timeout=30))
+        assert b"200 OK" in said(served, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert threading.active_count() == threads
+        with contextlib.suppress(ConnectionResetError):
+            assert first.recv(1) == b"", "the oldest ones have been ended"
 
 
 # --- the document ----------------------------------------------------------------------------------------------------
