@@ -56,6 +56,8 @@ def _run(given: argparse.Namespace) -> int:
         sys.stdout.write(config.render(settings))
         return EXIT_OK
     if given.check_config:
+        for warning in config.warnings(settings):
+            sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")
         sys.stdout.write(f"{given.config or 'default configuration'}: ok\n")
         return EXIT_OK
 

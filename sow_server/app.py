@@ -30,6 +30,7 @@ from sow.v1 import admin_pb2, load_pb2, replication_pb2_grpc, snapshot_pb2, sow_
 from sow_replication.service import Replication
 from sow_server import __version__
 from sow_server.config import Config, TlsConfig, clock_options, store_options
+from sow_server.engine import policies
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import MICROS
@@ -204,6 +205,9 @@ async def _serve(config: Config) -> int:
             watches.append(asyncio.create_task(_watch_links(links, metrics)))
         await _set_health(healthy, services, serving=True)
         _tune_gc()
+        for topic in list(store.topics.by_id.values()):
+            for warning in policies.warnings(topic.settings):
+                log.warning("settings_questionable", topic=topic.name, warning=warning)
         log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
         if not store.verified_at_start:
             readers.submit(store.scrub, lambda: _pace(stopped))

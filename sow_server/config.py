@@ -30,13 +30,14 @@ from typing import Final, Protocol, TypeVar, cast
 
 from sow.durations import DURATION_MICROS_MAX, DurationError, format_micros, parse_micros
 from sow.sizes import format_bytes, parse_bytes
+from sow_server.engine import policies
 from sow_server.engine.clock import ClockOptions
 from sow_server.engine.errors import StoreError
 from sow_server.engine.loads import LoadOptions
 from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing, TopicSettings
 from sow_server.engine.mutations import Limits
 from sow_server.engine.patterns import PatternError, matcher
-from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, tidy
+from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, resolve_topic, tidy
 from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import StoreOptions
@@ -634,7 +635,9 @@ class _DefaultsForm:
     backlog_ttl_micros: int | None = _limit(_LONG)
     backlog_quota_bytes: int | None = _knob(None, _Maybe(_LARGE), key="backlog_quota_bytes")
     backlog_quota_age_micros: int | None = _limit(_LONG)
+    backlog_quota_entries: int | None = _limit(_Count(0, DURATION_MICROS_MAX))
     backlog_action: BacklogAction = _named(_TOPIC.backlog_action)
+    delivery_limit: int | None = _knob(_TOPIC.delivery_limit, _Unless(_Count(1, DURATION_MICROS_MAX), "unlimited"))
     durable_idle_ttl_micros: int | None = _limit(_LONG)
     idle_ttl_micros: int | None = _limit(_LONG)
     publish_is_use: bool = _flag(_TOPIC.publish_is_use)
@@ -1088,6 +1091,17 @@ def replication_token(config: Config) -> str:
 
 
 # --- printing --------------------------------------------------------------------------------------------------------
+
+
+def warnings(config: Config) -> list[str]:
+    """What may not be meant about the topics of the file, and about topics that declare nothing; one line each."""
+    found = [
+        f"[defaults] {warning}" for warning in policies.warnings(resolve_topic("", {}, defaults=config.defaults)[0])
+    ]
+    for name, declared in config.topics.items():
+        settings = resolve_topic(name, declared, defaults=config.defaults, in_config=True).settings
+        found += [f"[topics.{_toml_key(name)}] {warning}" for warning in policies.warnings(settings)]
+    return found
 
 
 def render(config: Config) -> str:

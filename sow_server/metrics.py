@@ -47,9 +47,9 @@ FAILURES: Final = (Reason.DISK_FULL, Reason.STORE_FAILED, Reason.DATA_DAMAGED, R
 
 DISCARDS: Final = (
     *("retention", "max_age", "max_bytes", "max_entries"),
-    *("evicted", "conflated", "backlog_ttl"),
+    *("evicted", "conflated", "backlog_ttl", "delivery_limit"),
 )
-"""What lets changes go: of the journal, and of a durable (rules J3, J5, J8, J9)."""
+"""What lets changes go: of the journal, and of a durable (rules J3, J5, J8, J9, J15)."""
 FEW: Final = 8
 """Below this many values adding them one by one is cheaper than looking for each bound among them."""
 
@@ -387,31 +387,37 @@ def _durable_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     age = GaugeMetricFamily("sow_backlog_age_seconds", "Age of the oldest of them.", labels=["topic"])
     size_quota = GaugeMetricFamily("sow_backlog_quota_bytes", "The topic's backlog_quota_bytes.", labels=["topic"])
     age_quota = GaugeMetricFamily("sow_backlog_quota_seconds", "Its backlog_quota_age.", labels=["topic"])
+    entries_quota = GaugeMetricFamily("sow_backlog_quota_entries", "Its backlog_quota_entries.", labels=["topic"])
+    # One series a topic, though it is named for a durable: the number of durables does not count.
+    slowest_age = GaugeMetricFamily(
+        "sow_slowest_durable_age_seconds",
+        "Age of the oldest change that the topic's slowest durable has left.",
+        labels=["topic", "durable"],
+    )
     now = clock.now_micros()
     topics = [topic for topic in store.topics.by_id.values() if _has_backlog(store, topic)]
     for topic in sorted(topics, key=lambda topic: topic.name)[:TOPICS_MAX]:
-        label, settings, slowest = [topic.name], topic.settings, store.durables.slowest(topic)
+        label, settings = [topic.name], topic.settings
         backlog = store.durables.backlog(topic)
         durables.add_metric(label, store.durables.count(topic))
-        left = 0 if slowest is None else max(0, topic.statistics.appended_entries - slowest.entries)
-        entries.add_metric(label, left)
+        entries.add_metric(label, 0 if backlog is None else backlog.entries)
         size.add_metric(label, 0 if backlog is None else backlog.bytes)
         oldest = None if backlog is None else backlog.oldest_micros
-        age.add_metric(label, 0 if oldest is None else max(0, now - oldest) / MICROS)
+        seconds = 0 if oldest is None else max(0, now - oldest) / MICROS
+        age.add_metric(label, seconds)
+        if backlog is not None:
+            slowest_age.add_metric([topic.name, backlog.name], seconds)
         if settings.backlog_quota_bytes is not None:
             size_quota.add_metric(label, settings.backlog_quota_bytes)
         if settings.backlog_quota_age_micros is not None:
             age_quota.add_metric(label, settings.backlog_quota_age_micros / MICROS)
-    yield from (durables, entries, size, age, size_quota, age_quota)
+        if settings.backlog_quota_entries is not None:
+            entries_quota.add_metric(label, settings.backlog_quota_entries)
+    yield from (durables, entries, size, age, size_quota, age_quota, entries_quota, slowest_age)
 
 
 def _has_backlog(store: Store, topic: Topic) -> bool:
-    settings = topic.settings
-    return (
-        store.durables.count(topic) > 0
-        or settings.backlog_quota_bytes is not None
-        or settings.backlog_quota_age_micros is not None
-    )
+    return store.durables.count(topic) > 0 or topic.settings.has_quota
 
 
 def _consumer_metrics(consumers: Consumers, admission: Admission) -> Iterator[Metric]:

@@ -8,7 +8,8 @@ from typing import Final
 import click
 
 from sow_cli import arguments, display, settings
-from sow_cli.output import Fact, Output, output_option
+from sow_cli.messages import TopicForms, message_writer
+from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
 from sow_cli.topics import confirm
 from sow_client import Client, Durable
@@ -26,6 +27,14 @@ _NAMES: Final = (
     "retain_bytes",
     "backlog_ttl",
     "idle_ttl",
+    "delivery_limit",
+    "total_entries",
+    "total_bytes",
+    "unacknowledged_entries",
+    "unacknowledged_bytes",
+    "oldest_unacknowledged_age",
+    "set_aside_entries",
+    "exact",
 )
 
 
@@ -39,14 +48,16 @@ def durable() -> None:
 @output_option
 @click.pass_obj
 def list_durables(session: Session, output: Output, topic: str | None) -> None:
-    """List the durable subscriptions of TOPIC, or of all topics.
+    """List the durable subscriptions of TOPIC, or of all topics, with what each has not acknowledged.
+
+    Entries are counted before its filter.
 
     \b
     Example:
       sow durable list orders
     """
     with session.client() as client:
-        found = client.durables(topic)
+        found = client.durables(topic, with_figures=True)
     output.many([_facts(one) for one in found], names=_NAMES, nothing="no durable subscriptions")
 
 
@@ -67,6 +78,33 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
     """
     with session.client() as client:
         output.one(_facts(client.describe_durable(topic, name, exact=exact)))
+
+
+@durable.command()
+@click.argument("topic")
+@click.argument("name")
+@click.option("--max", "entries_max", type=click.IntRange(1, 10_000), default=100, show_default=True, metavar="N")
+@click.option("--after", metavar="BOOKMARK", help="Only what comes after this position.")
+@output_option
+@click.pass_obj
+def browse(session: Session, output: Output, topic: str, name: str, entries_max: int, after: str | None) -> None:
+    """Show what the durable subscription NAME of TOPIC has not acknowledged, the oldest first, and consume nothing.
+
+    It works while a consumer is attached. Each change comes with the number of times that it was handed over so far.
+
+    \b
+    Examples:
+      sow durable browse orders billing --max 10
+      sow durable browse orders billing --format ndjson
+    """
+    with session.client() as client:
+        found = client.durable_browse(topic, name, entries_max=entries_max, after=after)
+        writer = message_writer(output, TopicForms(client), several_topics=False, colour=False, browsed=True)
+        for change in found.entries:
+            writer.write(change)
+        writer.finish()
+    if not found.complete:
+        note(f"there may be more: sow durable browse {topic} {name} --after {found.bookmark}")
 
 
 @durable.command()
@@ -166,7 +204,7 @@ def _facts(one: Durable) -> list[Fact]:
         _moment("create_time", one.create_time, "created"),
         _moment("last_use_time", one.last_use_time, "last use"),
     ]
-    for name in ("retain_time", "retain_bytes", "backlog_ttl", "idle_ttl"):
+    for name in ("retain_time", "retain_bytes", "backlog_ttl", "idle_ttl", "delivery_limit"):
         value = getattr(one.settings, name)
         facts.append(
             Fact(name, value, "none" if value is None else settings.shown(name, value), in_lists=False),
@@ -184,7 +222,8 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("unacknowledged_entries", figures.unacknowledged_entries, display.count(figures.unacknowledged_entries)),
         Fact("unacknowledged_bytes", figures.unacknowledged_bytes, display.exact_size(figures.unacknowledged_bytes)),
         Fact("oldest_unacknowledged_age", oldest, oldest or "none"),
-        Fact("exact", figures.exact, counted, label="counted"),
+        Fact("set_aside_entries", figures.set_aside_entries, display.count(figures.set_aside_entries)),
+        Fact("exact", figures.exact, counted, label="counted", in_lists=False),
     ]
 
 

@@ -88,11 +88,12 @@ class _MessageLine(msgspec.Struct, gc=False):
     previous: RecordLine | msgspec.UnsetType = msgspec.UNSET
     after: str | msgspec.UnsetType = msgspec.UNSET
     entries: int | msgspec.UnsetType = msgspec.UNSET
+    delivery_count: int | msgspec.UnsetType = msgspec.UNSET
     bookmark: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_OF_GAPS: Final = ("after", "entries")  # which only durable subscriptions have: CSV does without
-_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name not in ("previous", *_OF_GAPS))
+_OF_DURABLES: Final = ("after", "entries", "delivery_count")  # CSV does without, but for the last where it is asked for
+_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name not in ("previous", *_OF_DURABLES))
 
 
 class MessageWriter(Protocol):
@@ -108,27 +109,31 @@ class MessageWriter(Protocol):
         """Nothing more comes."""
 
 
-def message_writer(output: Output, forms: TopicForms, *, several_topics: bool, colour: bool) -> MessageWriter:
-    """The writer of the chosen format. `several_topics`, `colour`: for a table."""
+def message_writer(
+    output: Output, forms: TopicForms, *, several_topics: bool, colour: bool, browsed: bool = False
+) -> MessageWriter:
+    """The writer of the chosen format. `several_topics`, `colour`: for a table. `browsed`: the messages are no news, so
+    that each comes with when it was published, and how often it was handed over."""
     if output.format is Format.TABLE:
-        return _Lines(output, forms, several_topics=several_topics, colour=colour)
+        return _Lines(output, forms, several_topics=several_topics, colour=colour, browsed=browsed)
     if output.format is Format.CSV:
-        return _Csv(output, forms)
-    return _Json(output, forms, as_list=output.format is Format.JSON)
+        return _Csv(output, forms, browsed=browsed)
+    return _Json(output, forms, as_list=output.format is Format.JSON, browsed=browsed)
 
 
 class _Json:
     """NDJSON; or one array, which is whole however the command ends."""
 
-    def __init__(self, output: Output, forms: TopicForms, *, as_list: bool) -> None:
+    def __init__(self, output: Output, forms: TopicForms, *, as_list: bool, browsed: bool) -> None:
         self._output = output
         self._forms = forms
         self._as_list = as_list
+        self._browsed = browsed
         self._written = False
         self._encoder = msgspec.json.Encoder()
 
     def write(self, change: Change) -> None:
-        self._write(_message_line(change, self._forms))
+        self._write(_message_line(change, self._forms, browsed=self._browsed))
 
     def write_gap(self, topic: str, gap: Gap) -> None:
         self._write(_gap_line(topic, gap))
@@ -147,19 +152,21 @@ class _Json:
 
 
 class _Csv:
-    def __init__(self, output: Output, forms: TopicForms) -> None:
+    def __init__(self, output: Output, forms: TopicForms, *, browsed: bool) -> None:
         self._output = output
         self._forms = forms
-        output.write(csv_rows([_COLUMNS]))
+        self._browsed = browsed
+        self._columns = (*_COLUMNS, "delivery_count") if browsed else _COLUMNS
+        output.write(csv_rows([self._columns]))
 
     def write(self, change: Change) -> None:
-        self._write(_message_line(change, self._forms))
+        self._write(_message_line(change, self._forms, browsed=self._browsed))
 
     def write_gap(self, topic: str, gap: Gap) -> None:
         self._write(_gap_line(topic, gap))
 
     def _write(self, line: _MessageLine) -> None:
-        shown = {name: getattr(line, name) for name in _COLUMNS}
+        shown = {name: getattr(line, name) for name in self._columns}
         if isinstance(line.previous, RecordLine):
             shown |= {name: getattr(line.previous, name) for name in RecordLine.__struct_fields__}
         self._output.write(csv_rows([[_csv_value(value) for value in shown.values()]]))
@@ -178,12 +185,14 @@ class _Lines:
         *,
         several_topics: bool,
         colour: bool,
+        browsed: bool = False,
         now_micros: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         self._output = output
         self._forms = forms
         self._several_topics = several_topics
         self._colour = colour
+        self._browsed = browsed
         self._now_micros = now_micros
         self._topic_width = self._key_width = 3
 
@@ -193,7 +202,12 @@ class _Lines:
             remark = "" if change.op == "snapshot_end" else "forget the records above; a new snapshot follows"
             self._mark(now, change.op.replace("_", " "), remark)
             return
+        about = change.record or change.previous
+        if self._browsed and about is not None:
+            now = display.instant(about.publish_time_micros)
         cells = [now, f"{change.op:6}", f"{_reason(change):7}"]
+        if self._browsed or change.delivery_count > 1:
+            cells.append(f"{change.delivery_count}x")
         if self._several_topics:
             topic = display.safe(change.topic)
             self._topic_width = max(self._topic_width, min(len(topic), KEY_WIDTH_MAX))
@@ -233,7 +247,7 @@ def _reason(change: Change) -> str:
     return change.reason or ("delta" if change.is_delta else "")
 
 
-def _message_line(change: Change, forms: TopicForms) -> _MessageLine:
+def _message_line(change: Change, forms: TopicForms, *, browsed: bool) -> _MessageLine:
     line = _MessageLine(change.op, change.reason or msgspec.UNSET, change.topic or msgspec.UNSET)
     about = change.record or change.previous
     if about is not None:
@@ -248,6 +262,8 @@ def _message_line(change: Change, forms: TopicForms) -> _MessageLine:
         line.is_delta = True
     if change.unset_paths:
         line.unset_paths = change.unset_paths
+    if browsed or change.delivery_count > 1:
+        line.delivery_count = change.delivery_count
     if change.bookmark is not None:
         line.bookmark = change.bookmark
     return line

@@ -50,7 +50,8 @@ def set_policy(
     """Set the policy NAME for all topics whose whole name matches PATTERN, a regular expression (RE2).
 
     It replaces the policy of that name. A topic takes from it what it does not set itself; limits are the strictest of
-    topic, policy and operator policy. --durables takes --retain-time, --retain-bytes, --backlog-ttl and --idle-ttl.
+    topic, policy and operator policy. --durables takes --retain-time, --retain-bytes, --backlog-ttl, --idle-ttl and
+    --delivery-limit.
 
     \b
     Examples:
@@ -68,6 +69,7 @@ def set_policy(
         with session.client() as client:
             done = client.set_policy(name, pattern, topics=wanted, priority=priority, operator=operator)
     output.one(_facts(done))
+    settings.warn(done.warnings)
 
 
 @policy.command("get")
@@ -138,7 +140,14 @@ def _kind(operator: bool) -> Fact:
 # ---- retention and quotas ----
 
 _RETENTION: Final = ("retain_time", "retain_bytes", "max_age", "max_bytes", "max_entries")
-_QUOTA: Final = ("backlog_quota_bytes", "backlog_quota_age", "backlog_action", "backlog_ttl")
+_QUOTA: Final = (
+    "backlog_quota_bytes",
+    "backlog_quota_age",
+    "backlog_quota_entries",
+    "backlog_action",
+    "backlog_ttl",
+    "delivery_limit",
+)
 
 _topic = click.argument("topic", required=False)
 _pattern = click.option("--pattern", metavar="REGEX", help="For all topics whose whole name matches, by a policy.")
@@ -207,9 +216,16 @@ def quota() -> None:
 @_priority
 @click.option("--bytes", "quota_bytes", type=arguments.size, metavar="SIZE", help="How much may be unacknowledged.")
 @click.option("--age", "quota_age", type=arguments.duration, metavar="DURATION", help="How old it may be.")
+@click.option("--entries", "quota_entries", type=arguments.entries, metavar="N", help="How many changes it may be.")
 @click.option("--action", type=click.Choice(get_args(BacklogActionName)), help="What happens beyond it; default hold.")
 @click.option(
     "--ttl", "backlog_ttl", type=arguments.duration, metavar="DURATION", help="What is older counts as acknowledged."
+)
+@click.option(
+    "--delivery-limit",
+    type=arguments.entries,
+    metavar="N|unlimited",
+    help="What was handed over so often is set aside.",
 )
 @output_option
 @click.pass_obj
@@ -221,8 +237,10 @@ def set_quota(
     priority: int,
     quota_bytes: int | str | None,
     quota_age: str | None,
+    quota_entries: int | str | None,
     action: BacklogActionName | None,
     backlog_ttl: str | None,
+    delivery_limit: int | str | None,
 ) -> None:
     """Set how much the slowest durable subscription of TOPIC may leave unacknowledged. What is not given is not set any
     more.
@@ -233,13 +251,16 @@ def set_quota(
     \b
     Examples:
       sow quota set orders --bytes 64MiB --action reject
+      sow quota set orders --entries 10000 --action reject --delivery-limit 5
       sow quota set --pattern 'eu-.*' --age 1h --ttl 2h
     """
     given = {
         "backlog_quota_bytes": quota_bytes,
         "backlog_quota_age": quota_age,
+        "backlog_quota_entries": quota_entries,
         "backlog_action": action,
         "backlog_ttl": backlog_ttl,
+        "delivery_limit": delivery_limit,
     }
     _set(session, output, "quota", topic, pattern, priority, given)
 
@@ -277,11 +298,14 @@ def _set(
     if pattern is not None:
         name = policy_name(group, pattern)
         with session.client() as client:
-            output.one(_of_policy(client.set_policy(name, pattern, topics=wanted, priority=priority)))
+            done = client.set_policy(name, pattern, topics=wanted, priority=priority)
+        output.one(_of_policy(done))
+        settings.warn(done.warnings)
     elif topic is not None:
         with session.client() as client:
-            client.alter_topic(topic, **wanted)
+            altered = client.alter_topic(topic, **wanted)
             output.one(_of_topic(client, group, topic))
+        settings.warn(altered.warnings)
 
 
 def _add_get_and_remove(to: click.Group, what: str) -> None:

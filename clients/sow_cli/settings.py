@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypedDict, TypeVar, cast, get_args
 
 import click
 
 from sow_cli import arguments, display
 from sow_cli.arguments import NO_INDEX, NONE
-from sow_cli.output import Fact
+from sow_cli.output import Fact, note
 from sow_client import (
     BacklogActionName,
     DurableSettingsArguments,
@@ -39,7 +39,9 @@ class PolicyOptions(TypedDict):
     backlog_ttl: str | None
     backlog_quota_bytes: int | str | None
     backlog_quota_age: str | None
+    backlog_quota_entries: int | str | None
     backlog_action: str | None
+    delivery_limit: int | str | None
     durable_idle_ttl: str | None
     idle_ttl: str | None
     publish_is_use: bool | None
@@ -114,9 +116,18 @@ _POLICY_OPTIONS: Final = (
         "--backlog-quota-age", type=arguments.bound, metavar=_DURATION, help="How old what is unacknowledged may be."
     ),
     click.option(
+        "--backlog-quota-entries", type=arguments.entries, metavar="N|none", help="How many may be unacknowledged."
+    ),
+    click.option(
         "--backlog-action",
         type=click.Choice([*get_args(BacklogActionName), NONE]),
         help="What happens beyond the quota.",
+    ),
+    click.option(
+        "--delivery-limit",
+        type=arguments.entries,
+        metavar="N|unlimited|none",
+        help="Changes that were handed to consumers so often are set aside.",
     ),
     click.option(
         "--durable-idle-ttl", type=arguments.bound, metavar=_DURATION, help="Unused durables are removed after it."
@@ -206,6 +217,12 @@ def facts(settings: TopicSettings) -> list[Fact]:
         is_set = value is not None and value != ""
         result.append(Fact(name, value if is_set else None, shown(name, value) if is_set else "", in_lists=False))
     return result
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Tells, beside the output, what may not be meant about settings."""
+    for warning in warnings:
+        note(f"warning: {warning}")
 
 
 def shown(name: str, value: str | int | bool) -> str:

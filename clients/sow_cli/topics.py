@@ -36,6 +36,8 @@ _NAMES: Final = (
     "durables",
     "backlog_bytes",
     "backlog_age",
+    "backlog_entries",
+    "slowest_durable",
     "tombstones",
 )
 
@@ -76,7 +78,9 @@ def create(session: Session, output: Output, name: str, **given: Unpack[settings
     """
     wanted = settings.topic_settings(given)
     with session.client() as client:
-        output.one(_facts(client.create_topic(name, **wanted)))
+        created = client.create_topic(name, **wanted)
+    output.one(_facts(created))
+    settings.warn(created.warnings)
 
 
 @topic.command()
@@ -100,7 +104,9 @@ def alter(session: Session, output: Output, name: str, **given: Unpack[settings.
     if not wanted:
         raise click.UsageError("nothing to change: give at least one setting")
     with session.client() as client:
-        output.one(_facts(client.alter_topic(name, **wanted)))
+        altered = client.alter_topic(name, **wanted)
+    output.one(_facts(altered))
+    settings.warn(altered.warnings)
 
 
 @topic.command()
@@ -249,6 +255,13 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("durables", figures.durables, display.count(figures.durables), in_lists=False),
         Fact("backlog_bytes", figures.backlog_bytes, display.exact_size(figures.backlog_bytes), in_lists=False),
         Fact("backlog_age", age, age or "none", in_lists=False),
+        Fact("backlog_entries", figures.backlog_entries, display.count(figures.backlog_entries), in_lists=False),
+        Fact(
+            "slowest_durable",
+            figures.slowest_durable or None,
+            display.safe(figures.slowest_durable) or "none",
+            in_lists=False,
+        ),
         Fact("tombstones", figures.tombstones, display.count(figures.tombstones), in_lists=False),
     ]
 

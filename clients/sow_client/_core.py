@@ -726,7 +726,7 @@ def alter_request(name: str, arguments: TopicSettingsArguments) -> admin_pb2.Alt
     )
 
 
-def topic(response: admin_pb2.Topic) -> Topic:
+def topic(response: admin_pb2.Topic, warnings: Iterable[str] = ()) -> Topic:
     """A topic as the server has it."""
     return Topic(
         name=response.name,
@@ -737,6 +737,7 @@ def topic(response: admin_pb2.Topic) -> Topic:
         indexes=tuple(IndexStatus(index.path, index.complete) for index in response.indexes),
         effective=tuple(EffectiveSetting(one.name, one.value, one.origin) for one in response.effective),
         planned_journal_bytes=response.planned_journal_bytes if response.effective else None,
+        warnings=tuple(warnings),
     )
 
 
@@ -755,6 +756,8 @@ def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:
         floor_sequence=values.floor_sequence,
         durables=values.durables,
         backlog_bytes=values.backlog_bytes,
+        slowest_durable=values.slowest_durable,
+        backlog_entries=values.backlog_entries,
         backlog_age=values.backlog_age.ToTimedelta() if values.HasField("backlog_age") else None,
         tombstones=values.tombstones,
     )

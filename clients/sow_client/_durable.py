@@ -52,6 +52,7 @@ _GAP_REASONS: Final[Mapping[int, GapReason]] = {
     sow_pb2.GAP_REASON_EVICTED: "evicted",
     sow_pb2.GAP_REASON_CONFLATED: "conflated",
     sow_pb2.GAP_REASON_BACKLOG_TTL: "backlog_ttl",
+    sow_pb2.GAP_REASON_DELIVERY_LIMIT: "delivery_limit",
 }
 
 

@@ -193,6 +193,9 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     """True: `record` holds changed fields, not a whole record (rule S3)."""
     unset_paths: tuple[str, ...] = ()
     """The fields that are gone, as paths such as "/a/b"; only of deltas."""
+    delivery_count: int = 1
+    """Of a durable subscription: how often it was handed over, this time included (rule J15). Of what
+    `durable_browse` shows: how often so far."""
 
     @property
     def key(self) -> str:
@@ -409,7 +412,9 @@ class TopicSettingsArguments(TypedDict, total=False):
     backlog_ttl: Ttl | None
     backlog_quota_bytes: int | None
     backlog_quota_age: Ttl | None
+    backlog_quota_entries: int | None
     backlog_action: BacklogActionName | None
+    delivery_limit: int | None
     durable_idle_ttl: Ttl | None
     idle_ttl: Ttl | None
     publish_is_use: bool | None
@@ -460,8 +465,12 @@ class TopicSettings:
     """Bytes that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
     backlog_quota_age: Ttl | None = None
     """Age that the oldest unacknowledged entry may have (rule J9)."""
+    backlog_quota_entries: int | None = None
+    """Entries that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
     backlog_action: BacklogActionName | None = None
     """What happens beyond the quota; "hold" unless said otherwise (rule J9)."""
+    delivery_limit: int | None = None
+    """How often an entry is handed to consumers of a durable before it is set aside (rule J15). -1: unlimited."""
     durable_idle_ttl: Ttl | None = None
     """A durable that is neither attached nor acknowledges for this long is removed (rule J10)."""
     idle_ttl: Ttl | None = None
@@ -512,6 +521,7 @@ class DurableSettingsArguments(TypedDict, total=False):
     retain_bytes: int | None
     backlog_ttl: Ttl | None
     idle_ttl: Ttl | None
+    delivery_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,6 +539,8 @@ class DurableSettings:
     """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
     idle_ttl: Ttl | None = None
     """Removed when neither attached nor acknowledging for this long (rule J10)."""
+    delivery_limit: int | None = None
+    """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
 
     def __post_init__(self) -> None:
         for name in ("retain_time", "backlog_ttl", "idle_ttl"):
@@ -591,6 +603,10 @@ class TopicStatistics:
     """Age of the oldest unacknowledged entry; None: there is none."""
     tombstones: int = 0
     """Kept for peers, not yet purged (rule R4)."""
+    slowest_durable: str = ""
+    """The durable that has acknowledged least: whose backlog it is. Empty: there are no durables."""
+    backlog_entries: int = 0
+    """Entries that it leaves unacknowledged, before its filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,6 +649,8 @@ class Topic:
     planned_journal_bytes: int | None = None
     """Bytes of journal to plan storage for: what is retained plus the backlog quota (rule T2); -1: unlimited. Only when
     it was described."""
+    warnings: tuple[str, ...] = ()
+    """What may not be meant about its settings; only when it was created or altered (rule J17)."""
 
 
 PolicyTargetName: TypeAlias = Literal["topics", "durables"]
@@ -655,6 +673,8 @@ class Policy:
     """What it sets, and nothing else: as `set_policy` takes it."""
     matches: int
     """How many topics or durables take something from it now."""
+    warnings: tuple[str, ...] = ()
+    """What may not be meant about what it sets; only when it was set (rule J17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,6 +692,8 @@ class DurableFigures:
     """None: nothing is unacknowledged."""
     exact: bool
     """True: only entries that match its filter are counted."""
+    set_aside_entries: int = 0
+    """Entries that were set aside for the delivery limit since it was created (rule J15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -694,7 +716,19 @@ class Durable:
     settings: DurableSettings
     """As they are in force."""
     figures: DurableFigures | None
-    """None in lists."""
+    """None in lists, unless they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Browsed:
+    """What a durable subscription has not acknowledged, or some of it (rule J16)."""
+
+    entries: tuple[Change, ...]
+    """As a change reader gets them: "put", "delete", "expire"; `delivery_count` is how often each came so far."""
+    bookmark: str
+    """Everything up to here was looked at: for `after` of the next call."""
+    complete: bool
+    """True: there was nothing after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -707,7 +741,7 @@ class Rewound:
     """Entries after it, before filtering."""
 
 
-GapReason: TypeAlias = Literal["discarded", "evicted", "conflated", "backlog_ttl", "reset", "unknown"]
+GapReason: TypeAlias = Literal["discarded", "evicted", "conflated", "backlog_ttl", "delivery_limit", "reset", "unknown"]
 """Why a durable subscription was not handed something: see `Gap`."""
 
 
@@ -721,6 +755,7 @@ class Gap:
     | "evicted" | the backlog quota evicted it (rule J9) |
     | "conflated" | the backlog quota replaced it by the snapshot that follows (rule J9) |
     | "backlog_ttl" | it was unacknowledged for too long (rule J8) |
+    | "delivery_limit" | it was handed over as often as the delivery limit allows, and was set aside (rule J15) |
     | "reset" | the durable was removed, for being idle or by somebody, and begins anew (rule J10) |
     | "unknown" | for a reason that only a newer server knows |
     """

@@ -9,10 +9,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, cast, get_args
 
+import msgspec
+
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _core
 from sow_client._records import (
     EARLIEST,
+    Browsed,
+    Change,
     Durable,
     DurableFigures,
     DurableSettingsArguments,
@@ -33,6 +37,10 @@ from sow_client._settings import (
     durable_values,
     topic_values,
 )
+from sow_client._subscription import changes_of, prefix_of
+
+BROWSE_ENTRIES_MAX: Final = 10_000
+"""Of one call; the server's bound."""
 
 # ---- durable subscriptions ----
 
@@ -100,6 +108,32 @@ def rewind_request(topic: str, name: str, to: Start, *, force: bool) -> sow_pb2.
     return request
 
 
+def browse_request(topic: str, name: str, *, entries_max: int, after: str | None) -> sow_pb2.BrowseDurableRequest:
+    """Shows what is not acknowledged."""
+    if not 1 <= entries_max <= BROWSE_ENTRIES_MAX:
+        raise invalid("entries_max", f"{entries_max} is not between 1 and {BROWSE_ENTRIES_MAX}")
+    return sow_pb2.BrowseDurableRequest(
+        topic=topic, durable=_named(name), max_entries=entries_max, after_bookmark=after or ""
+    )
+
+
+class Browsing:
+    """The answers to one call, as they come."""
+
+    def __init__(self) -> None:
+        self._entries: list[Change] = []
+
+    def feed(self, response: sow_pb2.BrowseDurableResponse) -> Browsed | None:
+        """Takes an answer; all of it once that was the last."""
+        if response.bookmark:
+            return Browsed(tuple(self._entries), response.bookmark, response.complete)
+        changes, counted = changes_of(response.changes, prefix_of(response.changes.bookmark)), response.changes
+        if not counted.delivery_count:
+            changes = [msgspec.structs.replace(change, delivery_count=0) for change in changes]
+        self._entries += changes
+        return None
+
+
 def rewound(response: sow_pb2.RewindResponse) -> Rewound:
     """Where it is now."""
     return Rewound(response.bookmark, response.unacknowledged_entries)
@@ -130,6 +164,7 @@ def _figures(values: admin_pb2.DurableFigures) -> DurableFigures:
         unacknowledged_bytes=values.unacknowledged_bytes,
         oldest_unacknowledged_age=age,
         exact=values.exact,
+        set_aside_entries=values.set_aside_entries,
     )
 
 
@@ -184,7 +219,7 @@ def set_policy_request(
     return admin_pb2.SetPolicyRequest(policy=policy)
 
 
-def policy(response: admin_pb2.Policy) -> Policy:
+def policy(response: admin_pb2.Policy, warnings: Iterable[str] = ()) -> Policy:
     """A policy as the server has it."""
     of_durables = response.applies_to == admin_pb2.POLICY_TARGET_DURABLES
     settings = durable_values(response.durable) if of_durables else topic_values(response.topic)
@@ -196,4 +231,5 @@ def policy(response: admin_pb2.Policy) -> Policy:
         operator=response.operator,
         settings=cast(Mapping[str, SettingValue], settings),  # without the lists, which are not in policies
         matches=response.matches,
+        warnings=tuple(warnings),
     )

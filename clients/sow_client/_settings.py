@@ -38,7 +38,14 @@ _DURATIONS: Final = (
     "durable_idle_ttl",
     "idle_ttl",
 )
-_NUMBERS: Final = ("retain_bytes", "max_bytes", "max_entries", "backlog_quota_bytes")
+_NUMBERS: Final = (
+    "retain_bytes",
+    "max_bytes",
+    "max_entries",
+    "backlog_quota_bytes",
+    "backlog_quota_entries",
+    "delivery_limit",
+)
 _FLAGS: Final = ("journal", "publish_is_use", "only_if_empty", "auto_delete", "dead_letter_by_key")
 _TEXTS: Final = ("fix_separator", "dead_letter")
 _LISTS: Final = ("key", "index")
@@ -166,7 +173,7 @@ def durable_settings(arguments: DurableSettingsArguments) -> DurableSettings:
 
 def durable_message(values: DurableSettings) -> types_pb2.DurableSettings:
     """The settings that are not None."""
-    result = types_pb2.DurableSettings(retain_bytes=values.retain_bytes)
+    result = types_pb2.DurableSettings(retain_bytes=values.retain_bytes, delivery_limit=values.delivery_limit)
     _assign(result.backlog_ttl, values.backlog_ttl, "backlog_ttl")
     _assign(result.idle_ttl, values.idle_ttl, "idle_ttl")
     _assign_retain_time(result, values.retain_time)
@@ -182,6 +189,8 @@ def durable_values(message: types_pb2.DurableSettings) -> dict[str, SettingValue
         result["backlog_ttl"] = _text(message.backlog_ttl)
     if message.HasField("idle_ttl"):
         result["idle_ttl"] = _text(message.idle_ttl)
+    if message.HasField("delivery_limit"):
+        result["delivery_limit"] = message.delivery_limit
     _put_retain_time(result, message)
     return result
 

@@ -194,7 +194,7 @@ class SubscriptionCore:
     def _feed_changes(self, batch: sow_pb2.ChangeBatch) -> None:
         if not batch.more and not batch.bookmark:
             raise _core.malformed("changes without a bookmark")
-        changes = self._changes_of(batch)
+        changes = changes_of(batch, self._prefix)
         sequences = batch.records.sequence
         if sequences and sequences[-1] <= self._repeated:
             return  # all of it was handed out before the call broke
@@ -210,37 +210,6 @@ class SubscriptionCore:
         if not more:
             self._after = after
             self._repeated = 0 if sequences else self._repeated
-
-    def _changes_of(self, batch: sow_pb2.ChangeBatch) -> list[Change]:
-        topic = batch.topic
-        records = RecordBatch(topic, batch.records)
-        count = len(records)
-        ops = _column(batch.op, count, 0)
-        reasons = _column(batch.reason, count, 0, optional=True)
-        marks: list[str | None]
-        if batch.atomic or batch.more:
-            marks = [None] * count
-            if count and not batch.more:
-                marks[-1] = batch.bookmark
-        else:
-            prefix = self._prefix
-            marks = [f"{prefix}{sequence}" for sequence in batch.records.sequence]
-        if not any(reasons) and not batch.is_delta and not batch.unset_paths and set(ops) <= {sow_pb2.CHANGE_OP_PUT}:
-            # What nearly all frames are: half the time of the way that is right for every frame.
-            return [Change("put", None, record, None, mark, topic) for record, mark in zip(records, marks, strict=True)]
-        deltas = _column(batch.is_delta, count, False, optional=True)
-        unset = [tuple(one.paths) for one in batch.unset_paths] or [()] * count
-        if len(unset) != count:
-            raise _unequal()
-        try:
-            return [
-                _change(_OPS[op], _REASONS[reason], record, mark, topic, is_delta, gone)
-                for op, reason, record, mark, is_delta, gone in zip(
-                    ops, reasons, records, marks, deltas, unset, strict=True
-                )
-            ]
-        except KeyError as error:
-            raise _core.malformed(f"a change of the unknown kind {error}") from error
 
     # ---- calls ----
 
@@ -294,6 +263,40 @@ class SubscriptionCore:
         return failure
 
 
+def changes_of(batch: sow_pb2.ChangeBatch, prefix: str) -> list[Change]:
+    """The changes of a frame; `prefix` is that of the bookmarks of single ones."""
+    topic = batch.topic
+    records = RecordBatch(topic, batch.records)
+    count = len(records)
+    ops = _column(batch.op, count, 0)
+    reasons = _column(batch.reason, count, 0, optional=True)
+    marks: list[str | None]
+    if batch.atomic or batch.more:
+        marks = [None] * count
+        if count and not batch.more:
+            marks[-1] = batch.bookmark
+    else:
+        marks = [f"{prefix}{sequence}" for sequence in batch.records.sequence]
+    plain = not (any(reasons) or batch.is_delta or batch.unset_paths or batch.delivery_count)
+    if plain and set(ops) <= {sow_pb2.CHANGE_OP_PUT}:
+        # What nearly all frames are: half the time of the way that is right for every frame.
+        return [Change("put", None, record, None, mark, topic) for record, mark in zip(records, marks, strict=True)]
+    deltas = _column(batch.is_delta, count, False, optional=True)
+    deliveries = _column(batch.delivery_count, count, 1, optional=True)
+    unset = [tuple(one.paths) for one in batch.unset_paths] or [()] * count
+    if len(unset) != count:
+        raise _unequal()
+    try:
+        return [
+            _change(_OPS[op], _REASONS[reason], record, mark, topic, is_delta, gone, times)
+            for op, reason, record, mark, is_delta, gone, times in zip(
+                ops, reasons, records, marks, deltas, unset, deliveries, strict=True
+            )
+        ]
+    except KeyError as error:
+        raise _core.malformed(f"a change of the unknown kind {error}") from error
+
+
 def prefix_of(bookmark: str) -> str:
     """The epoch of a bookmark with the dot after it."""
     return bookmark.rstrip("0123456789")
@@ -307,10 +310,11 @@ def _change(
     topic: str,
     is_delta: bool,
     unset_paths: tuple[str, ...],
+    delivery_count: int,
 ) -> Change:
     if (op, reason) in _REMOVED:
-        return Change(op, reason, None, record, bookmark, topic)
-    return Change(op, reason, record, None, bookmark, topic, is_delta, unset_paths)
+        return Change(op, reason, None, record, bookmark, topic, delivery_count=delivery_count)
+    return Change(op, reason, record, None, bookmark, topic, is_delta, unset_paths, delivery_count)
 
 
 def _column(values: Sequence[_Column], count: int, absent: _Column, *, optional: bool = False) -> Sequence[_Column]:

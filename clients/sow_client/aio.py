@@ -57,6 +57,7 @@ from sow_client._publisher import (
 from sow_client._records import (
     NEVER,
     BackupMade,
+    Browsed,
     ClockAccepted,
     Compacted,
     Deleted,
@@ -913,14 +914,13 @@ class AsyncClient:
     ) -> Topic:
         """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments."""
         response = await self._call(self._admin.CreateTopic, _core.create_request(name, settings, named), once=True)
-        return _core.topic(response.topic)
+        return _core.topic(response.topic, response.warnings)
 
     async def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
         """Changes the settings that are named, None: not set, so that policies or defaults count (rule T2); stamps
         never change (rule L12)."""
-        return _core.topic(
-            (await self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True)).topic
-        )
+        response = await self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True)
+        return _core.topic(response.topic, response.warnings)
 
     async def describe_topic(self, name: str) -> Topic:
         """One topic: settings, also those in force and where they come from (rule T2), and statistics."""
@@ -985,9 +985,9 @@ class AsyncClient:
 
     # ---- durable subscriptions and policies ----
 
-    async def durables(self, topic: str | None = None) -> list[Durable]:
-        """The durable subscriptions of a topic, or of all topics, without figures."""
-        request = admin_pb2.ListDurablesRequest(topic=topic or "")
+    async def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
+        """The durable subscriptions of a topic, or of all topics; their figures, before filtering, if asked for."""
+        request = admin_pb2.ListDurablesRequest(topic=topic or "", with_figures=with_figures)
         return [_retention.durable(one) for one in (await self._call(self._admin.ListDurables, request)).durables]
 
     async def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
@@ -995,6 +995,25 @@ class AsyncClient:
         match its filter are counted."""
         request = _retention.describe_request(topic, name, exact=exact)
         return _retention.durable((await self._call(self._admin.DescribeDurable, request, unbounded=exact)).durable)
+
+    async def durable_browse(
+        self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None
+    ) -> Browsed:
+        """Shows what a durable subscription has not acknowledged, also while a consumer is attached, and consumes
+        nothing (rule J16): at most `entries_max` entries, those that come after the bookmark `after`."""
+        request, browsing = (
+            _retention.browse_request(topic, name, entries_max=entries_max, after=after),
+            _retention.Browsing(),
+        )
+        await self._await_ready()
+        try:
+            with _channel.unless_closed():
+                async for response in self._sow.BrowseDurable(request):
+                    if (browsed := browsing.feed(response)) is not None:
+                        return browsed
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the browse")
 
     async def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
         """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, to hand over again what is retained
@@ -1031,7 +1050,8 @@ class AsyncClient:
         request = _retention.set_policy_request(
             name, pattern, topics=topics, durables=durables, priority=priority, operator=operator
         )
-        return _retention.policy((await self._call(self._admin.SetPolicy, request, once=True)).policy)
+        response = await self._call(self._admin.SetPolicy, request, once=True)
+        return _retention.policy(response.policy, response.warnings)
 
     async def get_policy(self, name: str, *, operator: bool = False) -> Policy:
         """One policy, or operator policy."""

@@ -1,4 +1,5 @@
-"""Dead letters: what an expired record leaves in the topic named by `dead_letter`, and where it goes (rule T3). Pure.
+"""Dead letters: what an expired record, or an entry that a durable has set aside, leaves in the topic named by
+`dead_letter`, and where it goes (rules T3, J15). Pure.
 
     DL1  A copy is made in the commit of the expiry, so there is one for each, and never two.
     DL2  The copy of a json, msgpack or nvfix record has a list `dead_letter`, newest first, of where it expired. A
@@ -23,7 +24,7 @@ import msgspec
 from sow_server.engine.codec import HEADER_BYTES, read_header
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.keys import join, split
-from sow_server.engine.model import MessageType, OnMissing, TopicSettings
+from sow_server.engine.model import NEVER, MessageType, OnMissing, TopicSettings
 from sow_server.engine.payloads import Projection, format_of
 from sow_server.engine.policies import Declared
 from sow_server.engine.topics import Topic, Topics, check_name
@@ -33,6 +34,8 @@ HOPS_MAX: Final = 16
 KEY_BYTES_MAX: Final = 8192
 """Of a copy. Escaping may double a key with every hop; a longer one is replaced by its digest."""
 FIELD: Final = "dead_letter"
+EXPIRED: Final = "expired"
+SET_ASIDE: Final = "delivery_limit"
 _FIELD: Final = FIELD.encode()
 _SPACE: Final = b" \t\r\n"
 _JSON_STRUCTURE: Final = frozenset(b'{}[]:,"\\-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
@@ -52,13 +55,16 @@ class Fate(enum.StrEnum):
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """One expiry, as the list on a copy tells it."""
+    """One expiry, or setting aside, as the list on a copy tells it."""
 
     topic: str
     key: str
     version: int
-    expire_time_micros: int
-    reason: str = "expired"
+    expire_time_micros: int | None
+    """None: never."""
+    reason: str = EXPIRED
+    durable: str | msgspec.UnsetType = msgspec.UNSET
+    """Which one has set it aside."""
 
 
 class Post(NamedTuple):
@@ -73,8 +79,9 @@ class Post(NamedTuple):
     ended: int = 0
 
 
-def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[bytes]) -> Post:
-    """The copies of records of `topic` that have expired, by their keys and stored values."""
+def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[bytes], durable: str = "") -> Post:
+    """The copies of records of `topic` that have expired, by their keys and stored values; or that `durable` has set
+    aside."""
     settings = topic.settings
     name = settings.dead_letter
     if name == topic.name:  # a policy for many topics may name one of them
@@ -95,7 +102,11 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
         head, text = read_header(value), key.decode()
         payload = value[HEADER_BYTES:]
         if add is not None:
-            before, payload = add(payload, Letter(topic.name, text, head.version, head.expire_time_micros))
+            expire_time = None if head.expire_time_micros == NEVER else head.expire_time_micros
+            letter = Letter(topic.name, text, head.version, expire_time)
+            if durable:
+                letter = Letter(topic.name, text, head.version, expire_time, SET_ASIDE, durable)
+            before, payload = add(payload, letter)
             if any(letter.topic == name for letter in before):
                 ended += 1
                 continue
@@ -103,7 +114,7 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
                 dropped += 1
                 continue
         if not settings.dead_letter_by_key:
-            text = _copy_key(topic.name, text, head.version)
+            text = _copy_key(topic.name, text, head.version, durable)
         copy_keys.append(text.encode() if fate is Fate.DELIVERED else _undelivered_key(settings, text))
         payloads.append(payload)
     return Post(target, fate, copy_keys, payloads, dropped, ended)
@@ -120,10 +131,12 @@ def fits(source: TopicSettings, target: TopicSettings) -> bool:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _copy_key(topic: str, key: str, version: int) -> str:
-    joined = join([topic, key, str(version)])
+def _copy_key(topic: str, key: str, version: int, durable: str) -> str:
+    # What several durables set aside, and what expires besides, are copies of their own.
+    last = [str(version), durable] if durable else [str(version)]
+    joined = join([topic, key, *last])
     if len(joined) > KEY_BYTES_MAX // 4 and len(joined.encode()) > KEY_BYTES_MAX:
-        joined = join([topic, f"sha256:{hashlib.sha256(key.encode()).hexdigest()}", str(version)])
+        joined = join([topic, f"sha256:{hashlib.sha256(key.encode()).hexdigest()}", *last])
     return joined
 
 

@@ -1,5 +1,5 @@
 """Durable subscriptions: how far each has acknowledged its topic, and what of the journal is therefore kept (rules J2
-to J10).
+to J10, J15).
 
     DU1  A row changes in the commit of what changes it, by the writer's thread alone; the registry follows after the
          write, under the cut lock.
@@ -9,6 +9,9 @@ to J10).
          go is noticed by pruning; until then it is there, but outside every durable's readable range.
     DU4  Whatever a durable has not handed over and will not is told in a gap, which stays in its row until its consumer
          has acknowledged beyond it.
+    DU5  How often an entry was handed over is known by where sessions ended that began at or before the acknowledged
+         position: of entries after it, none was handed over more often than one in front of it. So it is a short list
+         of steps, which is written when a consumer attaches or leaves, and not for each delivery (rule J15).
 
 What filters mean is not known here: a filter is text. Who is attached is the business of `subscriptions.durables`; a
 row only remembers that somebody was, so that a crash is not taken for idleness.
@@ -19,7 +22,7 @@ from __future__ import annotations
 import enum
 import json
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -52,6 +55,8 @@ REMOVED_MICROS: Final = 30 * 86_400 * MICROS
 """How long the name of a removed durable is remembered, so that its client is told when it comes back."""
 GAPS_MAX: Final = 32
 """Gaps that are kept apart in one row; beyond, the newest are told as one."""
+STEPS_MAX: Final = 16
+"""Steps of deliveries that are kept of one durable; beyond, those of the fewest deliveries are told as one."""
 EVICT_PARTS: Final = 10
 """Evicting goes on until a tenth of the quota is free."""
 
@@ -63,6 +68,7 @@ class GapReason(enum.IntEnum):
     EVICTED = 2
     CONFLATED = 3
     BACKLOG_TTL = 4
+    DELIVERY_LIMIT = 5
 
 
 class Gap(NamedTuple):
@@ -74,11 +80,19 @@ class Gap(NamedTuple):
     entries: int
 
 
+class Delivered(NamedTuple):
+    """Entries up to here, and after the step in front of it, were handed over so many times."""
+
+    upto: int
+    times: int
+
+
 class Durable(NamedTuple):
     """One durable subscription, as its row says.
 
     Everything up to `position` is acknowledged; `entries` and `bytes` are what was ever journaled of its topic up to
-    there. What is at or below `floor` is gone for it, though a longer retention set since would cover it.
+    there. What is at or below `floor` is gone for it, though a longer retention set since would cover it. `deliveries`
+    has what earlier sessions handed over (DU5); `handed` is up to where the last one has, once it has ended.
     """
 
     topic_id: int
@@ -93,6 +107,14 @@ class Durable(NamedTuple):
     floor: int = 0
     gaps: tuple[Gap, ...] = ()
     declared: Declared = NOTHING
+    handed: int = 0
+    deliveries: tuple[Delivered, ...] = ()
+    set_aside: int = 0
+    """Entries that were set aside for the delivery limit."""
+
+    def delivered(self, sequence: int) -> int:
+        """How often earlier sessions have handed over an entry that is not acknowledged."""
+        return delivered(self.deliveries, sequence)
 
     @property
     def order(self) -> tuple[int, str]:
@@ -119,6 +141,7 @@ class Backlog(NamedTuple):
     name: str
     bytes: int
     oldest_micros: int | None
+    entries: int
 
 
 class Attached(NamedTuple):
@@ -315,16 +338,17 @@ class Durables:
             return None
         figures = topic.statistics
         size = max(0, figures.appended_bytes - slowest.bytes)
+        entries = max(0, figures.appended_entries - slowest.entries)
         if slowest.position >= figures.last_sequence:
-            return Backlog(slowest.name, size, None)
+            return Backlog(slowest.name, size, None, entries)
         found = self._of(topic.id)
         known = found.oldest
         if known is not None and known[0] == slowest.position:
-            return Backlog(slowest.name, size, known[1])
+            return Backlog(slowest.name, size, known[1], entries)
         oldest = self.oldest(topic, slowest.position)
         if oldest is not None:
             found.oldest = slowest.position, oldest
-        return Backlog(slowest.name, size, oldest)
+        return Backlog(slowest.name, size, oldest, entries)
 
     def oldest(self, topic: Topic, position: int) -> int | None:
         """The commit time of the first entry after a position; None: there is none."""
@@ -450,9 +474,12 @@ class DurableStage:
         declared: Declared | None,
         expected: bool,
         bookmarked: bool = False,
+        handed: int = 0,
     ) -> Attached:
         """Somebody consumes it from here on; it is made if need be, at `start`, None for now (rules J2, J10), which was
-        asked for by a bookmark if `bookmarked`: then all that follows it must be there.
+        asked for by a bookmark if `bookmarked`: then all that follows it must be there. `expected`: it is the consumer
+        that was there before, so what it was handed it still has. `handed`: up to where one that was taken over was
+        handed entries.
 
         Raises StoreError: NO_JOURNAL, DURABLE_DIFFERS, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
         """
@@ -472,7 +499,10 @@ class DurableStage:
         found = self.get(topic, name)
         if found is not None:
             check_same(topic, found, filter_text, declared)
-            attached = found._replace(attached=True, last_use_micros=self.now)
+            handed = max(found.handed, handed)
+            attached = found._replace(attached=True, last_use_micros=self.now, handed=handed)
+            if not expected:
+                attached = attached._replace(handed=0, deliveries=_again(found, handed))
             self._put(attached)
             return Attached(attached, created=False, reset=False)
         figures = self._figures(topic)
@@ -523,11 +553,11 @@ class DurableStage:
         self._put(made)
         return made, True
 
-    def detach(self, topic: Topic, name: str) -> None:
-        """Nobody consumes it any more."""
+    def detach(self, topic: Topic, name: str, handed: int = 0) -> None:
+        """Nobody consumes it any more; its consumer was handed entries up to `handed`."""
         found = self.get(topic, name)
         if found is not None:
-            self._put(found._replace(attached=False, last_use_micros=self.now))
+            self._put(found._replace(attached=False, last_use_micros=self.now, handed=max(found.handed, handed)))
 
     def use(self, topic: Topic, name: str) -> None:
         """It is in use: its consumer is there, though it has nothing to acknowledge."""
@@ -591,6 +621,7 @@ class DurableStage:
         # What is handed over again is no gap any more.
         gaps = tuple([_before(gap, position) for gap in found.gaps if gap.after < position])
         moved = self._moved(topic, found, position)._replace(gaps=gaps, last_use_micros=self.now)
+        moved = moved._replace(handed=0, deliveries=())  # whoever rewinds wants them again, and as often
         self._put(moved)
         return moved, figures.appended_entries - moved.entries
 
@@ -633,6 +664,24 @@ class DurableStage:
             self._discarded.append((reason.name.lower(), entries))
         return True
 
+    def set_aside(self, topic: Topic, name: str, before: int, sequences: Sequence[int], upto: int) -> bool:
+        """Sets aside the entries with these sequences, the first that its filter matches after the position `before`,
+        with all else up to `upto`, if they have been handed over as often as they may be (rule J15). False: not so."""
+        found = self.get(topic, name)
+        limit = None if found is None else self._durables.settings(topic, found).delivery_limit
+        if found is None or found.position != before or limit is None or found.delivered(sequences[0]) < limit:
+            return False
+        # What the filter leaves out in front of it is no part of the gap.
+        self._put(self._moved(topic, found, sequences[0] - 1)._replace(set_aside=found.set_aside + len(sequences)))
+        moved = self.get(topic, name)
+        assert moved is not None, "it has just been put"
+        if not self.skip(topic, moved, upto, GapReason.DELIVERY_LIMIT):
+            return False
+        if topic.settings.dead_letter:
+            kept = [entry for sequence in sequences if (entry := self._heads.entry(topic, sequence)) is not None]
+            self._stage.set_aside(topic, name, kept)
+        return True
+
     def expire_backlog(self, topic: Topic, name: str) -> bool:
         """What is unacknowledged for the `backlog_ttl` counts as acknowledged (rule J8). Whether there was any."""
         found = self.get(topic, name)
@@ -646,13 +695,15 @@ class DurableStage:
         """Evicts or conflates what is beyond the topic's backlog quota (rule J9). Returns whose backlog it was."""
         settings, figures = topic.settings, self._figures(topic)
         size, age = settings.backlog_quota_bytes, settings.backlog_quota_age_micros
+        number = settings.backlog_quota_entries
         relieved: list[str] = []
         for durable in list(self.all_of(topic)):
             above = self._above(topic, durable.position)
             oldest = self._heads.after(topic, durable.position)
             over = size is not None and figures.appended_bytes - durable.bytes >= size
             late = age is not None and oldest is not None and self.now - oldest.commit_time_micros >= age
-            if oldest is None or not (over or late):
+            many = number is not None and figures.appended_entries - durable.entries >= number
+            if oldest is None or not (over or late or many):
                 break  # the others are faster
             if settings.backlog_action is BacklogAction.CONFLATE:
                 upto, reason = figures.last_sequence, GapReason.CONFLATED
@@ -662,6 +713,10 @@ class DurableStage:
                     None if size is None else size - size // EVICT_PARTS,
                 )
                 upto, reason = first_inside(self._heads, topic, above, left, self.now) - 1, GapReason.EVICTED
+                if number is not None:
+                    # At least one goes, also of a quota so small that it has no tenth.
+                    kept = min(number - 1, number - number // EVICT_PARTS)
+                    upto = max(upto, beyond_entries(self._heads, topic, above, kept))
             if self.skip(topic, durable, upto, reason):
                 relieved.append(durable.name)
         return relieved
@@ -712,7 +767,8 @@ class DurableStage:
             return durable
         self._let_go[topic.id] = topic
         entries, size = self._heads.counts(topic, self._figures(topic), position)
-        return durable._replace(position=position, entries=entries, bytes=size)
+        steps = tuple([step for step in durable.deliveries if step.upto > position])
+        return durable._replace(position=position, entries=entries, bytes=size, deliveries=steps)
 
     def _above(self, topic: Topic, position: int) -> StoredStatistics:
         """The topic's figures as they would be if its floor were at `position`."""
@@ -919,6 +975,34 @@ def _with(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
     return (*gaps, gap)
 
 
+def delivered(deliveries: Iterable[Delivered], sequence: int) -> int:
+    """How often an entry was handed over, by the deliveries of its durable."""
+    return next((step.times for step in deliveries if step.upto >= sequence), 0)
+
+
+def _again(durable: Durable, handed: int) -> tuple[Delivered, ...]:
+    """The deliveries of a durable, with those of one more session, which began at its position."""
+    if handed <= durable.position:
+        return durable.deliveries
+    steps: list[Delivered] = []
+    reached = durable.position
+    for upto, times in durable.deliveries:
+        if reached < handed < upto:
+            steps.append(Delivered(handed, times + 1))
+        steps.append(Delivered(upto, times + (upto <= handed)))
+        reached = upto
+    if reached < handed:
+        steps.append(Delivered(handed, 1))
+    merged: list[Delivered] = []
+    for step in steps:
+        if merged and merged[-1].times == step.times:
+            merged.pop()
+        merged.append(step)
+    while len(merged) > STEPS_MAX:
+        del merged[-2]
+    return tuple(merged)
+
+
 def _before(gap: Gap, position: int) -> Gap:
     """What of a gap lies at or before a position; how many entries that is, is not known."""
     if gap.upto <= position:
@@ -937,6 +1021,7 @@ def _encode(durable: Durable) -> bytes:
     del fields["topic_id"], fields["name"]
     fields["gaps"] = [[gap.reason.value, gap.after, gap.upto, gap.entries] for gap in durable.gaps]
     fields["declared"] = dict(durable.declared)
+    fields["deliveries"] = [list(step) for step in durable.deliveries]
     return json.dumps(fields).encode()
 
 
@@ -944,5 +1029,7 @@ def _decode(topic_id: int, name: str, fields: dict[str, object]) -> Durable:
     known: dict[str, object] = {field: value for field, value in fields.items() if field in Durable._fields}
     gaps: list[list[int]] = known["gaps"]  # type: ignore[assignment]  # JSON as _encode wrote it
     known["gaps"] = tuple([Gap(GapReason(reason), *numbers) for reason, *numbers in gaps])
+    steps: list[list[int]] = known.get("deliveries", [])  # type: ignore[assignment]  # as above; older rows have none
+    known["deliveries"] = tuple([Delivered(*step) for step in steps])
     known["declared"] = MappingProxyType(dict(known["declared"]))  # type: ignore[call-overload]  # as above
     return Durable(topic_id=topic_id, name=name, **known)  # type: ignore[arg-type]  # as above

@@ -259,6 +259,13 @@ class Heads:
         found = self.upto(topic, position + 1)
         return found if found is not None and found.last_sequence > position else self.from_(topic, position + 1)
 
+    def entry(self, topic: Topic, sequence: int) -> Entry | None:
+        """The change with a sequence; None when its row is gone."""
+        row = self._open().last_before(journal_key(topic.id, sequence))
+        if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
+            return None
+        return decode_entry(row[1], sequence - unpack_i64(row[0][4:]))
+
     def counts(self, topic: Topic, figures: StoredStatistics, position: int) -> Counts:
         """What was ever journaled up to a position, which is not below the floor. Of a chunk that reaches over it no
         byte counts."""

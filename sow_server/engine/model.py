@@ -290,6 +290,14 @@ class TopicSettings(NamedTuple):
     dead_letter: str = ""
     dead_letter_by_key: bool = False
     on_missing: OnMissing = OnMissing.RETAIN
+    backlog_quota_entries: int | None = None
+    delivery_limit: int | None = None
+    """Of its durables (rule J15)."""
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether there is a backlog quota (rule J9)."""
+        return (self.backlog_quota_bytes, self.backlog_quota_age_micros, self.backlog_quota_entries) != (None,) * 3
 
     @property
     def acts_on_expiration(self) -> bool:
@@ -304,6 +312,7 @@ class DurableSettings(NamedTuple):
     retain_bytes: int | None = TopicSettings().retain_bytes
     backlog_ttl_micros: int | None = None
     idle_ttl_micros: int | None = None
+    delivery_limit: int | None = None
 
 
 class TopicStatistics(NamedTuple):
@@ -321,3 +330,6 @@ class TopicStatistics(NamedTuple):
     """Of the oldest entry of it."""
     tombstones: int = 0
     """Kept for peers (rule R4)."""
+    slowest_durable: str = ""
+    backlog_entries: int = 0
+    """Before its filter."""

@@ -40,7 +40,7 @@ from sow_server.engine.patterns import PatternError, matcher
 
 Declared: TypeAlias = Mapping[str, object]
 """Settings that somebody has set, by the names and with the values of the fields of `TopicSettings`, or of
-`DurableSettings`. None is a value of `retain_*` only: unlimited."""
+`DurableSettings`. None is a value of `retain_*` and `delivery_limit` only: unlimited."""
 
 NOTHING: Final[Declared] = MappingProxyType({})
 BUILT_IN: Final = TopicSettings()
@@ -54,6 +54,7 @@ LIMITS: Final = frozenset(
         "max_entries",
         "backlog_quota_bytes",
         "backlog_quota_age_micros",
+        "backlog_quota_entries",
         "backlog_ttl_micros",
         "durable_idle_ttl_micros",
     }
@@ -67,6 +68,8 @@ UNUSED_DELETES: Final = frozenset({"idle_ttl_micros", "auto_delete"})
 """What deletes a topic that nobody uses; never one of the configuration file (rule T1)."""
 PATTERN_LENGTH_MAX: Final = 1000
 _RETAINED: Final = ("retain_time_micros", "retain_bytes")
+_UNLIMITABLE: Final = frozenset({*_RETAINED, "delivery_limit"})
+"""Values that may be set to be unlimited, against a policy or a default that bounds them."""
 _ENUMS: Final[Mapping[str, type[enum.StrEnum]]] = MappingProxyType(
     {
         "message_type": MessageType,
@@ -77,7 +80,7 @@ _ENUMS: Final[Mapping[str, type[enum.StrEnum]]] = MappingProxyType(
 )
 _ABSENT: Final = MappingProxyType(
     {
-        **dict.fromkeys((*_RETAINED, "max_age_micros", "max_bytes", "max_entries"), "unlimited"),
+        **dict.fromkeys((*_UNLIMITABLE, "max_age_micros", "max_bytes", "max_entries"), "unlimited"),
         **dict.fromkeys(("default_ttl_micros", "backlog_ttl_micros", "durable_idle_ttl_micros"), "never"),
         "idle_ttl_micros": "never",
     }
@@ -253,6 +256,7 @@ def durable_origins(
             "retain_bytes": topic_settings.retain_bytes,
             "backlog_ttl_micros": topic_settings.backlog_ttl_micros,
             "idle_ttl_micros": topic_settings.durable_idle_ttl_micros,
+            "delivery_limit": topic_settings.delivery_limit,
         },
     )
     sources = [_Source("durable", own), *[_Source(policy.origin, policy.settings) for policy in users], topics]
@@ -276,6 +280,25 @@ def planned_journal_bytes(settings: TopicSettings) -> int | None:
     if settings.max_bytes is None:
         return planned
     return settings.max_bytes if planned is None else min(planned, settings.max_bytes)
+
+
+def warnings(settings: TopicSettings | DurableSettings) -> list[str]:
+    """What may not be meant about settings: they are allowed, and whoever sets them, or starts a server with them, is
+    told (rule J17)."""
+    if settings.retain_bytes is not None:
+        return []
+    if isinstance(settings, TopicSettings) and (settings.max_bytes is not None or not settings.journal):
+        return []
+    time = settings.retain_time_micros
+    kept = "everything" if time is None else f"what is younger than {format_micros(time)}"
+    return [f"retain_bytes: is unlimited, so the journal keeps {kept}, however large; set retain_bytes or max_bytes"]
+
+
+def declared_warnings(policy: Policy) -> list[str]:
+    """As `warnings`, of what a policy sets, as far as it goes."""
+    if policy.target is PolicyTarget.TOPICS:
+        return warnings(TopicSettings(**policy.settings))  # type: ignore[arg-type]  # declared are values of its fields
+    return warnings(DurableSettings(**policy.settings))  # type: ignore[arg-type]  # likewise
 
 
 _ALL_BUILT_IN: Final = {field: _Picked(value, "default") for field, value in BUILT_IN._asdict().items()}
@@ -342,7 +365,7 @@ def tidy(declared: Declared) -> Declared:
     return {
         field: value
         for field, value in declared.items()
-        if (value is not None or field in _RETAINED) and (field, value) != ("dead_letter", "")
+        if (value is not None or field in _UNLIMITABLE) and (field, value) != ("dead_letter", "")
     }
 
 
@@ -382,6 +405,7 @@ def check_limits_and_values(declared: Declared, *, where: str = "settings") -> N
             raise refusal(where, field, f"{show(field, ttl)} is not between 0s and ten years")
     for field in (*sorted(LIMITS), *_RETAINED):
         _check_sign(declared, field, where, zero_allowed=field not in LIMITS)
+    _check_sign(declared, "delivery_limit", where, zero_allowed=False)
     expiration = declared.get("expiration", BUILT_IN.expiration)
     default = _number(declared, "default_ttl_micros")
     if default is not None and expiration is not Expiration.ENABLED:
@@ -421,6 +445,7 @@ def check_durable_settings(declared: Declared, *, where: str = "settings") -> No
     """As `check_limits_and_values`, for settings of durables."""
     for field in (*sorted(DURABLE_LIMITS), *_RETAINED):
         _check_sign(declared, field, where, zero_allowed=field not in DURABLE_LIMITS)
+    _check_sign(declared, "delivery_limit", where, zero_allowed=False)
     _check_retention(declared, where)
 
 

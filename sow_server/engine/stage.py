@@ -30,6 +30,7 @@ from sow_server.engine.codec import (
     HEADER_BYTES,
     PUT,
     TOUCH,
+    Entry,
     StoredStatistics,
     Tombstone,
     decode_tombstone,
@@ -489,15 +490,33 @@ class Stage:
         if topic.settings.dead_letter:
             self._post(topic, [key[4:] for key in store_keys], values)
 
-    def _post(self, topic: Topic, keys: list[bytes], values: list[bytes]) -> None:
-        """Puts the dead letters of records that have just expired where they belong (ST4)."""
+    def set_aside(self, topic: Topic, durable: str, entries: Sequence[Entry]) -> None:
+        """Puts the dead letters of journal entries that a durable has set aside where they belong (rule J15)."""
+        values = [
+            header(
+                origin=entry.origin,
+                payload_bytes=len(entry.payload),
+                version=entry.version,
+                publish_time=entry.publish_time_micros,
+                expire_time=entry.expire_time_micros,
+                sequence=0,
+            )
+            + entry.payload
+            for entry in entries
+            if entry.change != BURY
+        ]
+        self._post(topic, [entry.key for entry in entries if entry.change != BURY], values, durable)
+
+    def _post(self, topic: Topic, keys: list[bytes], values: list[bytes], durable: str = "") -> None:
+        """Puts the dead letters of records that have just expired, or that a durable has set aside, where they belong
+        (ST4)."""
         if self.atomic:
             self._unposted.append((topic, keys, values))
             return
         if self._hops == HOPS_MAX:
             self._note(Fate.DROPPED, len(keys))
             return
-        post = dead_letters.post(self._topics, topic, keys, values)
+        post = dead_letters.post(self._topics, topic, keys, values, durable)
         self._note(Fate.DROPPED, post.dropped)
         self._note(Fate.ENDED, post.ended)
         if not post.keys:

@@ -700,6 +700,8 @@ class Store:
             0 if backlog is None else backlog.bytes,
             None if oldest is None else max(0, self._clock.now_micros() - oldest),
             figures.tombstones,
+            "" if backlog is None else backlog.name,
+            0 if backlog is None else backlog.entries,
         )
 
     def publisher_position(self, publisher_id: str) -> tuple[int, int]:
@@ -1181,12 +1183,23 @@ class Store:
 
     def durable_figures(self, topic: Topic, name: str) -> tuple[Durable, DurableFigures, int]:
         """A durable, its figures, and the `now` of both. Raises StoreError. Not on the event loop."""
+        (found,), now = self._figures_of(topic, lambda: [self.durables.find(topic, name)])
+        return *found, now
+
+    def durables_figures(self, topic: Topic) -> tuple[list[tuple[Durable, DurableFigures]], int]:
+        """As `durable_figures`, of all durables of a topic, by name."""
+        return self._figures_of(topic, lambda: sorted(self.durables.of(topic), key=lambda durable: durable.name))
+
+    def _figures_of(
+        self, topic: Topic, find: Callable[[], list[Durable]]
+    ) -> tuple[list[tuple[Durable, DurableFigures]], int]:
+        """One cut for all of them, so that their figures agree with each other."""
         with self.writer.cut_lock:
-            durable, statistics = self.durables.find(topic, name), topic.statistics
+            found, statistics = find(), topic.statistics
             heads, now = Heads(self._rocks), self._clock.now_micros()
             heads.open()
         try:
-            return durable, self.durables.figures(topic, durable, statistics, heads, now), now
+            return [(one, self.durables.figures(topic, one, statistics, heads, now)) for one in found], now
         finally:
             heads.close()
 

@@ -14,9 +14,9 @@ import structlog
 from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_server.engine import lifetimes, model
 from sow_server.engine.clock import GuardedClock
-from sow_server.engine.durables import Cleared, Durable
+from sow_server.engine.durables import Cleared, Durable, Figures
 from sow_server.engine.errors import StoreError
-from sow_server.engine.policies import Policy, planned_journal_bytes
+from sow_server.engine.policies import Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.services import convert
@@ -72,7 +72,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         declared = convert.settings(request.settings)
         created: Topic = await self._await(lambda done: self._store.create_topic(request.name, declared, done))
         log.info("topic_created", topic=created.name)
-        return admin_pb2.CreateTopicResponse(topic=convert.topic(self._store, created))
+        return admin_pb2.CreateTopicResponse(
+            topic=convert.topic(self._store, created), warnings=warnings(created.settings)
+        )
 
     @unary
     async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, context: Context) -> admin_pb2.AlterTopicResponse:
@@ -84,7 +86,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             )
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
-        return admin_pb2.AlterTopicResponse(topic=convert.topic(self._store, altered))
+        return admin_pb2.AlterTopicResponse(
+            topic=convert.topic(self._store, altered), warnings=warnings(altered.settings)
+        )
 
     @unary
     async def DescribeTopic(
@@ -126,7 +130,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         policy: Policy = await self._await(lambda done: self._store.set_policy(given, done))
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
-        return admin_pb2.SetPolicyResponse(policy=message)
+        return admin_pb2.SetPolicyResponse(policy=message, warnings=declared_warnings(policy))
 
     @unary
     async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: Context) -> admin_pb2.GetPolicyResponse:
@@ -167,11 +171,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
         def messages() -> list[admin_pb2.Durable]:
-            return [
-                self._durable(topic, durable)
-                for topic in chosen
-                for durable in sorted(self._store.durables.of(topic), key=lambda durable: durable.name)
-            ]
+            if not request.with_figures:
+                return [
+                    self._durable(topic, durable)
+                    for topic in chosen
+                    for durable in sorted(self._store.durables.of(topic), key=lambda durable: durable.name)
+                ]
+            found: list[admin_pb2.Durable] = []
+            for topic in chosen:
+                if self._store.durables.count(topic):
+                    durables, now = self._store.durables_figures(topic)
+                    found += [self._described(topic, durable, figures, now) for durable, figures in durables]
+            return found
 
         return admin_pb2.ListDurablesResponse(durables=await self._read(messages))
 
@@ -185,18 +196,23 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             durable, figures, now = self._store.durable_figures(topic, request.name)
             if request.exact:
                 figures = self._consumers.exact(topic, durable, figures)
-            message = self._durable(topic, durable)
-            message.earliest = self._store.bookmark(figures.earliest)
-            message.figures.total_entries = figures.total_entries
-            message.figures.total_bytes = figures.total_bytes
-            message.figures.unacknowledged_entries = figures.unacknowledged_entries
-            message.figures.unacknowledged_bytes = figures.unacknowledged_bytes
-            if figures.oldest_micros is not None:
-                message.figures.oldest_unacknowledged_age.FromMicroseconds(max(0, now - figures.oldest_micros))
+            message = self._described(topic, durable, figures, now)
             message.figures.exact = request.exact
             return message
 
         return admin_pb2.DescribeDurableResponse(durable=await self._read(describe))
+
+    def _described(self, topic: Topic, durable: Durable, figures: Figures, now_micros: int) -> admin_pb2.Durable:
+        message = self._durable(topic, durable)
+        message.earliest = self._store.bookmark(figures.earliest)
+        message.figures.total_entries = figures.total_entries
+        message.figures.total_bytes = figures.total_bytes
+        message.figures.unacknowledged_entries = figures.unacknowledged_entries
+        message.figures.unacknowledged_bytes = figures.unacknowledged_bytes
+        message.figures.set_aside_entries = durable.set_aside
+        if figures.oldest_micros is not None:
+            message.figures.oldest_unacknowledged_age.FromMicroseconds(max(0, now_micros - figures.oldest_micros))
+        return message
 
     def _durable(self, topic: Topic, durable: Durable) -> admin_pb2.Durable:
         settings = self._store.durables.settings(topic, durable)

@@ -14,6 +14,7 @@ from sow_server.engine import model
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import MICROS, BacklogAction, Publish, Touch
+from sow_server.engine.policies import public_name, show
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.subscriptions.durables import exceeds
@@ -34,7 +35,8 @@ class Admission:
     def __init__(self, store: Store, clock: GuardedClock) -> None:
         self._store = store
         self._clock = clock
-        self._under_way: dict[int, int] = {}
+        self._under_way: dict[int, tuple[int, int]] = {}
+        """Entries and bytes that have been let pass and are not written yet."""
         self._polls: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, int] = {}
         """How many wait for the room of a topic: nobody looks for those that have gone away."""
@@ -62,14 +64,15 @@ class Admission:
             await self._wait(topic, give_up)
         if topic is None:
             return None
-        self._under_way[topic.id] = self._under_way.get(topic.id, 0) + _size(request)
+        (entries, size), (more, larger) = self._under_way.get(topic.id, (0, 0)), _size(request)
+        self._under_way[topic.id] = entries + more, size + larger
         return topic
 
     def left(self, topic: Topic, request: model.Request) -> None:
         """A request that was let pass has been written, or refused."""
-        left = self._under_way.get(topic.id, 0) - _size(request)
-        if left > 0:
-            self._under_way[topic.id] = left
+        (entries, size), (fewer, smaller) = self._under_way.get(topic.id, (0, 0)), _size(request)
+        if entries > fewer:
+            self._under_way[topic.id] = entries - fewer, size - smaller
         else:
             self._under_way.pop(topic.id, None)
 
@@ -80,12 +83,12 @@ class Admission:
         if topic is None:
             return None
         settings = topic.settings
-        if settings.backlog_quota_bytes is None and settings.backlog_quota_age_micros is None:
+        if not settings.has_quota:
             return None
         return topic if settings.backlog_action in (BacklogAction.HOLD, BacklogAction.REJECT) else None
 
     def _exceeds(self, topic: Topic) -> bool:
-        return exceeds(self._store, topic, self._clock.now_micros(), self._under_way.get(topic.id, 0))
+        return exceeds(self._store, topic, self._clock.now_micros(), self._under_way.get(topic.id, (0, 0)))
 
     async def _wait(self, topic: Topic, give_up: float | None) -> None:
         """Until there seems to be room, or nothing to wait for. Whoever comes first takes the room; the others wait
@@ -118,24 +121,24 @@ class Admission:
         return (
             topic.id not in self._store.topics.by_id
             or self._store.writer.failure is not None
-            or (settings.backlog_quota_bytes is None and settings.backlog_quota_age_micros is None)
+            or not settings.has_quota
             or settings.backlog_action is not BacklogAction.HOLD
         )
 
 
-def _size(request: model.Request) -> int:
-    return sum(map(len, request.payloads)) if isinstance(request, Publish) else 0
+def _size(request: model.Request) -> tuple[int, int]:
+    """The entries and bytes that a request may add to a backlog."""
+    if isinstance(request, Publish):
+        return len(request.payloads), sum(map(len, request.payloads))
+    return (len(request.keys), 0) if isinstance(request, Touch) else (0, 0)
 
 
 def _exceeded(topic: Topic) -> StoreError:
     settings = topic.settings
     quotas = [
-        f"{name} {value}"
-        for name, value in (
-            ("backlog_quota_bytes", settings.backlog_quota_bytes),
-            ("backlog_quota_age_micros", settings.backlog_quota_age_micros),
-        )
-        if value is not None
+        f"{public_name(field)} {show(field, value)}"
+        for field in ("backlog_quota_entries", "backlog_quota_bytes", "backlog_quota_age_micros")
+        if (value := getattr(settings, field)) is not None
     ]
     return StoreError(
         Reason.BACKLOG_QUOTA_EXCEEDED,

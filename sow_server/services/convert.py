@@ -522,8 +522,8 @@ def _fill(message: admin_pb2.TopicSettings | types_pb2.DurableSettings, declared
         if value is None:
             if field == "retain_time_micros":
                 message.retain_time_unlimited = True
-            elif field == "retain_bytes":
-                message.retain_bytes = -1
+            elif field in ("retain_bytes", "delivery_limit"):
+                setattr(message, name, -1)
         elif field.endswith("_micros"):
             getattr(message, name).FromMicroseconds(value)
         elif name in _NUMBERS:
@@ -607,6 +607,8 @@ def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = Non
                 floor_sequence=figures.floor_sequence,
                 durables=figures.durables,
                 backlog_bytes=figures.backlog_bytes,
+                slowest_durable=figures.slowest_durable,
+                backlog_entries=figures.backlog_entries,
             )
         )
         if figures.backlog_age_micros is not None:

@@ -44,6 +44,8 @@ OVERLOAD_PATIENCE_SECONDS: Final = 30.0
 """How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
 SORT_PATIENCE_SECONDS: Final = 30.0
 """How long an ordered query waits for memory while nobody gives any back."""
+BROWSE_ENTRIES: Final = 100
+BROWSE_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: with what comes with them it stays below the largest gRPC message."""
@@ -463,6 +465,23 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             if not attached.cancelled() and attached.exception() is None:
                 attached.result().close()  # it came in the same turn of the loop
             raise
+
+    @streaming
+    async def BrowseDurable(
+        self, request: sow_pb2.BrowseDurableRequest, context: Context
+    ) -> AsyncGenerator[sow_pb2.BrowseDurableResponse, None]:
+        if request.max_entries > BROWSE_ENTRIES_MAX:
+            raise convert.invalid("max_entries", f"{request.max_entries} is above {BROWSE_ENTRIES_MAX}")
+        topic = self._store.topics.find(request.topic)
+        after = self._hub.position(request.after_bookmark) if request.after_bookmark else 0
+        browse = self._consumers.browse(topic, request.durable, after, request.max_entries or BROWSE_ENTRIES)
+        loop = asyncio.get_running_loop()
+        while not browse.done:
+            for frame in await loop.run_in_executor(self._readers, browse.read):
+                response = sow_pb2.BrowseDurableResponse()
+                subscribe_convert.fill_changes(response.changes, frame, self._store)
+                yield response
+        yield sow_pb2.BrowseDurableResponse(bookmark=self._store.bookmark(browse.position), complete=browse.complete)
 
     @unary
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, context: Context) -> sow_pb2.AcknowledgeResponse:

@@ -86,7 +86,7 @@ def response(frame: Frame, store: Store) -> bytes:
     match frame:
         case ChangeFrame():
             if frame.encoded is None:
-                _fill_changes(message.changes, frame, store)
+                fill_changes(message.changes, frame, store)
                 frame.encoded = message.SerializeToString()
             return frame.encoded
         case SnapshotBatch(topic, keys, payloads, headers):
@@ -113,7 +113,8 @@ def response(frame: Frame, store: Store) -> bytes:
     return message.SerializeToString()
 
 
-def _fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store) -> None:
+def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store) -> None:
+    """Fills a message with a frame of changes."""
     message.topic = frame.topic
     message.bookmark = "" if frame.more else store.bookmark(frame.bookmark)
     message.more = frame.more
@@ -122,6 +123,7 @@ def _fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store
         return
     rows = frame.rows
     message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
+    message.delivery_count.extend(frame.delivered)
     why = [row.why for row in rows]
     if any(why):
         message.reason.extend(why)  # type: ignore[arg-type]  # same numbers

@@ -6,6 +6,8 @@
     DC3  An acknowledgement counts for the session that was handed what it names, and never goes beyond that.
     DC4  Once everything that was handed over is acknowledged, the position follows what the filter has left out.
     DC5  Changes of durables go to the writer in batches: one commit for all that came while the last one was written.
+    DC6  What was handed over as often as the delivery limit allows is set aside before a consumer is handed anything:
+         the first entry alone, as what follows may never have been looked at (rule J15).
 
 All of it runs on the dispatcher's thread, the event loop's, but for what a `Scan` reads.
 """
@@ -26,6 +28,7 @@ from sow_server.engine.clock import GuardedClock
 from sow_server.engine.durables import (
     Attached,
     Cleared,
+    Delivered,
     Durable,
     DurableStage,
     Figures,
@@ -33,6 +36,7 @@ from sow_server.engine.durables import (
     GapReason,
     RewindTo,
     check_same,
+    delivered,
     in_use,
     not_found,
 )
@@ -52,7 +56,7 @@ from sow_server.subscriptions.frames import (
 from sow_server.subscriptions.matching import Matcher
 from sow_server.subscriptions.replay import Replay, Replayed
 from sow_server.subscriptions.request import FROM_NOW, Request, StartKind, View, Wants
-from sow_server.subscriptions.subscription import Send, Step, Subscription
+from sow_server.subscriptions.subscription import Read, Send, Step, Subscription, Wait
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +69,7 @@ STEP_MICROS: Final = MICROS // 20
 """How soon a durable is looked at again for which something was done: what comes due meanwhile shares a commit."""
 RETRY_MICROS: Final = MICROS
 """The same where the writer would not."""
+FOR_EVER: Final = 2**62
 SCAN_STEPS: Final = 50
 """Reads of one scan in one round of pruning, at most."""
 
@@ -102,6 +107,7 @@ class Consumer:
         self.request: Final = request
         self.topic: Final = topic
         self.name: Final = attachment.name
+        self._expected = attachment.expected
         self.session: Final = uuid.uuid4().hex
         self.wake: Callable[[], None] = lambda: None
         """Set by who drives the machine."""
@@ -121,12 +127,25 @@ class Consumer:
         """Whether a snapshot takes the place of a backlog, and has not ended yet."""
         self._error: StoreError | None = None
         self._is_closed = False
+        self._attached: Attached | None = None
+        """Before its first frame: what it will be told. Meanwhile its first entry may have to be set aside (DC6)."""
+        self._looked = False
+        self._first: Entries | None = None
+        self._deliveries: tuple[Delivered, ...] = ()
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
     def begin(self, attached: Attached) -> None:
         """The durable is there, and ours. Raises StoreError."""
+        if not self._expected and self._owner.delivered_enough(self.topic, attached.durable):
+            self._attached = attached
+        else:
+            self._greet(attached)
+
+    def _greet(self, attached: Attached) -> None:
         durable = attached.durable
+        self._attached = None
+        self._deliveries = durable.deliveries
         self.sent = self.handed = durable.position
         self._frames.append(DurableBegin(durable.position, attached.created, attached.reset, self.session))
         gaps = sorted(durable.gaps, key=lambda gap: gap.reason is GapReason.CONFLATED)
@@ -192,6 +211,11 @@ class Consumer:
                 raise self._error
             if self._frames:
                 return Send(self._frames.popleft())
+            if (attached := self._attached) is not None:
+                if self._looked:
+                    return Wait(FOR_EVER)  # for the writer
+                self._looked = True
+                return Read(partial(self._look, self._owner.look(self.request, self.topic, attached.durable)))
             self.changed()
             if self._frames:
                 continue
@@ -207,12 +231,65 @@ class Consumer:
                 return step
             if not self._sent(step.frame, inner):
                 continue
+            return self._counted(step)
+
+    def _counted(self, step: Send) -> Send:
+        """Tells with the rows that were handed over before how often."""
+        frame, steps = step.frame, self._deliveries
+        if not (steps and isinstance(frame, ChangeFrame) and frame.rows and frame.rows[0].sequence <= steps[-1].upto):
             return step
+        return Send(frame.counted([delivered(steps, row.sequence) + 1 for row in frame.rows]))
 
     def took(self, result: Any) -> None:  # the union of what a `Read` of the inner one may give
         """Hears the result of a `Read`."""
+        if (attached := self._attached) is not None:
+            self._take_first(attached, self._first)
+            return
         assert self._inner is not None, "it has read"
         self._inner.took(result)
+
+    def _look(self, look: Callable[[], Entries | None]) -> None:
+        self._first = look()
+
+    def _take_first(self, attached: Attached, first: Entries | None) -> None:
+        if first is None:
+            self._begin_with(attached, attached.durable)
+            return
+        owner, topic, before = self._owner, self.topic, attached.durable.position
+
+        def done(result: bool | StoreError) -> None:
+            if self._is_closed:
+                return
+            if isinstance(result, StoreError):
+                self.end(result)
+                return
+            durable = owner.row(self)
+            if durable is None:
+                self.end(not_found(topic, self.name))
+                return
+            if result:
+                log.warning(
+                    "entry_set_aside",
+                    topic=topic.name,
+                    durable=self.name,
+                    sequence=first.sequences[0],
+                    entries=len(first.sequences),
+                    deliveries=attached.durable.delivered(first.sequences[0]),
+                    dead_letter=topic.settings.dead_letter,
+                )
+            self._begin_with(attached, durable)
+
+        try:
+            owner.set_aside(topic, self.name, before, first, done)
+        except StoreError as error:
+            self.end(error)
+
+    def _begin_with(self, attached: Attached, durable: Durable) -> None:
+        try:
+            self._greet(attached._replace(durable=durable))
+        except StoreError as error:
+            self._error = self._error or error
+        self.wake()
 
     def _sent(self, frame: Frame, inner: Subscription) -> bool:
         """Takes note of a frame that is about to be sent; whether it is for the client."""
@@ -257,6 +334,13 @@ def _after(gap: Gap, position: int) -> Gap:
     return gap if gap.after >= position else gap._replace(after=position, entries=0)
 
 
+class Entries(NamedTuple):
+    """The first that a consumer would be handed, which go together: one, or those of an atomic request."""
+
+    sequences: list[int]
+    upto: int
+
+
 class Scan(NamedTuple):
     """A detached durable which holds its topic's floor, and may do so for entries that its filter leaves out."""
 
@@ -264,6 +348,54 @@ class Scan(NamedTuple):
     durable: Durable
     read: Callable[[], int | None]
     """From any thread: the position before the first entry that matches, as far as a bounded number of reads goes."""
+
+
+class Browse:
+    """What a durable has not acknowledged, read step by step (rule J16). One thread at a time."""
+
+    def __init__(
+        self, replay: Replay, position: int, upto: int, entries_max: int, deliveries: Callable[[int], int]
+    ) -> None:
+        """Use `Consumers.browse`."""
+        self._replay = replay
+        self._upto = upto
+        self._left = entries_max
+        self._deliveries = deliveries
+        self.position = position
+        """Everything up to here has been read."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is no more."""
+        return self.position >= self._upto
+
+    @property
+    def done(self) -> bool:
+        """Whether there is no more, or as much as was asked for."""
+        return self.complete or not self._left
+
+    def read(self) -> list[ChangeFrame]:
+        """The next entries; none among those that this step has looked at."""
+        found = self._replay.read(self.position, self._upto, {})
+        if not isinstance(found, Replayed):
+            # Discarded meanwhile; without a journal there is nothing at all.
+            self.position = self._upto if found.earliest is None else found.earliest
+            return []
+        frames: list[ChangeFrame] = []
+        for frame in found.frames:
+            rows = frame.rows[: self._left]
+            self._left -= len(rows)
+            last = rows[-1].sequence
+            shown = ChangeFrame(
+                frame.topic, rows, after=self.position, bookmark=last, size=frame.size, atomic=frame.atomic
+            )
+            delivered = [self._deliveries(row.sequence) for row in rows]
+            frames.append(shown.counted(delivered) if any(delivered) else shown)
+            self.position = last
+            if not self._left and (len(rows) < len(frame.rows) or frame is not found.frames[-1]):
+                return frames
+        self.position = found.position
+        return frames
 
 
 class Door(NamedTuple):
@@ -354,11 +486,12 @@ class Consumers:
                 declared=attachment.declared,
                 expected=attachment.expected,
                 bookmarked=request.start.kind is StartKind.BOOKMARK,
+                handed=0 if present is None else present.handed,
             )
 
         def attached(result: Attached | StoreError) -> None:
             if isinstance(result, StoreError):
-                self._drop(consumer, detach=present is not None)
+                self._drop(consumer, present)
                 done(result)
                 return
             try:
@@ -374,16 +507,16 @@ class Consumers:
         try:
             self._change(attach, attached)
         except StoreError:
-            self._drop(consumer, detach=False)
+            self._drop(consumer, None)
             raise
 
-    def _drop(self, consumer: Consumer, *, detach: bool) -> None:
-        """Its attaching was refused. `detach`: the row still says that the one is there whom it has taken over."""
+    def _drop(self, consumer: Consumer, present: Consumer | None) -> None:
+        """Its attaching was refused. `present`: whom it has taken over; the row still says that it is there."""
         key = consumer.topic.id, consumer.name
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
-            if detach:
-                self._change_quietly(_detach(consumer.topic, consumer.name), _ignore)
+            if present is not None:
+                self._change_quietly(_detach(consumer.topic, consumer.name, present.handed), _ignore)
         if self._sessions.get(key) is consumer:
             del self._sessions[key]
 
@@ -391,7 +524,7 @@ class Consumers:
         key = consumer.topic.id, consumer.name
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
-            self._change_quietly(_detach(consumer.topic, consumer.name), _ignore)
+            self._change_quietly(_detach(consumer.topic, consumer.name, consumer.handed), _ignore)
 
     def row(self, consumer: Consumer) -> Durable | None:
         """The durable of a consumer, as it is now."""
@@ -450,6 +583,67 @@ class Consumers:
         if consumer.handed <= durable.position < consumer.sent:
             topic, name, before, sent = consumer.topic, consumer.name, durable.position, consumer.sent
             self._change_quietly(lambda staged: staged.follow(topic, name, before, sent), _ignore)
+
+    # -- browsing ---------------------------------------------------------------------------------------------------
+
+    def browse(self, topic: Topic, name: str, after: int, entries_max: int) -> Browse:
+        """Shows what a durable has not acknowledged, from behind `after` on, to whom it is not handed over. Raises
+        StoreError DURABLE_NOT_FOUND."""
+        durable, consumer = self._store.durables.find(topic, name), self._consumers.get((topic.id, name))
+        handed = durable.handed if consumer is None else max(durable.handed, consumer.handed)
+
+        def deliveries(sequence: int) -> int:
+            return durable.delivered(sequence) + (sequence <= handed)
+
+        upto = min(self._store.writer.synced_sequence, topic.statistics.last_sequence)
+        start = max(after, durable.position)
+        return Browse(self._replay(topic, durable.filter), start, max(start, upto), entries_max, deliveries)
+
+    # -- the delivery limit -----------------------------------------------------------------------------------------
+
+    def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
+        """Whether what comes first was handed over as often as it may be, unless the filter leaves all of that out."""
+        limit = self._store.durables.settings(topic, durable).delivery_limit
+        if limit is None or durable.delivered(durable.position + 1) < limit:
+            return False
+        # In the place of what was conflated comes a snapshot, which is no entry.
+        return not any(gap.reason is GapReason.CONFLATED for gap in durable.gaps)
+
+    def look(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], Entries | None]:
+        """Reads what a consumer would be handed first, of what was handed over as often as it may be; None: there is
+        none. For a reader thread."""
+        limit = self._store.durables.settings(topic, durable).delivery_limit
+        view = request.view(topic)
+        seen = Matcher(view.filter), request.wants(view)
+        replay = Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
+        often = [step.upto for step in durable.deliveries if limit is not None and step.times >= limit]
+
+        def read() -> Entries | None:
+            position, upto = durable.position, max(often, default=0)
+            while position < upto:
+                found = replay.read(position, upto, {})
+                if not isinstance(found, Replayed):
+                    return None
+                now = self._clock.now_micros()
+                frames = [frame for whole in found.frames if (frame := whole.at(now)).rows]
+                if frames:
+                    rows = frames[0].rows
+                    if not frames[0].atomic:
+                        return Entries([rows[0].sequence], rows[0].sequence)
+                    first = [frame for frame in frames if frame.atomic and frame.after == frames[0].after]
+                    return Entries([row.sequence for frame in first for row in frame.rows], first[-1].bookmark)
+                position = found.position
+            return None
+
+        return read
+
+    def set_aside(
+        self, topic: Topic, name: str, before: int, entries: Entries, done: Callable[[bool | StoreError], None]
+    ) -> None:
+        """Sets entries aside, if the durable is still at `before` (rule J15); `done` hears whether it has. Raises
+        StoreError."""
+        sequences, upto = entries
+        self._change(lambda staged: staged.set_aside(topic, name, before, sequences, upto), done)
 
     # -- pinning ----------------------------------------------------------------------------------------------------
 
@@ -532,7 +726,7 @@ class Consumers:
                 StoreError(Reason.DURABLE_DETACHED, f"durable: {name} of {topic.name} has been {what}", field="durable")
             )
             self._consumers.pop(key)
-            self._change(_detach(topic, name), _ignore)
+            self._change(_detach(topic, name, consumer.handed), _ignore)
         self._sessions.pop(key, None)
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
@@ -589,8 +783,7 @@ class Consumers:
     def _watch(self, topic: Topic) -> None:
         """A topic has durables: has it a quota that evicts or conflates?"""
         settings = topic.settings
-        limited = settings.backlog_quota_bytes is not None or settings.backlog_quota_age_micros is not None
-        if limited and settings.backlog_action in (BacklogAction.EVICT, BacklogAction.CONFLATE):
+        if settings.has_quota and settings.backlog_action in (BacklogAction.EVICT, BacklogAction.CONFLATE):
             self._relieved[topic.id] = None
 
     def _look_at(self, topic: Topic, durable: Durable, *, not_before: int = 0) -> None:
@@ -769,20 +962,22 @@ class Consumers:
                 log.exception("answer_failed")  # its own matter: the others still want to hear theirs
 
 
-def exceeds(store: Store, topic: Topic, now_micros: int, under_way: int = 0) -> bool:
-    """Whether a topic's backlog has come to its quota (rule J9), with what is `under_way` to it, in bytes."""
+def exceeds(store: Store, topic: Topic, now_micros: int, under_way: tuple[int, int] = (0, 0)) -> bool:
+    """Whether a topic's backlog has come to its quota (rule J9), with what is `under_way` to it: entries and bytes."""
     settings = topic.settings
-    size, age = settings.backlog_quota_bytes, settings.backlog_quota_age_micros
+    size, age, number = settings.backlog_quota_bytes, settings.backlog_quota_age_micros, settings.backlog_quota_entries
     backlog = store.durables.backlog(topic)
     if backlog is None:
         return False
-    if size is not None and backlog.bytes + under_way >= size:
+    if size is not None and backlog.bytes + under_way[1] >= size:
+        return True
+    if number is not None and backlog.entries + under_way[0] >= number:
         return True
     return age is not None and backlog.oldest_micros is not None and now_micros - backlog.oldest_micros >= age
 
 
-def _detach(topic: Topic, name: str) -> Callable[[DurableStage], None]:
-    return lambda staged: staged.detach(topic, name)
+def _detach(topic: Topic, name: str, handed: int = 0) -> Callable[[DurableStage], None]:
+    return lambda staged: staged.detach(topic, name, handed)
 
 
 def _relieve(topic: Topic) -> Callable[[DurableStage], list[str]]:

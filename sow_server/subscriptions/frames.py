@@ -67,7 +67,7 @@ class Row(NamedTuple):
 class ChangeFrame:
     """Rows that are sent together."""
 
-    __slots__ = ("after", "atomic", "bookmark", "encoded", "more", "rows", "size", "skip_from", "topic")
+    __slots__ = ("after", "atomic", "bookmark", "delivered", "encoded", "more", "rows", "size", "skip_from", "topic")
 
     def __init__(
         self,
@@ -91,8 +91,24 @@ class ChangeFrame:
         self.atomic = atomic
         self.size = size
         self.skip_from = min([row.skip_from for row in rows], default=NEVER) if judged else NEVER
+        self.delivered: Sequence[int] = ()
+        """How often each row was handed over; none: each for the first time, or not counted (rule J15)."""
         self.encoded: bytes | None = None
         """As it goes over the wire, once somebody has encoded it."""
+
+    def counted(self, delivered: Sequence[int]) -> ChangeFrame:
+        """The frame for one who is told how often each row was handed over."""
+        frame = ChangeFrame(
+            self.topic,
+            self.rows,
+            after=self.after,
+            bookmark=self.bookmark,
+            size=self.size,
+            more=self.more,
+            atomic=self.atomic,
+        )
+        frame.delivered = delivered
+        return frame
 
     def at(self, now_micros: int) -> ChangeFrame:
         """The frame as it is handed over now: without the records that have fallen due (rule J12)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -9,9 +11,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, sow_pb2, sow_pb2_grpc, types_pb2
+from sow_cli.command import sow
+from sow_client import UNLIMITED, AsyncClient, Client, ResourceExhausted
 from tests.support.server import DYNAMIC, ServerProcess, until
 
 CONFIG = DYNAMIC + '[journal]\nprune_interval = "200ms"\n'
@@ -324,3 +329,82 @@ def test_acknowledgements_survive_kills(server: ServerProcess) -> None:
         last = batch[-1]
         seen.update(batch)
     assert answered <= seen
+
+
+def test_an_entry_that_consumers_fail_on_is_set_aside_and_the_rest_is_browsed(server: ServerProcess) -> None:
+    """F6, F8, J15, J16, J17: through the contract, the clients and the command, and over a kill of the server."""
+    with Client(server.address) as client:
+        client.create_topic("dead", message_type="binary")
+        kept = client.create_topic("orders", dead_letter="dead", retain_bytes=UNLIMITED, backlog_quota_entries=3)
+        assert [warning.partition(":")[0] for warning in kept.warnings] == ["retain_bytes"]
+        client.create_topic("unbounded", retain_bytes=UNLIMITED)
+        assert client.alter_topic("orders", max_bytes=2**30).warnings == ()
+        assert client.set_policy("wide", "x.*", topics={"retain_bytes": UNLIMITED}).warnings
+        assert client.set_policy("limit", "orders/.*", durables={"delivery_limit": 1}).warnings == ()
+        with client.durable("orders", "billing"):
+            pass
+        for key in ("poison", "next"):
+            client.publish("orders", {"id": key}, key=key)
+        assert handed(client) == [("poison", 1), ("next", 1)]
+        until(lambda: not client.describe_durable("orders", "billing").attached, DEADLINE, "the consumer to be gone")
+        client.publish("orders", {}, key="third")  # on disk, and so is what was written before
+    server.kill9()
+    server.start()
+    assert [event["topic"] for event in server.events("settings_questionable")] == ["unbounded"]
+    with Client(server.address) as client:
+        browsed = client.durable_browse("orders", "billing", entries_max=1)
+        assert [(one.key, one.delivery_count) for one in browsed.entries] == [("poison", 1)]
+        assert not browsed.complete
+        last = client.durable_browse("orders", "billing", after=browsed.bookmark)
+        assert ([one.key for one in last.entries], last.complete) == (["next", "third"], True)
+
+        assert handed(client) == [("delivery_limit", 1), ("next", 2)]
+
+        (listed,) = client.durables("orders", with_figures=True)
+        figures = listed.figures
+        assert figures is not None
+        assert (figures.unacknowledged_entries, figures.set_aside_entries) == (2, 1)
+        (letter,) = client.query("dead")
+        assert letter.key.startswith("orders|poison|")
+        assert letter.key.endswith("|billing")
+        statistics = client.describe_topic("orders").statistics
+        assert statistics is not None
+        assert (statistics.slowest_durable, statistics.backlog_entries) == ("billing", 2)
+        until(lambda: not client.describe_durable("orders", "billing").attached, DEADLINE, "the consumer to be gone")
+        client.publish("orders", {}, key="fourth")
+        client.alter_topic("orders", backlog_action="reject")
+        with pytest.raises(ResourceExhausted) as refused:
+            client.publish("orders", {}, key="one too many")
+        assert refused.value.reason == "BACKLOG_QUOTA_EXCEEDED"
+        assert {record.key for record in client.query("orders")} == {"poison", "next", "third", "fourth"}
+
+    run = CliRunner()
+    shown = run.invoke(
+        sow, ["--server", server.address, "durable", "browse", "orders", "billing", "--format", "ndjson"]
+    )
+    assert shown.exit_code == 0, shown.output
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [(row["key"], row["delivery_count"]) for row in rows] == [("next", 2), ("third", 1), ("fourth", 0)]
+    table = run.invoke(sow, ["--server", server.address, "durable", "list", "--format", "table"])
+    assert "billing" in table.stdout
+    told = run.invoke(sow, ["--server", server.address, "topic", "create", "wide", "--retain-bytes", "unlimited"])
+    assert "warning: retain_bytes" in told.stderr
+
+    async def browse() -> list[str]:
+        async with AsyncClient(server.address) as client:
+            return [one.key for one in (await client.durable_browse("orders", "billing")).entries]
+
+    assert asyncio.run(browse()) == ["next", "third", "fourth"]
+
+
+def handed(client: Client) -> list[tuple[str, int]]:
+    """What a consumer that acknowledges nothing is handed, gaps by their reason, and how often."""
+    found: list[tuple[str, int]] = []
+    with client.durable(
+        "orders", "billing", on_gap=lambda gap: found.append((gap.reason, gap.entries or 0))
+    ) as durable:
+        for change in durable:
+            found.append((change.key, change.delivery_count))
+            if change.key == "next":
+                return found
+    return found

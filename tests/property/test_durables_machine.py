@@ -1,5 +1,6 @@
 """The life of durables against a model that remembers every change: whatever happens, in whatever order, and whenever
-the process is killed, positions, gaps, figures and the journal's floor are what the rules say (J2 to J11)."""
+the process is killed, positions, gaps, figures, deliveries and the journal's floor are what the rules say (J2 to J11,
+J15, J16)."""
 
 from __future__ import annotations
 
@@ -46,6 +47,14 @@ class Durable:
     used: int
     gone: int = 0
     gaps: list[tuple[str, int, int, int]] = field(default_factory=list)
+    sessions: list[int] = field(default_factory=list)
+    """Up to where each session that counts has handed entries over."""
+    handed: int = 0
+    """The same of the last one, which counts when another consumer comes."""
+    set_aside: int = 0
+
+    def times(self, sequence: int) -> int:
+        return sum(upto >= sequence for upto in self.sessions)
 
 
 class Lives(RuleBasedStateMachine):
@@ -165,14 +174,21 @@ class Lives(RuleBasedStateMachine):
         name=st.sampled_from(NAMES),
         early=st.booleans(),
         share=st.floats(0, 1),
+        again=st.booleans(),
     )
-    def consume(self, name: str, early: bool, share: float) -> None:
-        """Attaches, takes all there is, acknowledges some of it, and goes away."""
+    def consume(self, name: str, early: bool, share: float, again: bool) -> None:
+        """Attaches, takes all there is, acknowledges some of it, and goes away. `again`: it is the consumer of before,
+        whose connection broke."""
         if self._limited():
             self._discard()
         start = EARLIEST if early else FROM_NOW
-        follower = self.subscribers.attach(TOPIC, name, filter=FILTERS[name], start=start)
         durable = self.durables.get(name)
+        again = again and durable is not None
+        follower = self.subscribers.attach(TOPIC, name, filter=FILTERS[name], start=start, expected=again)
+        if durable is not None and not again:
+            durable.sessions.append(durable.handed)
+            durable.handed = 0
+            self._set_aside(name, durable)
         begun = follower.begun
         assert begun.created == (durable is None)
         assert begun.reset == (durable is None and name in self.removed)
@@ -196,6 +212,7 @@ class Lives(RuleBasedStateMachine):
             handed = sent
         else:
             assert follower.got() == expected
+            assert follower.times() == [durable.times(sequence) + 1 for sequence in expected]
             handed = expected[-1] if expected else durable.position
         chosen = expected[: round(share * len(expected))] if not conflated else []
         upto = chosen[-1] if chosen else (sent if conflated and share > 0.5 else durable.position)
@@ -213,6 +230,40 @@ class Lives(RuleBasedStateMachine):
             self._let_go()
         follower.close()
         self.subscribers.settle()
+        durable.handed = max(durable.handed, handed)
+
+    def _set_aside(self, name: str, durable: Durable) -> None:
+        """The first entry that it would be handed, if that was handed over as often as it may be."""
+        limit = self.settings.delivery_limit
+        waiting = self._wanted(name, durable.position)
+        conflated = any(gap[0] == "CONFLATED" for gap in durable.gaps)
+        if limit is not None and waiting and durable.times(waiting[0]) >= limit and not conflated:
+            durable.position = waiting[0] - 1
+            self._skip(durable, waiting[0], "DELIVERY_LIMIT")
+            durable.set_aside += 1
+            self._let_go()
+
+    def _wanted(self, name: str, after: int) -> list[int]:
+        matching = set().union(*[chunk.matching for chunk in self.chunks])
+        return [sequence for sequence in self._entries(after) if not FILTERS[name] or sequence in matching]
+
+    @precondition(lambda self: self.durables)
+    @rule(data=st.data(), entries_max=st.sampled_from([1, 3, 1000]))
+    def browse(self, data: st.DataObject, entries_max: int) -> None:
+        """Page by page, all that is not acknowledged; it changes nothing."""
+        name = data.draw(st.sampled_from(sorted(self.durables)))
+        self.subscribers.settle()
+        durable, seen, times, position = self.durables[name], list[int](), list[int](), 0
+        while True:
+            rows, delivered, position = self.subscribers.browse(TOPIC, name, after=position, entries_max=entries_max)
+            if not rows:
+                break
+            seen += [row.sequence for row in rows]
+            times += delivered
+        # A record that matched before and does not now matters, too: what came before tells.
+        assert set(self._wanted(name, durable.position)) <= set(seen) <= set(self._entries(durable.position))
+        assert FILTERS[name] or seen == self._entries(durable.position)
+        assert times == [durable.times(sequence) + (sequence <= durable.handed) for sequence in seen]
 
     @precondition(lambda self: self.durables)
     @rule(data=st.data(), kind=st.sampled_from(["earliest", "position", "time"]))
@@ -260,7 +311,7 @@ class Lives(RuleBasedStateMachine):
             for gap in durable.gaps
             if gap[1] < position
         ]
-        durable.used = self.now
+        durable.used, durable.sessions, durable.handed = self.now, [], 0
 
     @precondition(lambda self: self.durables)
     @rule(data=st.data())
@@ -323,6 +374,7 @@ class Lives(RuleBasedStateMachine):
                 "max_age_micros": st.sampled_from([None, 90 * SECOND]),
                 "max_bytes": st.sampled_from([None, 4000]),
                 "max_entries": st.sampled_from([None, 3, 8]),
+                "delivery_limit": st.sampled_from([None, 1, 2]),
             },
         )
     )
@@ -397,6 +449,7 @@ class Lives(RuleBasedStateMachine):
             assert row.position == durable.position, (row, durable)
             assert [(gap.reason.name, *gap[1:]) for gap in row.gaps] == durable.gaps, (row, durable)
             assert not row.attached
+            assert row.set_aside == durable.set_aside
         order = [durable.order for durable in self.rig.store.durables.of(topic)]
         assert order == sorted(order)
 

@@ -19,6 +19,7 @@ from sow.v1 import types_pb2
 from sow_client import (
     AlreadyExists,
     BackupMade,
+    Browsed,
     Change,
     ClockAccepted,
     Compacted,
@@ -112,6 +113,8 @@ class FakeClient:
         """Bookmarks, in order."""
         self.kept: dict[tuple[str, str], Durable] = {}
         """Durable subscriptions by topic and name."""
+        self.browsed = Browsed((), "4567.4", complete=True)
+        """What is not acknowledged of any of them."""
         self.set_policies: dict[tuple[str, bool], Policy] = {}
         """By name, and whether it is the operator's."""
         self.effective: tuple[EffectiveSetting, ...] = ()
@@ -425,9 +428,15 @@ class FakeClient:
             topic, name, filter, "4567.4", "4567.1", False, NOW, NOW + timedelta(seconds=5), settings, figures
         )
 
-    def durables(self, topic: str | None = None) -> list[Durable]:
-        self._called("durables", topic=topic)
-        return [replace(one, figures=None) for one in self.kept.values() if topic in (None, one.topic)]
+    def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
+        self._called("durables", topic=topic, with_figures=with_figures)
+        kept = [one for one in self.kept.values() if topic in (None, one.topic)]
+        return kept if with_figures else [replace(one, figures=None) for one in kept]
+
+    def durable_browse(self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None) -> Browsed:
+        self._called("durable_browse", topic=topic, name=name, entries_max=entries_max, after=after)
+        self._durable(topic, name)
+        return self.browsed
 
     def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
         self._called("describe_durable", topic=topic, name=name, exact=exact)

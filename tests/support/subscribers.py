@@ -199,11 +199,14 @@ class Subscribers:
         expected: bool = False,
         declared: Declared | None = None,
         oof: bool = False,
+        changes: bool = False,
         batch_size: int = 1000,
         settled: bool = True,
     ) -> DurableFollower:
         """A consumer of a durable; unless told otherwise it has got what there is for it now. Raises StoreError."""
-        asked = request(self.rig.store, topic=topic, filter=filter, start=start, oof=oof, batch_size=batch_size)
+        asked = request(
+            self.rig.store, topic=topic, filter=filter, start=start, oof=oof, changes=changes, batch_size=batch_size
+        )
         answers: list[Consumer | StoreError] = []
         attachment = Attachment(name, force=force, expected=expected, declared=declared)
         self.consumers.attach(asked, attachment, answers.append)
@@ -215,7 +218,21 @@ class Subscribers:
         if settled:
             self.settle()
             follower.pump()
+            if not follower.frames and follower.error is None:  # the writer was asked to set something aside
+                self.settle()
+                follower.pump()
         return follower
+
+    def browse(
+        self, topic: str, name: str, *, after: int = 0, entries_max: int = 1000
+    ) -> tuple[list[Row], list[int], int]:
+        """What a durable has not acknowledged, how often each was handed over, and up to where that is."""
+        found = self.consumers.browse(self.rig.topic(topic), name, after, entries_max)
+        frames: list[ChangeFrame] = []
+        while not found.done:
+            frames += found.read()
+        times = [times for frame in frames for times in frame.delivered or [0] * len(frame.rows)]
+        return [row for frame in frames for row in frame.rows], times, found.position
 
     def upkeep(self) -> None:
         """What time does to durables."""
@@ -354,6 +371,10 @@ class DurableFollower(Follower):
     def got(self) -> list[int]:
         """The sequences of all changes so far."""
         return [row.sequence for row in self.changes()]
+
+    def times(self) -> list[int]:
+        """How often each of the changes so far was handed over, as the consumer was told."""
+        return [times for frame in self.change_frames() for times in frame.delivered or [1] * len(frame.rows)]
 
     def acknowledge(self, position: int | None = None) -> Durable:
         """Acknowledges all that it has got, or up to a position. Raises StoreError."""

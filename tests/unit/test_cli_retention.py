@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sow_cli import arguments, display
 from sow_cli.command import sow
 from sow_cli.policies import policy_name
-from sow_client import DurableFigures, EffectiveSetting, FailedPrecondition, TopicSettings
+from sow_client import Browsed, Change, DurableFigures, EffectiveSetting, FailedPrecondition, TopicSettings
 from tests.support.fake_client import NOW, FakeClient
 
 
@@ -82,6 +82,7 @@ def test_every_setting_of_a_topic_has_an_option(client: FakeClient) -> None:
     result = run(
         client, "topic", "create", "fills", "--max-age", "2d", "--max-bytes", "1GiB", "--max-entries", "1000000",
         "--backlog-ttl", "1h", "--backlog-quota-bytes", "64MiB", "--backlog-quota-age", "30m",
+        "--backlog-quota-entries", "9000", "--delivery-limit", "5",
         "--backlog-action", "evict", "--durable-idle-ttl", "1w", "--idle-ttl", "1d", "--publish-is-use",
         "--only-if-empty", "--no-auto-delete", "--dead-letter", "dead", "--dead-letter-by-key", "--on-missing", "drop",
     )  # fmt: skip
@@ -94,6 +95,8 @@ def test_every_setting_of_a_topic_has_an_option(client: FakeClient) -> None:
         "backlog_ttl": "1h",
         "backlog_quota_bytes": 64 * 2**20,
         "backlog_quota_age": "30m",
+        "backlog_quota_entries": 9_000,
+        "delivery_limit": 5,
         "backlog_action": "evict",
         "durable_idle_ttl": "1w",
         "idle_ttl": "1d",
@@ -173,10 +176,54 @@ def test_durables_are_listed(client: FakeClient) -> None:
         "last_use_time": (NOW + timedelta(seconds=5)).isoformat(),
         "retain_time": "1h30m0s",
         "retain_bytes": 1_500,
+        "total_entries": 9,
+        "total_bytes": 2**20,
+        "unacknowledged_entries": 2,
+        "unacknowledged_bytes": 1_500,
+        "oldest_unacknowledged_age": "1h30m0.5s",
+        "set_aside_entries": 0,
+        "exact": True,
     }
     assert "billing" in table
     assert "4567.4" in table
     assert run(client, "durable", "list", "nothing", "--format", "table").stdout == "no durable subscriptions\n"
+
+
+def test_browsing_shows_how_often_each_change_was_handed_over(client: FakeClient) -> None:
+    """J16: in every format, and on stderr how to go on."""
+    client.keep("orders", "billing")
+    entries = (
+        Change("put", None, client.record("orders", "a", b"{}"), bookmark="4567.5", topic="orders", delivery_count=2),
+        Change(
+            "delete",
+            None,
+            None,
+            client.record("orders", "b", b"{}"),
+            bookmark="4567.6",
+            topic="orders",
+            delivery_count=0,
+        ),
+    )
+    client.browsed = Browsed(entries, "4567.6", complete=False)
+
+    result = run(client, "durable", "browse", "orders", "billing", "--max", "2", "--format", "ndjson")
+
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(each["op"], each["key"], each["delivery_count"]) for each in rows] == [("put", "a", 2), ("delete", "b", 0)]
+    assert "sow durable browse orders billing --after 4567.6" in result.stderr
+    assert client.arguments_of("durable_browse") == {
+        "topic": "orders",
+        "name": "billing",
+        "entries_max": 2,
+        "after": None,
+    }
+    client.browsed = Browsed(entries, "4567.6", complete=True)
+    table = run(client, "durable", "browse", "orders", "billing", "--after", "4567.4", "--format", "table")
+    assert (table.stdout.count("2x"), table.stdout.count("0x"), table.stderr) == (1, 1, "")
+    csv = run(client, "durable", "browse", "orders", "billing", "--format", "csv").stdout.splitlines()
+    assert csv[0].endswith(",delivery_count")
+    assert [line.rsplit(",", 1)[1] for line in csv[1:]] == ["2", "0"]
+    assert run(client, "durable", "browse", "orders", "nothing").exit_code == 1
 
 
 def test_describe_shows_figures_exactly(client: FakeClient) -> None:
@@ -343,13 +390,22 @@ def test_a_quota_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
         "name": "orders",
         "backlog_quota_bytes": 64 * 2**20,
         "backlog_quota_age": None,
+        "backlog_quota_entries": None,
+        "delivery_limit": None,
         "backlog_action": "reject",
         "backlog_ttl": "1h",
     }
     assert row(run(client, "quota", "get", "orders")) == told
     run(client, "quota", "remove", "orders")
     assert client.arguments_of("alter_topic") == {"name": "orders"} | dict.fromkeys(
-        ["backlog_quota_bytes", "backlog_quota_age", "backlog_action", "backlog_ttl"]
+        [
+            "backlog_quota_bytes",
+            "backlog_quota_age",
+            "backlog_quota_entries",
+            "backlog_action",
+            "backlog_ttl",
+            "delivery_limit",
+        ]
     )
 
 

@@ -19,7 +19,8 @@ from sow_client import (
 PUBLIC = {
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
     "AsyncLoadStager", "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade",
-    "Cancelled", "Change", "ChangesPlan", "Client", "ClockAccepted", "Compacted", "ConditionFailed", "DataLoss",
+    "Browsed", "Cancelled", "Change", "ChangesPlan", "Client", "ClockAccepted", "Compacted", "ConditionFailed",
+    "DataLoss",
     "DeadlineExceeded", "Deleted", "Difference", "DurabilityName", "Durable", "DurableFigures", "DurableSettings",
     "DurableSettingsArguments", "DurableSubscription", "EffectiveSetting", "Export", "FailedPrecondition", "Gap",
     "IncomingLink", "IndexStatus", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",

@@ -356,6 +356,8 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         dead_letter="dead",
         dead_letter_by_key=True,
         on_missing="drop",
+        backlog_quota_entries=100,
+        delivery_limit=-1,
     )
     assert values.named() == set(TopicSettings.__dataclass_fields__), "none is left out here"
     assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "168h0m0s")

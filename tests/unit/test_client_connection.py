@@ -111,6 +111,11 @@ class Store(sow_pb2_grpc.SowServiceServicer):
     def Rewind(self, request: sow_pb2.RewindRequest, context: grpc.ServicerContext) -> sow_pb2.RewindResponse:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_durable")
 
+    def BrowseDurable(
+        self, request: sow_pb2.BrowseDurableRequest, context: grpc.ServicerContext
+    ) -> Iterator[sow_pb2.BrowseDurableResponse]:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "see test_client_durable")
+
     def SowDelete(self, request: sow_pb2.SowDeleteRequest, context: object) -> Iterator[sow_pb2.SowDeleteResponse]:
         yield sow_pb2.SowDeleteResponse(matched=1, deleted=1, last_sequence=1)
         yield sow_pb2.SowDeleteResponse(matched=2, deleted=2, last_sequence=2, done=True)

@@ -629,6 +629,8 @@ _settings = st.builds(
     separator=st.just(b"\x01") | st.binary(min_size=1, max_size=1),
     retain_time_micros=st.none() | st.integers(0, 2**62),
     retain_bytes=st.none() | st.integers(0, 2**62),
+    backlog_quota_entries=_limits,
+    delivery_limit=_limits,
     index=st.sampled_from([(), ("/55",), ("/44", "/54")]),
     max_age_micros=_limits,
     max_bytes=_limits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import selectors
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,18 @@ from typing import Any, ClassVar
 import pytest
 
 from sow_server.engine import journal
-from sow_server.engine.durables import Cleared, Durable, DurableStage, Figures, Gap, GapReason, RewindTo
+from sow_server.engine.durables import (
+    DURABLE_KEY,
+    STEPS_MAX,
+    Cleared,
+    Durable,
+    DurableStage,
+    Figures,
+    Gap,
+    GapReason,
+    RewindTo,
+)
+from sow_server.engine.durables import _decode as decode_row
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import BacklogAction, MessageType, Publish, TopicSettings
 from sow_server.engine.rocks import META, Failed
@@ -20,7 +32,7 @@ from sow_server.services.admission import Admission
 from sow_server.subscriptions.durables import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
-from tests.support.stores import MINUTE, SECOND, Rig
+from tests.support.stores import BINARY, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, Subscribers, at
 
 HOUR = 60 * MINUTE
@@ -1178,3 +1190,275 @@ def test_idle_upkeep_reads_nothing(rig: Rig, subscribers: Subscribers, monkeypat
     for _ in range(10):
         rig.time.tick(SECOND)
         subscribers.consumers.upkeep()
+
+
+# --- the delivery limit (J15) ----------------------------------------------------------------------------------------
+
+
+def crash(subscribers: Subscribers, name: str = "d", *, acknowledged: int | None = None, **attach: Any) -> Any:
+    """A consumer that takes what there is, acknowledges up to some position, and goes away for good."""
+    follower = subscribers.attach("orders", name, **attach)
+    if acknowledged is not None:
+        follower.acknowledge(acknowledged)
+    follower.close()
+    subscribers.settle()
+    return follower
+
+
+def letters(rig: Rig) -> dict[str, bytes]:
+    """The dead letters, by key."""
+    return {key.decode(): record.payload for key, record in rig.live("dead").items()}
+
+
+def test_an_entry_that_consumers_fail_on_is_set_aside_and_dead_lettered(rig: Rig, subscribers: Subscribers) -> None:
+    """F8: after so many deliveries without acknowledgement the durable goes on behind it, and its consumer is told."""
+    rig.create_topic("dead", BINARY)
+    rig.alter_topic("orders", delivery_limit=2, dead_letter="dead")
+    crash(subscribers, filter="/px > 1")
+    put(rig, "left-out")
+    put(rig, "good", "poison", "next", px=2)
+    assert crash(subscribers, filter="/px > 1", acknowledged=2).got() == [2, 3, 4]
+    second = crash(subscribers, filter="/px > 1")
+    assert (second.got(), second.times(), second.gaps()) == ([3, 4], [2, 2], [])
+
+    third = subscribers.attach("orders", "d", filter="/px > 1")
+
+    assert third.gaps() == [("DELIVERY_LIMIT", 2, 3, 1)]
+    assert (third.got(), third.times()) == ([4], [3]), "only the first: the others may never have been looked at"
+    assert (third.begun.sequence, durable(rig).position, durable(rig).set_aside) == (3, 3, 1)
+    assert rig.store.durables.discarded["delivery_limit"] == 1
+    ((key, value),) = letters(rig).items()
+    (version,) = [record.version for key, record in rig.live("orders").items() if key == b"poison"]
+    assert key == f"orders|poison|{version}|d"
+    assert json.loads(value)["px"] == 2
+    assert json.loads(value)["dead_letter"] == [
+        {
+            "topic": "orders",
+            "key": "poison",
+            "version": version,
+            "expire_time_micros": None,
+            "reason": "delivery_limit",
+            "durable": "d",
+        }
+    ]
+    third.acknowledge(4)
+    third.close()
+    subscribers.settle()
+    assert subscribers.attach("orders", "d", filter="/px > 1").gaps() == [], "it has acknowledged beyond the gap"
+
+
+def test_deliveries_are_counted_over_crashes_of_the_server(rig: Rig, subscribers: Subscribers) -> None:
+    """J15: sessions that ended count, whatever becomes of the process; the one that the crash ended does not."""
+    crash(subscribers)
+    rig.alter_topic("orders", delivery_limit=2)
+    put(rig, "a", "b")
+    crash(subscribers)
+    cut_off = Subscribers(rig).attach("orders", "d")
+    assert cut_off.times() == [2, 2]
+    rig.crash()
+    again = Subscribers(rig)
+    assert crash(again).times() == [2, 2]
+    rig.crash()
+    assert Subscribers(rig).attach("orders", "d").gaps() == [("DELIVERY_LIMIT", 0, 1, 1)]
+
+
+def test_a_consumer_that_comes_back_after_a_lost_connection_goes_on_with_its_delivery(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """J15: it still has what it was handed, however often its connection breaks."""
+    crash(subscribers)
+    rig.alter_topic("orders", delivery_limit=1)
+    put(rig, "a", "b")
+    for _ in range(3):
+        again = crash(subscribers, expected=True)
+        assert (again.got(), again.gaps(), again.times()) == ([1, 2], [], [1, 1])
+    assert subscribers.attach("orders", "d").gaps() == [("DELIVERY_LIMIT", 0, 1, 1)], "another process"
+
+
+def test_taking_over_is_a_delivery_of_what_the_other_one_had(rig: Rig, subscribers: Subscribers) -> None:
+    """J15."""
+    rig.alter_topic("orders", delivery_limit=1)
+    first = subscribers.attach("orders", "d")
+    put(rig, "a", "b")
+    first.news()
+    assert subscribers.attach("orders", "d", force=True).gaps() == [("DELIVERY_LIMIT", 0, 1, 1)]
+
+
+def test_acknowledging_ends_a_count_and_a_rewind_all_of_them(rig: Rig, subscribers: Subscribers) -> None:
+    """J15, F3."""
+    crash(subscribers)
+    put(rig, "a", "b", "c")
+    crash(subscribers)
+    assert crash(subscribers, acknowledged=1).times() == [2, 2, 2]
+    put(rig, "d")
+    assert crash(subscribers).times() == [3, 3, 1], "of what is left"
+    rewind(subscribers)
+    again = subscribers.attach("orders", "d")
+    assert (again.got(), again.times()) == ([1, 2, 3, 4], [1, 1, 1, 1])
+
+
+def test_the_limit_is_a_value_of_the_durable_the_policy_or_the_topic(rig: Rig, subscribers: Subscribers) -> None:
+    """J15, T2: unlimited can be said against a limit from elsewhere."""
+    rig.alter_topic("orders", delivery_limit=1)
+    crash(subscribers, name="free", declared={"delivery_limit": None})
+    crash(subscribers, name="two", declared={"delivery_limit": 2})
+    crash(subscribers, name="one")
+    put(rig, "a")
+    gaps = {name: [crash(subscribers, name=name).gaps() for _ in range(4)] for name in ("free", "two", "one")}
+    told = [("DELIVERY_LIMIT", 0, 1, 1)]
+    assert gaps == {"free": [[]] * 4, "two": [[], [], told, told], "one": [[], told, told, told]}
+    with pytest.raises(StoreError, match="delivery_limit: 0 must be above zero"):
+        rig.alter_topic("orders", delivery_limit=0)
+
+
+def test_an_atomic_request_is_set_aside_whole(rig: Rig, subscribers: Subscribers) -> None:
+    """J15: its changes are handed over, and acknowledged, together."""
+    crash(subscribers)
+    rig.alter_topic("orders", delivery_limit=1)
+    rig.run(Publish("orders", [b'{"px":1}', b'{"px":2}'], ["a", "b"], atomic=True))
+    put(rig, "c")
+    assert crash(subscribers).got() == [1, 2, 3]
+    again = subscribers.attach("orders", "d")
+    assert (again.gaps(), again.got()) == ([("DELIVERY_LIMIT", 0, 2, 2)], [3])
+    assert durable(rig).set_aside == 2
+
+
+def test_what_is_set_aside_by_several_durables_are_several_letters(rig: Rig, subscribers: Subscribers) -> None:
+    """T3: neither replaces the other, nor the letter of its expiry. A delete that is set aside has its record."""
+    rig.create_topic("dead", BINARY)
+    rig.alter_topic("orders", delivery_limit=1, dead_letter="dead")
+    for name in ("x", "y"):
+        crash(subscribers, name=name, changes=True)
+    put(rig, "a")
+    for name in ("x", "y", "x", "y"):
+        crash(subscribers, name=name, changes=True)
+    assert sorted(key.rsplit("|", 1)[1] for key in letters(rig)) == ["x", "y"]
+    rig.delete("orders", "a")
+    crash(subscribers, name="x", changes=True)
+    crash(subscribers, name="x", changes=True)
+    assert [key.split("|")[1] for key in letters(rig)] == ["a"] * 3
+
+
+def test_the_steps_of_deliveries_are_bounded(rig: Rig, subscribers: Subscribers) -> None:
+    """DU5: what was delivered most is exact, what was delivered least may count as less."""
+    crash(subscribers)
+    for _ in range(30):
+        put(rig, "a")
+        crash(subscribers)
+    steps = durable(rig).deliveries
+    assert len(steps) == STEPS_MAX
+    assert [step.times for step in steps] == [*range(29, 29 - STEPS_MAX + 1, -1), 1]
+    assert list(steps) == sorted(steps)
+
+
+def test_an_old_row_without_counts_is_read(rig: Rig, subscribers: Subscribers) -> None:
+    """DU5: rows of before have no deliveries."""
+    crash(subscribers)
+    ((_, row),) = rig.rows(META, DURABLE_KEY, DURABLE_KEY + b"\xff")
+    fields = json.loads(row)
+    for name in ("handed", "deliveries", "set_aside"):
+        del fields[name]
+    assert decode_row(1, "d", fields)[-3:] == (0, (), 0)
+
+
+# --- browsing (J16) --------------------------------------------------------------------------------------------------
+
+
+def test_browsing_shows_what_is_not_acknowledged_and_consumes_nothing(rig: Rig, subscribers: Subscribers) -> None:
+    """F6: what is acknowledged and retained is not browsable. It works while a consumer is attached."""
+    crash(subscribers, filter="/px > 1")
+    put(rig, "a", "b", px=2)
+    put(rig, "left-out")
+    put(rig, "c", px=2)
+    crash(subscribers, filter="/px > 1")
+    follower = subscribers.attach("orders", "d", filter="/px > 1")
+    follower.acknowledge(1)
+    follower.news()
+    put(rig, "new", px=2)
+    subscribers.settle()
+    before = durable(rig)
+
+    rows, times, position = subscribers.browse("orders", "d")
+
+    assert [row.key for row in rows] == [b"b", b"c", b"new"]
+    assert times == [2, 2, 0], "the last one has not been handed over yet"
+    assert position == 5
+    assert durable(rig) == before
+    assert [key for _, key, _ in follower.news()] == ["new"]
+
+
+def test_browsing_goes_on_where_it_was(rig: Rig, subscribers: Subscribers) -> None:
+    """J16: page by page, also through an atomic request; a position in front of the durable's own is that."""
+    crash(subscribers)
+    put(rig, "a")
+    rig.run(Publish("orders", [b"{}"] * 3, ["b", "c", "d"], atomic=True))
+    put(rig, "e")
+    seen: list[bytes] = []
+    position = 0
+    while page := subscribers.browse("orders", "d", after=position, entries_max=2)[0]:
+        position = subscribers.browse("orders", "d", after=position, entries_max=2)[2]
+        seen += [row.key for row in page]
+    assert seen == [b"a", b"b", b"c", b"d", b"e"]
+    clear(subscribers)
+    assert subscribers.browse("orders", "d")[0] == []
+    with pytest.raises(StoreError) as error:
+        subscribers.browse("orders", "nobody")
+    assert refused(error) is Reason.DURABLE_NOT_FOUND
+
+
+# --- quotas by entries (J9) ------------------------------------------------------------------------------------------
+
+
+def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribers) -> None:
+    """U5, F8: counted one by one, also inside of a commit."""
+    crash(subscribers)
+    rig.alter_topic("orders", backlog_quota_entries=10, backlog_action=BacklogAction.EVICT)
+    rig.run(Publish("orders", [b"{}"] * 9, [f"k{number}" for number in range(9)]))
+    subscribers.upkeep()
+    assert durable(rig).position == 0
+    put(rig, "ten", "eleven")
+    subscribers.upkeep()
+    assert figures(rig).unacknowledged_entries == 9
+    assert durable(rig).gaps == (Gap(GapReason.EVICTED, 0, 2, 2),)
+    rig.alter_topic("orders", backlog_quota_entries=1)
+    subscribers.upkeep()
+    assert figures(rig).unacknowledged_entries == 0
+
+
+def test_a_quota_of_entries_refuses_new_ones_and_counts_what_is_under_way(rig: Rig, subscribers: Subscribers) -> None:
+    """U5: `reject` is what others call discard-new; nothing that is there is discarded."""
+    crash(subscribers)
+    rig.alter_topic("orders", backlog_quota_entries=2, backlog_action=BacklogAction.REJECT)
+    admission = Admission(rig.store, rig.clock)
+    one = Publish("orders", [b"{}"], ["a"])
+
+    async def admit() -> None:
+        assert await admission.admit(one, None) is rig.topic("orders")
+        assert await admission.admit(one, None) is rig.topic("orders"), "below the quota with one under way"
+        with pytest.raises(StoreError, match=r"has used the quota up \(backlog_quota_entries 2\)") as error:
+            await admission.admit(one, None)
+        assert refused(error) is Reason.BACKLOG_QUOTA_EXCEEDED
+        admission.left(rig.topic("orders"), one)
+        assert await admission.admit(one, None) is rig.topic("orders")
+        admission.left(rig.topic("orders"), one)
+        admission.left(rig.topic("orders"), one)
+        put(rig, "x", "y")
+        with pytest.raises(StoreError):
+            await admission.admit(one, None)
+
+    asyncio.run(admit())
+    assert figures(rig).unacknowledged_entries == 2
+    assert admission._under_way == {}
+
+
+def test_figures_of_a_topic_name_the_slowest_durable(rig: Rig, subscribers: Subscribers) -> None:
+    """J7, J9."""
+    assert rig.store.statistics(rig.topic("orders")).slowest_durable == ""
+    crash(subscribers, name="fast")
+    crash(subscribers, name="slow")
+    put(rig, "a", "b")
+    crash(subscribers, name="fast", acknowledged=2)
+    found = rig.store.statistics(rig.topic("orders"))
+    assert (found.slowest_durable, found.backlog_entries) == ("slow", 2)
+    listed, _ = rig.store.durables_figures(rig.topic("orders"))
+    assert [(one.name, figures.unacknowledged_entries) for one, figures in listed] == [("fast", 0), ("slow", 2)]

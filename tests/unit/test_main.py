@@ -75,6 +75,31 @@ def test_without_options_it_starts_with_the_defaults(started: list[Config]) -> N
     assert started == [config.load(None)]
 
 
+def test_checking_warns_of_retention_without_a_bound_in_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """J17: allowed, and told; a hard limit, or no journal, is a bound. What [defaults] say holds for topics, too."""
+    file = tmp_path / "sow.toml"
+    file.write_text(
+        "[topics.forever]\nretain_time = 'unlimited'\nretain_bytes = 'unlimited'\n"
+        "[topics.hour]\nretain_time = '1h'\nretain_bytes = 'unlimited'\n"
+        "[topics.bounded]\nretain_bytes = 'unlimited'\nmax_bytes = '1GiB'\n"
+        "[topics.unjournaled]\nretain_bytes = 'unlimited'\njournal = false\n"
+    )
+    assert program.main(["--config", str(file), "--check-config"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{file}: ok\n"
+    forever, hour = said.err.splitlines()
+    assert forever.startswith(f"sow-server: warning: {file}: [topics.forever] retain_bytes: ")
+    assert "keeps everything, however large" in forever
+    assert "[topics.hour] retain_bytes: " in hour
+    assert "younger than 1h0m0s" in hour
+    file.write_text("[defaults]\nretain_bytes = 'unlimited'\n[topics.a]\n[topics.b]\nretain_bytes = '1GiB'\n")
+    assert program.main(["--config", str(file), "--check-config"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split("[")[1].split("]")[0] for line in told] == ["defaults", "topics.a"]
+
+
 def test_checking_starts_nothing(started: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "sow.toml"
     file.write_text("[topics.orders]\n")

@@ -427,17 +427,22 @@ def _no_snapshot(topic: Topic) -> Snapshot:
     raise AssertionError("none was asked for")
 
 
-def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched: Watched) -> None:
-    """U6, J9."""
-    watched.create("a", EXPIRING._replace(backlog_quota_bytes=10_000, backlog_quota_age_micros=60 * SECOND))
-    attached: list[object] = []
+def attach_durable(watched: Watched) -> None:
+    """A durable of the topic `a`."""
     watched.store.change_durables(
         lambda staged: staged.attach(
             watched.store.topics.find("a"), "d", filter_text="", start=None, declared=None, expected=False
         ),
-        attached.append,
+        lambda _: None,
     )
     watched.store.writer.step()
+
+
+def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched: Watched) -> None:
+    """U6, J9. Of many durables the slowest is named: one series a topic."""
+    settings = EXPIRING._replace(backlog_quota_bytes=10_000, backlog_quota_age_micros=60 * SECOND)
+    watched.create("a", settings._replace(backlog_quota_entries=100))
+    attach_durable(watched)
     assert watched.value("sow_backlog_bytes", topic="a") == 0
     watched.put("a", ["one", "two"])
     watched.time.tick(5 * SECOND)
@@ -448,6 +453,8 @@ def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched
     assert watched.value("sow_backlog_age_seconds", topic="a") == 5
     assert watched.value("sow_backlog_quota_bytes", topic="a") == 10_000
     assert watched.value("sow_backlog_quota_seconds", topic="a") == 60
+    assert watched.value("sow_slowest_durable_age_seconds", topic="a", durable="d") == 5
+    assert watched.value("sow_backlog_quota_entries", topic="a") == 100
 
 
 LINKS = admin_pb2.GetReplicationStatusResponse(
@@ -496,7 +503,9 @@ def test_links_show_how_far_they_are_and_what_is_wrong(watched: Watched) -> None
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
-    watched.create("a", EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND))
+    quotas = EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND)
+    watched.create("a", quotas._replace(backlog_quota_entries=10))
+    attach_durable(watched)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     watched.metrics.links_are(LINKS)
     found = {}

@@ -244,6 +244,7 @@ def test_policies_for_durables_go_by_topic_and_name() -> None:
         "retain_bytes": "topic",
         "backlog_ttl_micros": "policy p",
         "idle_ttl_micros": "operator policy o",
+        "delivery_limit": "topic",
     }
     assert resolve_durable(TopicSettings(), "quotes", "other", {}, policies) == DurableSettings()
 

@@ -229,6 +229,8 @@ class TopicSettings(_message.Message):
     DEAD_LETTER_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_BY_KEY_FIELD_NUMBER: _builtins.int
     ON_MISSING_FIELD_NUMBER: _builtins.int
+    BACKLOG_QUOTA_ENTRIES_FIELD_NUMBER: _builtins.int
+    DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
     message_type: Global___MessageType.ValueType
     """Encoding of the payloads. Changes only while the topic is empty."""
     expiration: Global___Expiration.ValueType
@@ -261,6 +263,12 @@ class TopicSettings(_message.Message):
     """true: a dead letter has the key that the record had. Unset: topic|key|version."""
     on_missing: Global___OnMissing.ValueType
     """What becomes of dead letters while their target does not exist."""
+    backlog_quota_entries: _builtins.int
+    """Entries that the slowest durable may leave unacknowledged (rule J9). Unset or -1: no quota."""
+    delivery_limit: _builtins.int
+    """How often an entry is handed over to consumers of a durable before it is set aside (rule J15). Unset: unlimited,
+    unless a policy says otherwise. -1: unlimited.
+    """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Key paths such as `/carrier`; empty: publishers supply the key. Changes only while the topic is empty."""
@@ -339,17 +347,23 @@ class TopicSettings(_message.Message):
         dead_letter: _builtins.str = ...,
         dead_letter_by_key: _builtins.bool | None = ...,
         on_missing: Global___OnMissing.ValueType = ...,
+        backlog_quota_entries: _builtins.int | None = ...,
+        delivery_limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_dead_letter_by_key", b"_dead_letter_by_key", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_dead_letter_by_key", b"_dead_letter_by_key", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__auto_delete: _TypeAlias = _typing.Literal["auto_delete"]  # noqa: Y015
     _WhichOneofArgType__auto_delete: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete"]  # noqa: Y015
     _WhichOneofReturnType__backlog_quota_bytes: _TypeAlias = _typing.Literal["backlog_quota_bytes"]  # noqa: Y015
     _WhichOneofArgType__backlog_quota_bytes: _TypeAlias = _typing.Literal["_backlog_quota_bytes", b"_backlog_quota_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__backlog_quota_entries: _TypeAlias = _typing.Literal["backlog_quota_entries"]  # noqa: Y015
+    _WhichOneofArgType__backlog_quota_entries: _TypeAlias = _typing.Literal["_backlog_quota_entries", b"_backlog_quota_entries"]  # noqa: Y015
     _WhichOneofReturnType__dead_letter_by_key: _TypeAlias = _typing.Literal["dead_letter_by_key"]  # noqa: Y015
     _WhichOneofArgType__dead_letter_by_key: _TypeAlias = _typing.Literal["_dead_letter_by_key", b"_dead_letter_by_key"]  # noqa: Y015
+    _WhichOneofReturnType__delivery_limit: _TypeAlias = _typing.Literal["delivery_limit"]  # noqa: Y015
+    _WhichOneofArgType__delivery_limit: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit"]  # noqa: Y015
     _WhichOneofReturnType__journal: _TypeAlias = _typing.Literal["journal"]  # noqa: Y015
     _WhichOneofArgType__journal: _TypeAlias = _typing.Literal["_journal", b"_journal"]  # noqa: Y015
     _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
@@ -367,7 +381,11 @@ class TopicSettings(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__backlog_quota_bytes) -> _WhichOneofReturnType__backlog_quota_bytes | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backlog_quota_entries) -> _WhichOneofReturnType__backlog_quota_entries | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter_by_key) -> _WhichOneofReturnType__dead_letter_by_key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delivery_limit) -> _WhichOneofReturnType__delivery_limit | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__journal) -> _WhichOneofReturnType__journal | None: ...
     @_typing.overload
@@ -455,6 +473,8 @@ class TopicStatistics(_message.Message):
     BACKLOG_BYTES_FIELD_NUMBER: _builtins.int
     BACKLOG_AGE_FIELD_NUMBER: _builtins.int
     TOMBSTONES_FIELD_NUMBER: _builtins.int
+    SLOWEST_DURABLE_FIELD_NUMBER: _builtins.int
+    BACKLOG_ENTRIES_FIELD_NUMBER: _builtins.int
     live_records: _builtins.int
     """Live records."""
     stored_bytes: _builtins.int
@@ -473,6 +493,10 @@ class TopicStatistics(_message.Message):
     """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
     tombstones: _builtins.int
     """Tombstones kept for peers, not yet purged (rule R4)."""
+    slowest_durable: _builtins.str
+    """The durable that has acknowledged least: whose backlog it is. Empty: there are no durables."""
+    backlog_entries: _builtins.int
+    """Entries that it leaves unacknowledged, before its filter."""
     @_builtins.property
     def backlog_age(self) -> _duration_pb2.Duration:
         """Age of the oldest unacknowledged entry. Unset: there is none."""
@@ -490,10 +514,12 @@ class TopicStatistics(_message.Message):
         backlog_bytes: _builtins.int = ...,
         backlog_age: _duration_pb2.Duration | None = ...,
         tombstones: _builtins.int = ...,
+        slowest_durable: _builtins.str = ...,
+        backlog_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "durables", b"durables", "floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "stored_bytes", b"stored_bytes", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "backlog_entries", b"backlog_entries", "durables", b"durables", "floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "slowest_durable", b"slowest_durable", "stored_bytes", b"stored_bytes", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -596,18 +622,24 @@ class CreateTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> Global___Topic:
         """As created."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What may not be meant about the settings that are in force now, such as retention without a bound in bytes."""
 
     def __init__(
         self,
         *,
         topic: Global___Topic | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,18 +688,24 @@ class AlterTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> Global___Topic:
         """As altered."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What may not be meant about the settings that are in force now, such as retention without a bound in bytes."""
 
     def __init__(
         self,
         *,
         topic: Global___Topic | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1160,18 +1198,24 @@ class SetPolicyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def policy(self) -> Global___Policy:
         """With `matches`."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What may not be meant about what it sets, such as retention without a bound in bytes."""
 
     def __init__(
         self,
         *,
         policy: Global___Policy | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1353,7 +1397,7 @@ class Durable(_message.Message):
 
     @_builtins.property
     def figures(self) -> Global___DurableFigures:
-        """Its figures. Unset in ListDurables."""
+        """Its figures. Unset in ListDurables unless asked for."""
 
     def __init__(
         self,
@@ -1389,6 +1433,7 @@ class DurableFigures(_message.Message):
     UNACKNOWLEDGED_BYTES_FIELD_NUMBER: _builtins.int
     OLDEST_UNACKNOWLEDGED_AGE_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    SET_ASIDE_ENTRIES_FIELD_NUMBER: _builtins.int
     total_entries: _builtins.int
     """Entries that it can read, acknowledged or not."""
     total_bytes: _builtins.int
@@ -1399,6 +1444,8 @@ class DurableFigures(_message.Message):
     """Their bytes, before compression."""
     exact: _builtins.bool
     """true: only entries that match its filter are counted."""
+    set_aside_entries: _builtins.int
+    """Entries that were set aside for the delivery limit since it was created (rule J15)."""
     @_builtins.property
     def oldest_unacknowledged_age(self) -> _duration_pb2.Duration:
         """Age of the oldest unacknowledged entry. Unset: there is none."""
@@ -1412,10 +1459,11 @@ class DurableFigures(_message.Message):
         unacknowledged_bytes: _builtins.int = ...,
         oldest_unacknowledged_age: _duration_pb2.Duration | None = ...,
         exact: _builtins.bool = ...,
+        set_aside_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_unacknowledged_age", b"oldest_unacknowledged_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exact", b"exact", "oldest_unacknowledged_age", b"oldest_unacknowledged_age", "total_bytes", b"total_bytes", "total_entries", b"total_entries", "unacknowledged_bytes", b"unacknowledged_bytes", "unacknowledged_entries", b"unacknowledged_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exact", b"exact", "oldest_unacknowledged_age", b"oldest_unacknowledged_age", "set_aside_entries", b"set_aside_entries", "total_bytes", b"total_bytes", "total_entries", b"total_entries", "unacknowledged_bytes", b"unacknowledged_bytes", "unacknowledged_entries", b"unacknowledged_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1428,16 +1476,20 @@ class ListDurablesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    WITH_FIGURES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Empty: all topics."""
+    with_figures: _builtins.bool
+    """true: with figures, and the earliest position; both before filtering."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        with_figures: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "with_figures", b"with_figures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -238,7 +238,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListDurables(self, request, context):
-        """The durable subscriptions of a topic, or of all topics, without figures.
+        """The durable subscriptions of a topic, or of all topics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,7 @@ class AdminServiceStub:
     DeletePolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeletePolicyRequest, _admin_pb2.DeletePolicyResponse]
     """Deletes a policy; what it set takes its next source."""
     ListDurables: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDurablesRequest, _admin_pb2.ListDurablesResponse]
-    """The durable subscriptions of a topic, or of all topics, without figures."""
+    """The durable subscriptions of a topic, or of all topics."""
     DescribeDurable: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeDurableRequest, _admin_pb2.DescribeDurableResponse]
     """One durable subscription with its figures (rule J7)."""
     DeleteDurable: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDurableRequest, _admin_pb2.DeleteDurableResponse]
@@ -108,7 +108,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DeletePolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeletePolicyRequest, _admin_pb2.DeletePolicyResponse]  # type: ignore[assignment]
     """Deletes a policy; what it set takes its next source."""
     ListDurables: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDurablesRequest, _admin_pb2.ListDurablesResponse]  # type: ignore[assignment]
-    """The durable subscriptions of a topic, or of all topics, without figures."""
+    """The durable subscriptions of a topic, or of all topics."""
     DescribeDurable: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeDurableRequest, _admin_pb2.DescribeDurableResponse]  # type: ignore[assignment]
     """One durable subscription with its figures (rule J7)."""
     DeleteDurable: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDurableRequest, _admin_pb2.DeleteDurableResponse]  # type: ignore[assignment]
@@ -237,7 +237,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListDurablesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListDurablesResponse, _abc.Awaitable[_admin_pb2.ListDurablesResponse]]:
-        """The durable subscriptions of a topic, or of all topics, without figures."""
+        """The durable subscriptions of a topic, or of all topics."""
 
     @_abc_1.abstractmethod
     def DescribeDurable(

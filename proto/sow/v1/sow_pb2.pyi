@@ -36,6 +36,8 @@ class _GapReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapReason.V
     """The backlog quota replaced them by the snapshot that follows (rule J9)."""
     GAP_REASON_BACKLOG_TTL: _GapReason.ValueType  # 4
     """The backlog_ttl acknowledged them (rule J8)."""
+    GAP_REASON_DELIVERY_LIMIT: _GapReason.ValueType  # 5
+    """They were handed over as often as the delivery limit allows, and were set aside (rule J15)."""
 
 class GapReason(_GapReason, metaclass=_GapReasonEnumTypeWrapper):
     """Why entries are missing."""
@@ -50,6 +52,8 @@ GAP_REASON_CONFLATED: GapReason.ValueType  # 3
 """The backlog quota replaced them by the snapshot that follows (rule J9)."""
 GAP_REASON_BACKLOG_TTL: GapReason.ValueType  # 4
 """The backlog_ttl acknowledged them (rule J8)."""
+GAP_REASON_DELIVERY_LIMIT: GapReason.ValueType  # 5
+"""They were handed over as often as the delivery limit allows, and were set aside (rule J15)."""
 Global___GapReason: _TypeAlias = GapReason  # noqa: Y015
 
 class _ChangeOp:
@@ -233,6 +237,7 @@ class PublishResult(_message.Message):
     TTL_IGNORED_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """The record key."""
     version: _builtins.int
@@ -245,6 +250,10 @@ class PublishResult(_message.Message):
     """true: a lifetime is stored but not acted on, as the topic has expiration disabled (rule L3)."""
     duplicate: _builtins.bool
     """true: this publisher sequence had been applied before; nothing was changed now."""
+    delivered: _builtins.int
+    """Of a record that was due at once, such as with ttl 0: how many attached subscribers it was handed to (rule L7).
+    Absent for every other record.
+    """
     @_builtins.property
     def refusal(self) -> _types_pb2.Refusal:
         """Set when the record was refused; then only `refusal` is meaningful."""
@@ -259,13 +268,19 @@ class PublishResult(_message.Message):
         ttl_ignored: _builtins.bool = ...,
         duplicate: _builtins.bool = ...,
         refusal: _types_pb2.Refusal | None = ...,
+        delivered: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros", "expire_time_micros", b"expire_time_micros", "refusal", b"refusal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "expire_time_micros", b"expire_time_micros", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros", "duplicate", b"duplicate", "expire_time_micros", b"expire_time_micros", "key", b"key", "refusal", b"refusal", "sequence", b"sequence", "ttl_ignored", b"ttl_ignored", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "duplicate", b"duplicate", "expire_time_micros", b"expire_time_micros", "key", b"key", "refusal", b"refusal", "sequence", b"sequence", "ttl_ignored", b"ttl_ignored", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delivered: _TypeAlias = _typing.Literal["delivered"]  # noqa: Y015
+    _WhichOneofArgType__delivered: _TypeAlias = _typing.Literal["_delivered", b"_delivered"]  # noqa: Y015
     _WhichOneofReturnType__expire_time_micros: _TypeAlias = _typing.Literal["expire_time_micros"]  # noqa: Y015
     _WhichOneofArgType__expire_time_micros: _TypeAlias = _typing.Literal["_expire_time_micros", b"_expire_time_micros"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delivered) -> _WhichOneofReturnType__delivered | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expire_time_micros) -> _WhichOneofReturnType__expire_time_micros | None: ...
 
 Global___PublishResult: _TypeAlias = PublishResult  # noqa: Y015
@@ -1396,6 +1411,74 @@ class RewindResponse(_message.Message):
 Global___RewindResponse: _TypeAlias = RewindResponse  # noqa: Y015
 
 @_typing.final
+class BrowseDurableRequest(_message.Message):
+    """Which entries of a durable subscription to show."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    AFTER_BOOKMARK_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    durable: _builtins.str
+    """The durable's name."""
+    max_entries: _builtins.int
+    """At most this many entries, 1 to 10,000. 0: 100."""
+    after_bookmark: _builtins.str
+    """Only what comes after this position, such as the bookmark of the last answer. Empty, or before what is acknowledged:
+    from the first entry that is not acknowledged.
+    """
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        durable: _builtins.str = ...,
+        max_entries: _builtins.int = ...,
+        after_bookmark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_bookmark", b"after_bookmark", "durable", b"durable", "max_entries", b"max_entries", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrowseDurableRequest: _TypeAlias = BrowseDurableRequest  # noqa: Y015
+
+@_typing.final
+class BrowseDurableResponse(_message.Message):
+    """Some of the entries; the last answer has the bookmark."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    bookmark: _builtins.str
+    """Only in the last answer: everything up to here has been shown. It is for `after_bookmark` alone."""
+    complete: _builtins.bool
+    """Only in the last answer: false where more entries may follow after the bookmark."""
+    @_builtins.property
+    def changes(self) -> Global___ChangeBatch:
+        """Entries that match the durable's filter, or did before, as a change reader gets them, in their order."""
+
+    def __init__(
+        self,
+        *,
+        changes: Global___ChangeBatch | None = ...,
+        bookmark: _builtins.str = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "changes", b"changes", "complete", b"complete"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrowseDurableResponse: _TypeAlias = BrowseDurableResponse  # noqa: Y015
+
+@_typing.final
 class SnapshotBegin(_message.Message):
     """The snapshot begins: first, once, and only where one was asked for."""
 
@@ -1510,6 +1593,7 @@ class ChangeBatch(_message.Message):
     BOOKMARK_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     ATOMIC_FIELD_NUMBER: _builtins.int
+    DELIVERY_COUNT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     bookmark: _builtins.str
@@ -1538,6 +1622,12 @@ class ChangeBatch(_message.Message):
     def unset_paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnsetPaths]:
         """With `delta`: the fields that are gone. Absent: none anywhere."""
 
+    @_builtins.property
+    def delivery_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `durable`: how often each has been handed over, this time included (rule J15). Absent: all for the first time.
+        In BrowseDurable: how often so far. Absent: none yet.
+        """
+
     def __init__(
         self,
         *,
@@ -1550,10 +1640,11 @@ class ChangeBatch(_message.Message):
         bookmark: _builtins.str = ...,
         more: _builtins.bool = ...,
         atomic: _builtins.bool = ...,
+        delivery_count: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "bookmark", b"bookmark", "is_delta", b"is_delta", "more", b"more", "op", b"op", "reason", b"reason", "records", b"records", "topic", b"topic", "unset_paths", b"unset_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "bookmark", b"bookmark", "delivery_count", b"delivery_count", "is_delta", b"is_delta", "more", b"more", "op", b"op", "reason", b"reason", "records", b"records", "topic", b"topic", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,11 @@ class SowServiceStub(object):
                 request_serializer=sow_dot_v1_dot_sow__pb2.RewindRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_sow__pb2.RewindResponse.FromString,
                 _registered_method=True)
+        self.BrowseDurable = channel.unary_stream(
+                '/sow.v1.SowService/BrowseDurable',
+                request_serializer=sow_dot_v1_dot_sow__pb2.BrowseDurableRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_sow__pb2.BrowseDurableResponse.FromString,
+                _registered_method=True)
 
 
 class SowServiceServicer(object):
@@ -173,6 +178,13 @@ class SowServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BrowseDurable(self, request, context):
+        """Shows what a durable subscription has not acknowledged, without consuming it (rule J16).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SowServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -230,6 +242,11 @@ def add_SowServiceServicer_to_server(servicer, server):
                     servicer.Rewind,
                     request_deserializer=sow_dot_v1_dot_sow__pb2.RewindRequest.FromString,
                     response_serializer=sow_dot_v1_dot_sow__pb2.RewindResponse.SerializeToString,
+            ),
+            'BrowseDurable': grpc.unary_stream_rpc_method_handler(
+                    servicer.BrowseDurable,
+                    request_deserializer=sow_dot_v1_dot_sow__pb2.BrowseDurableRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_sow__pb2.BrowseDurableResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -530,6 +547,33 @@ class SowService(object):
             '/sow.v1.SowService/Rewind',
             sow_dot_v1_dot_sow__pb2.RewindRequest.SerializeToString,
             sow_dot_v1_dot_sow__pb2.RewindResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BrowseDurable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.SowService/BrowseDurable',
+            sow_dot_v1_dot_sow__pb2.BrowseDurableRequest.SerializeToString,
+            sow_dot_v1_dot_sow__pb2.BrowseDurableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class SowServiceStub:
     """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
     Rewind: _grpc.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]
     """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
+    BrowseDurable: _grpc.UnaryStreamMultiCallable[_sow_pb2.BrowseDurableRequest, _sow_pb2.BrowseDurableResponse]
+    """Shows what a durable subscription has not acknowledged, without consuming it (rule J16)."""
 
 @_typing.type_check_only
 class SowServiceAsyncStub(SowServiceStub):
@@ -83,6 +85,8 @@ class SowServiceAsyncStub(SowServiceStub):
     """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
     Rewind: _aio.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]  # type: ignore[assignment]
     """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
+    BrowseDurable: _aio.UnaryStreamMultiCallable[_sow_pb2.BrowseDurableRequest, _sow_pb2.BrowseDurableResponse]  # type: ignore[assignment]
+    """Shows what a durable subscription has not acknowledged, without consuming it (rule J16)."""
 
 class SowServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
@@ -174,5 +178,13 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.RewindResponse, _abc.Awaitable[_sow_pb2.RewindResponse]]:
         """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
+
+    @_abc_1.abstractmethod
+    def BrowseDurable(
+        self,
+        request: _sow_pb2.BrowseDurableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sow_pb2.BrowseDurableResponse], _abc.AsyncIterator[_sow_pb2.BrowseDurableResponse]]:
+        """Shows what a durable subscription has not acknowledged, without consuming it (rule J16)."""
 
 def add_SowServiceServicer_to_server(servicer: SowServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -698,10 +698,13 @@ class DurableSettings(_message.Message):
     RETAIN_BYTES_FIELD_NUMBER: _builtins.int
     BACKLOG_TTL_FIELD_NUMBER: _builtins.int
     IDLE_TTL_FIELD_NUMBER: _builtins.int
+    DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
     retain_time_unlimited: _builtins.bool
     """true: for as long as the topic retains them."""
     retain_bytes: _builtins.int
     """How many bytes of acknowledged entries can be rewound to. -1: unlimited."""
+    delivery_limit: _builtins.int
+    """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
     @_builtins.property
     def retain_time(self) -> _duration_pb2.Duration:
         """How long acknowledged entries can be rewound to (rule J3)."""
@@ -722,13 +725,19 @@ class DurableSettings(_message.Message):
         retain_bytes: _builtins.int | None = ...,
         backlog_ttl: _duration_pb2.Duration | None = ...,
         idle_ttl: _duration_pb2.Duration | None = ...,
+        delivery_limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit", "_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "delivery_limit", b"delivery_limit", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit", "_retain_bytes", b"_retain_bytes", "backlog_ttl", b"backlog_ttl", "delivery_limit", b"delivery_limit", "idle_ttl", b"idle_ttl", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delivery_limit: _TypeAlias = _typing.Literal["delivery_limit"]  # noqa: Y015
+    _WhichOneofArgType__delivery_limit: _TypeAlias = _typing.Literal["_delivery_limit", b"_delivery_limit"]  # noqa: Y015
     _WhichOneofReturnType__retain_bytes: _TypeAlias = _typing.Literal["retain_bytes"]  # noqa: Y015
     _WhichOneofArgType__retain_bytes: _TypeAlias = _typing.Literal["_retain_bytes", b"_retain_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delivery_limit) -> _WhichOneofReturnType__delivery_limit | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_bytes) -> _WhichOneofReturnType__retain_bytes | None: ...
 
 Global___DurableSettings: _TypeAlias = DurableSettings  # noqa: Y015
