@@ -21,6 +21,8 @@ _CONTROL: Final = {
     # Bidirectional overrides can make a line read as another one.
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
 }
+UNKNOWN: Final = "unknown"
+"""What the server does not remember."""
 _TABLE_TEXT_MAX: Final = 2_000
 _DAY_MICROS: Final = 86_400_000_000
 

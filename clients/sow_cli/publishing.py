@@ -435,23 +435,26 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
     """What a publish or a touch of one record answers."""
     expire = done.expire_time_micros
     now_micros = time.time_ns() // 1_000
-    expires = display.expires(expire, now_micros)
+    expires = display.expires(expire, now_micros) if done.expire_time_known else display.UNKNOWN
     facts = [
         Fact("topic", topic, topic),
         Fact("key", done.key, display.safe(done.key)),
-        Fact("version", done.version, str(done.version)),
+        Fact("version", done.version or None, str(done.version or display.UNKNOWN)),
         Fact(
             "expire_time_micros",
             expire,
             expires if expire is None else f"{display.instant(expire)}  ({expires})",
             label="expires",
         ),
-        Fact("sequence", done.sequence, str(done.sequence)),
+        Fact("sequence", done.sequence or None, str(done.sequence or display.UNKNOWN)),
+        Fact("bookmark", done.bookmark, done.bookmark or "", in_lists=False),
     ]
     if done.ttl_ignored:
         facts.append(Fact("ttl_ignored", True, "yes: the topic has expiration disabled"))
     if done.duplicate:
         facts.append(Fact("duplicate", True, "yes: an earlier attempt had been applied"))
+    if not done.expire_time_known:
+        facts.append(Fact("expire_time_known", False, ""))
     return facts
 
 

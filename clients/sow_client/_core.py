@@ -311,8 +311,15 @@ def reason_name(reason: types_pb2.ErrorReason.ValueType) -> str:
         return f"REASON_{reason}"
 
 
-def outcome(result: sow_pb2.PublishResult, *, index: int) -> Published | Refusal:
-    """What became of one record."""
+def bookmark(journal_epoch: str, sequence: int) -> str | None:
+    """The position right after a change, as subscriptions take it (rule S4); None where it is not known."""
+    return f"{journal_epoch}.{sequence}" if journal_epoch and sequence else None
+
+
+def outcome(
+    result: sow_pb2.PublishResult, *, index: int, journal_epoch: str = "", ends_at: int = 0
+) -> Published | Refusal:
+    """What became of one record; `ends_at`: the last sequence of the atomic request that it is one of."""
     if result.HasField("refusal"):
         return refusal(result.refusal, index=index)
     return Published(
@@ -322,21 +329,33 @@ def outcome(result: sow_pb2.PublishResult, *, index: int) -> Published | Refusal
         sequence=result.sequence,
         ttl_ignored=result.ttl_ignored,
         duplicate=result.duplicate,
+        # A server that does not remember anything of duplicates does not say so either.
+        expire_time_known=not (result.expire_time_unknown or (result.duplicate and not result.version)),
+        bookmark=bookmark(journal_epoch, ends_at or result.sequence),
     )
 
 
 def outcomes(
-    results: Sequence[sow_pb2.PublishResult], *, expected: int, first_index: int = 0
+    response: sow_pb2.PublishResponse | sow_pb2.TouchResponse,
+    *,
+    expected: int,
+    first_index: int = 0,
+    atomic: bool = False,
 ) -> list[Published | Refusal]:
     """What became of each record; raises InternalError unless there is one result for each."""
+    results = response.results
     if len(results) != expected:
         raise malformed(f"{len(results)} results for {expected} records")
-    return [outcome(result, index=first_index + index) for index, result in enumerate(results)]
+    ends_at = max(result.sequence for result in results) if atomic and results else 0
+    return [
+        outcome(result, index=first_index + index, journal_epoch=response.journal_epoch, ends_at=ends_at)
+        for index, result in enumerate(results)
+    ]
 
 
-def only(results: Sequence[sow_pb2.PublishResult]) -> Published:
+def only(response: sow_pb2.PublishResponse | sow_pb2.TouchResponse) -> Published:
     """The one result of a call for one record; its refusal is raised."""
-    match outcomes(results, expected=1)[0]:
+    match outcomes(response, expected=1)[0]:
         case Refusal() as refused:
             raise refused.error()
         case published:

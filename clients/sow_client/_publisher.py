@@ -75,6 +75,13 @@ class Ack:
     """Journal sequence of the last applied record; 0 when none was."""
     durability: str
     """The durability reached: "fsync", "buffered" or "replicated"."""
+    last_duplicate_version: int = 0
+    """Version of the last of the duplicates; 0: there was none, or it is not remembered."""
+    last_duplicate_sequence: int = 0
+    """Journal sequence of the last of the duplicates; 0: there was none, or it is not remembered."""
+    bookmark: str | None = None
+    """The `start` of a subscription to what comes after these records. None: none of them was applied at a position
+    that is known, or the server is an older one."""
 
     @property
     def records(self) -> int:
@@ -446,6 +453,11 @@ class PublishCore:
             last_version=response.last_version,
             last_sequence=response.last_sequence,
             durability=_core.durability_name(response.durability),
+            last_duplicate_version=response.last_duplicate_version,
+            last_duplicate_sequence=response.last_duplicate_sequence,
+            bookmark=_core.bookmark(
+                response.journal_epoch, max(response.last_sequence, response.last_duplicate_sequence)
+            ),
         )
         if ack.records != settled or settled > sealed.records:
             raise _core.malformed(f"an answer for {ack.records} of {settled} records")

@@ -266,15 +266,20 @@ class Published:
 
     key: str
     version: int
-    """Its new version; 0 for a duplicate."""
+    """Its new version. Of a duplicate the one that it got when it was applied; 0: that is not remembered."""
     expire_time_micros: int | None
-    """The expire time stamped on it, microseconds since the epoch; None: never."""
+    """The expire time stamped on it, microseconds since the epoch; None: never, or not `expire_time_known`."""
     sequence: int
-    """Journal sequence of the change; 0 for a duplicate."""
+    """Journal sequence of the change. Of a duplicate that of when it was applied; 0: that is not remembered."""
     ttl_ignored: bool
     """True: the lifetime is stored but not acted on, as the topic has expiration disabled (rule L3)."""
     duplicate: bool
     """True: it had been applied by an earlier attempt, nothing was changed now (rule P6)."""
+    expire_time_known: bool = True
+    """False: of this duplicate it is not remembered, so that `expire_time` says nothing."""
+    bookmark: str | None = None
+    """The `start` of a subscription to what comes after it; of a record of an atomic request, after all of that. None:
+    the position is not known, or the server is an older one."""
 
     @property
     def expire_time(self) -> datetime | None:

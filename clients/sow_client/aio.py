@@ -218,7 +218,7 @@ class AsyncClient:
             ),
             durability=durability,
         )
-        return _core.only((await self._publish(request)).results)
+        return _core.only(await self._publish(request))
 
     async def delta_publish(
         self,
@@ -253,7 +253,7 @@ class AsyncClient:
             delta=True,
             unset=unset,
         )
-        return _core.only((await self._publish(request)).results)
+        return _core.only(await self._publish(request))
 
     async def publish_many(
         self,
@@ -298,7 +298,9 @@ class AsyncClient:
                 unset=unset,
             )
             response = await self._publish(request)
-            results += _core.outcomes(response.results, expected=len(batch.records), first_index=batch.first_index)
+            results += _core.outcomes(
+                response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
+            )
         return results
 
     def publisher(
@@ -415,8 +417,8 @@ class AsyncClient:
             )
             response = await self._call(self._sow.Touch, request, once=True)
             if isinstance(key, str):
-                return _core.only(response.results)
-            results += _core.outcomes(response.results, expected=len(chunk), first_index=len(results))
+                return _core.only(response)
+            results += _core.outcomes(response, expected=len(chunk), first_index=len(results))
         return results
 
     async def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:

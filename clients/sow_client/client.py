@@ -231,7 +231,7 @@ class Client:
             ),
             durability=durability,
         )
-        return _core.only(self._publish(request).results)
+        return _core.only(self._publish(request))
 
     def delta_publish(
         self,
@@ -266,7 +266,7 @@ class Client:
             delta=True,
             unset=unset,
         )
-        return _core.only(self._publish(request).results)
+        return _core.only(self._publish(request))
 
     def publish_many(
         self,
@@ -311,7 +311,9 @@ class Client:
                 unset=unset,
             )
             response = self._publish(request)
-            results += _core.outcomes(response.results, expected=len(batch.records), first_index=batch.first_index)
+            results += _core.outcomes(
+                response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
+            )
         return results
 
     def publisher(
@@ -422,8 +424,8 @@ class Client:
             )
             response = self._call(self._sow.Touch, request, once=True)
             if isinstance(key, str):
-                return _core.only(response.results)
-            results += _core.outcomes(response.results, expected=len(chunk), first_index=len(results))
+                return _core.only(response)
+            results += _core.outcomes(response, expected=len(chunk), first_index=len(results))
         return results
 
     def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:

@@ -210,7 +210,7 @@ class Refusal(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """One record that was applied; version and sequence are 0 for a duplicate."""
+    """One record that was applied. A duplicate has the version and sequence of then, 0 where they are forgotten."""
 
     key: str
     version: int
@@ -218,6 +218,8 @@ class Applied(NamedTuple):
     sequence: int
     ttl_ignored: bool = False
     duplicate: bool = False
+    expire_time_known: bool = True
+    """False: the expire time of this duplicate is forgotten."""
 
 
 @dataclass(slots=True)
@@ -230,6 +232,9 @@ class Outcome:
     refusals: list[Refusal] = field(default_factory=list)
     last_version: int = 0
     last_sequence: int = 0
+    last_duplicate_version: int = 0
+    last_duplicate_sequence: int = 0
+    """Of the last duplicate; 0 where they are forgotten."""
     results: list[Applied | Refusal] | None = None
 
 

@@ -54,7 +54,7 @@ from sow_server.engine.model import (
     TtlMode,
 )
 from sow_server.engine.payloads import BadRecord, KeyColumn, check_flat
-from sow_server.engine.publishers import Publisher, PublisherCache
+from sow_server.engine.publishers import SEVERAL, Publisher, PublisherCache, Run
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import UNDELIVERED_ID, Topic, check_name
 
@@ -84,7 +84,13 @@ class Slice:
     refusals: list[Refusal] = field(default_factory=list)
     last_version: int = 0
     last_sequence: int = 0
+    last_duplicate_version: int = 0
+    last_duplicate_sequence: int = 0
     results: list[Result] = field(default_factory=list)
+    first_sequence: int | None = None
+    """The publisher's sequence of the job's first record; None: there is no publisher."""
+    runs: list[Run] = field(default_factory=list)
+    """What the publisher remembers of the records that were applied."""
 
 
 class Delta(NamedTuple):
@@ -153,6 +159,9 @@ class Job:
         outcome.refusals += part.refusals
         outcome.last_version = part.last_version or outcome.last_version
         outcome.last_sequence = part.last_sequence or outcome.last_sequence
+        if part.duplicates:
+            outcome.last_duplicate_version = part.last_duplicate_version
+            outcome.last_duplicate_sequence = part.last_duplicate_sequence
         if outcome.results is not None:
             outcome.results += part.results
 
@@ -410,6 +419,7 @@ def _stage_publish(
         if ends_unit and start == 0:
             publisher.check_finish(position)
         start = _skip_duplicates(job, request, position, publisher, part, start, stop)
+        part.first_sequence = position.first_sequence
     _put_all(stage, job, request, topic, start, stop, part)
     if request.atomic and part.refusals and part.applied:
         raise AtomicAborted(part.refusals)
@@ -427,6 +437,7 @@ def _stage_publish(
             unit=position.unit,
             applied=part.applied,
             finishes=finishes,
+            runs=part.runs,
         )
     return part
 
@@ -442,6 +453,7 @@ def _skip_duplicates(
 ) -> int:
     """Answers the records that were decided before with their original outcome; returns where new ones begin."""
     first_new = min(stop, max(start, publisher.highest_sequence + 1 - position.first_sequence))
+    runs = publisher.known_runs() if start < first_new else []
     for index in range(start, first_new):
         # The same request as then: also an atomic one may have been refused for another reason than its records'.
         conditional = request.atomic or (request.conditions is not None and request.conditions[index] is not None)
@@ -457,9 +469,30 @@ def _skip_duplicates(
         else:
             assert isinstance(key, bytes), "either a key or a reason"
             part.duplicates += 1
+            version, sequence, expire_time = _remembered(runs, position.first_sequence + index)
+            part.last_duplicate_version, part.last_duplicate_sequence = version, sequence
             if request.want_results:
-                part.results.append(Applied(key.decode(), 0, NEVER, 0, duplicate=True))
+                known = expire_time != SEVERAL
+                part.results.append(
+                    Applied(
+                        key.decode(),
+                        version,
+                        expire_time if known else NEVER,
+                        sequence,
+                        duplicate=True,
+                        expire_time_known=known,
+                    )
+                )
     return first_new
+
+
+def _remembered(runs: Sequence[Run], sequence: int) -> tuple[int, int, int]:
+    """Version, journal sequence and stamp that a publisher's sequence got when it was applied; 0, 0 and SEVERAL where
+    that is forgotten."""
+    for run in runs:
+        if 0 <= (offset := sequence - run.first) < run.count:
+            return run.version + offset, run.sequence + offset, run.expire_time_micros
+    return 0, 0, SEVERAL
 
 
 def _put_all(stage: Stage, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
@@ -609,6 +642,9 @@ def _put_plain(
     stage.next_version, stage.next_sequence = version + count, sequence + count
     part.applied += count
     part.last_version, part.last_sequence = version + count - 1, sequence + count - 1
+    if part.first_sequence is not None:
+        stamp = expire_times[0] if alike else SEVERAL
+        part.runs.append(Run(part.first_sequence + start, count, version, sequence, stamp))
 
 
 def _put_each(stage: Stage, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
@@ -627,6 +663,10 @@ def _put_each(stage: Stage, job: Job, request: Publish, topic: Topic, start: int
                 stage, topic, index, key, request.payloads[index], lifetime, request.ttl_mode, condition, job.delta
             )
         _add(part, result)
+        if part.first_sequence is not None and isinstance(result, Applied):
+            run = Run(part.first_sequence + index, 1, result.version, result.sequence, result.expire_time_micros)
+            if not (part.runs and part.runs[-1].grow(run)):
+                part.runs.append(run)
 
 
 def _put_one(

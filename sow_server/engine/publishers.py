@@ -1,18 +1,21 @@
 """What is remembered of publishers, so that a retry is never applied twice (rule P6).
 
-A publisher's row holds its epoch, its highest sequence, the refusals among its last 1,000 sequences, and which unit of
-work it finished last. The row is written in the same batch as the records that it covers. Pure, but for the bounded
-cache.
+A publisher's row holds its epoch, its highest sequence, the refusals among its last 1,000 sequences, the versions and
+stamps of its last records, and which unit of work it finished last. The row is written in the same batch as the records
+that it covers. Pure, but for the bounded cache.
 
     PU1  A unit is finished in the batch that holds the last records of its last request, or not at all.
     PU2  A unit is finished only when no record of its last request was refused, however long ago.
     PU3  Once a unit is finished, nothing of it or of an earlier one is applied; a new epoch changes nothing of that.
+    PU4  What is told of a duplicate is what was answered when it was applied, or that it is forgotten: never a guess.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,8 +25,57 @@ from sow_server.engine.model import OpenedPublisher, PublisherPosition, Refusal
 
 OUTCOMES_KEPT: Final = 1000
 """Refusals are kept for this many of a publisher's last sequences."""
+RUNS_KEPT: Final = 32
+"""Runs of applied records that are remembered: as many as a client has requests under way (16), each of them in two."""
 EPOCH_MAX: Final = 2**63 - 1
 _CACHED_MAX: Final = 10_000
+
+
+@dataclass(slots=True)
+class Run:
+    """Records that were applied one after the other: the next one has the next publisher sequence, version and journal
+    sequence. A run is what a commit does of a request, where nothing was refused or expired in between."""
+
+    # Not frozen: `_put_each` makes one grow record by record.
+    first: int
+    """Publisher sequence of its first record."""
+    count: int
+    version: int
+    sequence: int
+    expire_time_micros: int
+    """Of all of them; `SEVERAL`: they differ, and are forgotten."""
+
+    def grow(self, other: Run) -> bool:
+        """Takes over a run that continues this one; False where it does not."""
+        count = self.count
+        if (
+            other.first != self.first + count
+            or other.version != self.version + count
+            or other.sequence != self.sequence + count
+            or other.expire_time_micros != self.expire_time_micros
+        ):
+            return False
+        self.count = count + other.count
+        return True
+
+    def packed(self) -> bytes:
+        """As stored: of one size each, so that a publish, which drops the oldest one, is a slice."""
+        return _RUN.pack(self.first, self.count, self.version, self.sequence, self.expire_time_micros)
+
+
+SEVERAL: Final = -1
+_RUN: Final = Struct(">qiqqq")
+
+
+def _packed(before: bytes, runs: Sequence[Run]) -> bytes:
+    """The last runs, as stored."""
+    if before:
+        # What a stream has in one commit is one run, though it comes in many requests.
+        last = Run(*_RUN.unpack_from(before, len(before) - _RUN.size))
+        if last.grow(runs[0]):
+            before = before[: -_RUN.size]
+            runs = [last, *runs[1:]]
+    return (before + b"".join([run.packed() for run in runs[-RUNS_KEPT:]]))[-RUNS_KEPT * _RUN.size :]
 
 
 class Publisher(NamedTuple):
@@ -43,6 +95,8 @@ class Publisher(NamedTuple):
     """How many records of it have been applied in this epoch."""
     refused_sequence: int = 0
     """The highest sequence of the epoch that was refused: it is known for longer than the refusal itself (PU2)."""
+    runs: bytes = b""
+    """The last runs of records that were applied in this epoch, packed (PU4)."""
 
     def open(self, unit: int, publisher_id: str, now_micros: int) -> tuple[Publisher, OpenedPublisher]:
         """The publisher in a new epoch, in which `unit` (0: none) is to be published; as it was, when it is finished.
@@ -109,10 +163,11 @@ class Publisher(NamedTuple):
         unit: int = 0,
         applied: int = 0,
         finishes: bool = False,
+        runs: Sequence[Run] = (),
     ) -> Publisher:
         """The publisher after its sequences up to `to_sequence` have been decided; `refusals` are the new ones.
 
-        `applied` new records belong to `unit`, which they finish or do not.
+        `applied` new records belong to `unit`, which they finish or do not; they are in `runs`.
         """
         kept = self.refusals
         if kept or refusals:
@@ -129,6 +184,7 @@ class Publisher(NamedTuple):
             unit,
             records,
             max([self.refused_sequence, *[refusal.index for refusal in refusals]]),
+            _packed(self.runs, runs) if runs else self.runs,
         )
 
     def check_finish(self, position: PublisherPosition) -> None:
@@ -153,6 +209,10 @@ class Publisher(NamedTuple):
             )
         return None
 
+    def known_runs(self) -> list[Run]:
+        """What is remembered of applied records, the newest first."""
+        return [Run(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
+
 
 class _Row(msgspec.Struct, array_like=True):
     """A stored row. Fields are only ever added behind the others, with a default: rows from before are shorter."""
@@ -166,6 +226,7 @@ class _Row(msgspec.Struct, array_like=True):
     open_unit: int = 0
     open_records: int = 0
     refused_sequence: int = 0
+    runs: bytes = b""
 
 
 def encode(publisher: Publisher) -> bytes:
@@ -193,6 +254,7 @@ def decode(row: bytes) -> Publisher:
         found.open_unit,
         found.open_records,
         found.refused_sequence,
+        found.runs,
     )
 
 

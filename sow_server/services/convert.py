@@ -296,6 +296,7 @@ def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
         sequence=entry.sequence,
         ttl_ignored=entry.ttl_ignored,
         duplicate=entry.duplicate,
+        expire_time_unknown=not entry.expire_time_known,
     )
 
 
@@ -305,7 +306,7 @@ def results(outcome: Outcome) -> list[sow_pb2.PublishResult]:
     return [result(entry) for entry in outcome.results]
 
 
-def stream_response(outcome: Outcome) -> sow_pb2.PublishStreamResponse:
+def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStreamResponse:
     """The answer to one request of a publish stream."""
     return sow_pb2.PublishStreamResponse(
         applied=outcome.applied,
@@ -314,6 +315,9 @@ def stream_response(outcome: Outcome) -> sow_pb2.PublishStreamResponse:
         last_version=outcome.last_version,
         last_sequence=outcome.last_sequence,
         durability=types_pb2.Durability.ValueType(outcome.durability.value),
+        last_duplicate_version=outcome.last_duplicate_version,
+        last_duplicate_sequence=outcome.last_duplicate_sequence,
+        journal_epoch=journal_epoch,
     )
 
 

@@ -246,6 +246,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
+            journal_epoch=self._store.epoch,
         )
 
     @streaming
@@ -260,7 +261,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             while (future := await under_way.get()) is not None:
                 outcome = await future
                 room.release()
-                yield convert.stream_response(outcome)
+                yield convert.stream_response(outcome, self._store.epoch)
             await reading  # raises what ended the reading
         finally:
             reading.cancel()
@@ -296,6 +297,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
+            journal_epoch=self._store.epoch,
         )
 
     @unary

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from sow.v1 import sow_pb2
-from sow_client import NEVER, Client, ConditionFailed, Deleted, InvalidArgument, PublishFailed, Refusal
+from sow.v1 import sow_pb2, types_pb2
+from sow_client import NEVER, Ack, Client, ConditionFailed, Deleted, InvalidArgument, Published, PublishFailed, Refusal
 from tests.support.server import ServerProcess, reason_of, until
 
 CONFIG: Final = """
@@ -127,6 +127,61 @@ def test_a_number_that_is_not_finite_is_refused_by_every_way_of_publishing(
     found = client.get("orders", "n")
     assert found is not None
     assert found.data == {"id": "n", "price": 1.5}
+
+
+def test_a_publish_has_a_bookmark_to_follow_from(server: ServerProcess, client: Client) -> None:
+    done = client.publish("orders", {"id": "b1"})
+    touched = client.touch("orders", "b1", ttl="1m")
+    many = client.publish_many("orders", [{"id": "b2"}, {"id": "b3"}], atomic=True)
+    acks: list[Ack] = []
+    with client.publisher("orders", on_ack=acks.append) as publisher:
+        publisher.publish({"id": "b4"})
+    client.publish("orders", {"id": "b5"})
+    bookmarks = [done.bookmark, touched.bookmark]
+    bookmarks += [one.bookmark for one in many if isinstance(one, Published)]
+    bookmarks += [ack.bookmark for ack in acks]
+
+    def following(bookmark: str | None) -> str:
+        with client.subscribe("orders", start=bookmark) as changes:
+            return next(iter(changes)).key
+
+    assert [following(bookmark) for bookmark in bookmarks] == ["b1", "b2", "b4", "b4", "b5"]
+
+    async def follow() -> str:
+        async with server.async_client() as aio:
+            done = await aio.publish("orders", {"id": "b6"})
+            await aio.publish("orders", {"id": "b7"})
+            async with aio.subscribe("orders", start=done.bookmark) as changes:
+                async for change in changes:
+                    return change.key
+        return ""
+
+    assert asyncio.run(follow()) == "b7"
+
+
+def test_a_duplicate_is_told_what_its_first_try_was_told(client: Client) -> None:
+    """Also of a stream; the answers of the first try were lost, and its versions were anybody's guess."""
+    request = sow_pb2.PublishRequest(
+        topic="orders",
+        records=[sow_pb2.PublishRecord(payload=b'{"id":"d1"}'), sow_pb2.PublishRecord(payload=b'{"id":"d2"}')],
+        publisher=types_pb2.PublisherPosition(publisher_id="again", publisher_epoch=1, first_sequence=1),
+        lifetime=types_pb2.Lifetime(ttl_micros=60_000_000),
+    )
+    first = client._sow.Publish(request)
+    again = client._sow.Publish(request)
+    for before, after in zip(first.results, again.results, strict=True):
+        assert after.duplicate
+        assert (after.version, after.sequence) == (before.version, before.sequence)
+        assert after.expire_time_micros == before.expire_time_micros
+    stream = sow_pb2.PublishStreamRequest(
+        topic="orders", payload=[record.payload for record in request.records], publisher=request.publisher
+    )
+    (answer,) = client._sow.PublishStream(iter([stream]))
+    assert (answer.duplicates, answer.last_version) == (2, 0)
+    assert answer.last_duplicate_version == first.results[1].version
+    assert f"{answer.journal_epoch}.{answer.last_duplicate_sequence}" == (
+        f"{first.journal_epoch}.{first.results[1].sequence}"
+    )
 
 
 def test_lifetimes_arrive(client: Client, topic: str) -> None:

@@ -153,7 +153,7 @@ def test_keys_go_with_the_documents_one_by_one() -> None:
 
 def test_results_that_do_not_fit_the_request_are_not_believed() -> None:
     with pytest.raises(InternalError):
-        _core.outcomes([sow_pb2.PublishResult(key="1")], expected=2)
+        _core.outcomes(sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(key="1")]), expected=2)
 
 
 def test_results_keep_zero_and_never_apart() -> None:
@@ -164,11 +164,32 @@ def test_results_keep_zero_and_never_apart() -> None:
             refusal=types_pb2.Refusal(reason=types_pb2.ERROR_REASON_CONDITION_FAILED, message="no", current_version=3)
         ),
     ]
-    assert _core.outcomes(results, expected=3, first_index=10) == [
-        Published("1", 5, 0, 9, ttl_ignored=False, duplicate=False),
-        Published("2", 6, None, 10, ttl_ignored=True, duplicate=False),
+    response = sow_pb2.PublishResponse(results=results, journal_epoch="e")
+    assert _core.outcomes(response, expected=3, first_index=10) == [
+        Published("1", 5, 0, 9, ttl_ignored=False, duplicate=False, bookmark="e.9"),
+        Published("2", 6, None, 10, ttl_ignored=True, duplicate=False, bookmark="e.10"),
         Refusal(12, "CONDITION_FAILED", "no", 3),
     ]
+    # There is no position inside an atomic request.
+    atomic = _core.outcomes(response, expected=3, atomic=True)
+    assert [one.bookmark for one in atomic if isinstance(one, Published)] == ["e.10", "e.10"]
+
+
+def test_what_is_not_remembered_of_a_duplicate_is_not_taken_for_never() -> None:
+    results = [
+        sow_pb2.PublishResult(key="1", version=5, expire_time_micros=7, sequence=9, duplicate=True),
+        sow_pb2.PublishResult(key="1", version=5, sequence=9, duplicate=True),
+        sow_pb2.PublishResult(key="1", version=5, sequence=9, duplicate=True, expire_time_unknown=True),
+        sow_pb2.PublishResult(key="1", duplicate=True),  # as servers before that field answer
+    ]
+    found = _core.outcomes(sow_pb2.PublishResponse(results=results), expected=4)
+    assert [(one.expire_time_micros, one.expire_time_known) for one in found if isinstance(one, Published)] == [
+        (7, True),
+        (None, True),
+        (None, False),
+        (None, False),
+    ]
+    assert all(isinstance(one, Published) and one.bookmark is None for one in found)  # nor is the epoch told
 
 
 def test_one_text_is_not_a_list_of_keys() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
 
-from sow_server.engine import store
+from sow_server.engine import publishers, store
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import (
     Applied,
     Condition,
     ConditionKind,
+    Expiration,
     Lifetime,
     LifetimeKind,
     OpenedPublisher,
@@ -24,6 +27,7 @@ from sow_server.engine.model import (
     Refusal,
     TopicSettings,
 )
+from sow_server.engine.publishers import RUNS_KEPT
 from sow_server.engine.rocks import META
 from sow_server.engine.stage import PUBLISHER_KEY
 from sow_server.engine.store import StoreOptions
@@ -77,6 +81,91 @@ def test_a_retry_is_not_applied_again_not_after_a_restart_either(
     assert len(rig.journal("orders")) == 4
 
 
+@pytest.mark.parametrize("restart", [None, "crash", "reopen"])
+@pytest.mark.parametrize("several", [1, 7, 20])
+def test_a_duplicate_is_told_the_version_sequence_and_stamp_of_its_first_try(
+    rig: Rig, several: int, restart: str | None
+) -> None:
+    """It was told version 0 and no expire time, so that whoever had missed the first answer had to guess."""
+    keys = [f"k{number}" for number in range(several)]
+    request = replace(batch(1, *keys), want_results=True, lifetime=Lifetime(LifetimeKind.TTL, 60 * SECOND))
+    first = rig.run(request)
+    rig.put("orders", "k0", b"newer")
+    if restart is not None:
+        getattr(rig, restart)()
+    again = rig.run(request)
+    assert again.results == [result._replace(duplicate=True) for result in applied(first)]
+    assert (again.last_version, again.last_duplicate_version) == (0, first.last_version)
+    assert again.last_duplicate_sequence == first.last_sequence
+    stream = rig.run(replace(request, want_results=False))
+    assert stream.last_duplicate_version == first.last_version
+
+
+def test_what_is_told_of_a_duplicate_is_what_was_told_or_that_it_is_forgotten(rig: Rig, seed: int) -> None:
+    """PU4, for requests of every kind: with conditions, refusals, deltas, lifetimes alike and not, overdue records."""
+    random = Random(seed)
+    rig.create_topic("timed", expiration=Expiration.ENABLED)
+    told: dict[int, Applied | Refusal] = {}
+    requests: list[Publish] = []
+    sequence = 1
+    for _ in range(120):
+        count = random.choice([1, 1, 2, 9, 30])
+        keys = [random.choice("abcdef") + (str(index) if random.random() < 0.7 else "") for index in range(count)]
+        lifetimes = [Lifetime(LifetimeKind.TTL, random.choice([1, 5, 9]) * SECOND) for _ in keys]
+        request = replace(
+            batch(sequence, *keys, absent=random.random() < 0.2),
+            topic="timed",
+            want_results=True,
+            lifetime=Lifetime(LifetimeKind.TTL, 3 * SECOND) if random.random() < 0.5 else Lifetime(LifetimeKind.ABSENT),
+            lifetimes=lifetimes if random.random() < 0.4 else None,
+        )
+        outcome = rig.run(replace(request, want_results=random.random() < 0.5))
+        if outcome.results is None:  # the versions and stamps of a stream's records, as they are stored
+            outcome.results = seen(rig, request, outcome)
+        for index, result in enumerate(outcome.results):
+            told[sequence + index] = result
+        requests.append(request)
+        sequence += count
+        rig.time.tick(random.choice([0, 0, SECOND]))
+        if random.random() < 0.05:
+            rig.crash()
+        # The newest is always known, whatever it was.
+        assert all(result.version for result in applied(rig.run(request)))
+    known = 0
+    for request in requests:
+        assert request.publisher is not None
+        for index, result in enumerate(rig.run(request).results or ()):
+            before = told[request.publisher.first_sequence + index]
+            if isinstance(result, Refusal) or isinstance(before, Refusal):
+                continue
+            assert result.duplicate
+            assert result.version in (0, before.version)
+            assert result.sequence in (0, before.sequence)
+            assert (result.version == 0) == (result.sequence == 0)
+            assert not result.expire_time_known or result.expire_time_micros == before.expire_time_micros
+            known += result.version != 0
+    assert known >= RUNS_KEPT
+
+
+def applied(outcome: Outcome) -> list[Applied]:
+    return [result for result in outcome.results or () if isinstance(result, Applied)]
+
+
+def seen(rig: Rig, request: Publish, outcome: Outcome) -> list[Applied | Refusal]:
+    """What a request without results was answered, from the journal."""
+    refused = {refusal.index: refusal for refusal in outcome.refusals}
+    puts = [entry for entry in rig.journal("timed") if entry.kind == "put"]
+    entries = iter(puts[len(puts) - outcome.applied :])
+    results: list[Applied | Refusal] = []
+    for index in range(len(request.payloads)):
+        if index in refused:
+            results.append(refused[index])
+        else:
+            entry = next(entries)
+            results.append(Applied(entry.key.decode(), entry.version, entry.expire_time_micros, entry.sequence))
+    return results
+
+
 def test_a_retry_that_overlaps_is_applied_from_where_it_is_new(rig: Rig) -> None:
     """P6."""
     rig.run(batch(1, "a", "b"))
@@ -91,6 +180,29 @@ def test_duplicates_within_one_commit_are_found_too(rig: Rig) -> None:
     assert not isinstance(first, StoreError)
     assert not isinstance(second, StoreError)
     assert (first.applied, second.duplicates) == (2, 2)
+    assert second.last_duplicate_version == first.last_version
+
+
+def test_requests_of_a_stream_in_one_commit_are_remembered_as_one_run(rig: Rig) -> None:
+    """So that many small requests under way do not push each other out of what is remembered."""
+    requests = [batch(1 + 2 * number, "a", "b") for number in range(3 * RUNS_KEPT)]
+    first = [outcome for outcome in rig.run_together(requests) if isinstance(outcome, Outcome)]
+    again = [rig.run(request).last_duplicate_version for request in requests]
+    assert again == [outcome.last_version for outcome in first]
+
+
+def test_a_new_epoch_remembers_nothing_of_the_one_before(rig: Rig) -> None:
+    rig.run(batch(1, "a", "b"))
+    rig.run(batch(1, "c", epoch=2))
+    assert rig.run(batch(1, "c", epoch=2)).last_duplicate_version != 0
+    assert publishers.decode(rig.store._rocks.get(META, PUBLISHER_KEY + b"p") or b"").known_runs()[0].count == 1
+    assert len(publishers.decode(rig.store._rocks.get(META, PUBLISHER_KEY + b"p") or b"").known_runs()) == 1
+
+
+def test_a_row_from_before_versions_were_remembered_is_read(rig: Rig) -> None:
+    row = msgspec.msgpack.encode((1, 7, 5, [], 0, 0, 0, 0, 0))
+    assert publishers.decode(row).known_runs() == []
+    assert publishers.decode(row).highest_sequence == 7
 
 
 def test_publishers_do_not_know_of_each_other(rig: Rig) -> None:

@@ -238,14 +238,15 @@ class PublishResult(_message.Message):
     DUPLICATE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_UNKNOWN_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """The record key."""
     version: _builtins.int
-    """Its new version. 0 for a duplicate (rule P6)."""
+    """Its new version. Of a duplicate the one that it got when it was applied; 0: that is not remembered (rule P6)."""
     expire_time_micros: _builtins.int
-    """The expire time stamped on it. Absent: never."""
+    """The expire time stamped on it. Absent: never, or not known, see `expire_time_unknown`."""
     sequence: _builtins.int
-    """Journal sequence of the change. 0 for a duplicate."""
+    """Journal sequence of the change. Of a duplicate that of when it was applied; 0: that is not remembered."""
     ttl_ignored: _builtins.bool
     """true: a lifetime is stored but not acted on, as the topic has expiration disabled (rule L3)."""
     duplicate: _builtins.bool
@@ -253,6 +254,10 @@ class PublishResult(_message.Message):
     delivered: _builtins.int
     """Of a record that was due at once, such as with ttl 0: how many attached subscribers it was handed to (rule L7).
     Absent for every other record.
+    """
+    expire_time_unknown: _builtins.bool
+    """true: the expire time of this duplicate is not remembered. Absent in the answers of servers before this field, which
+    remember neither version nor expire time of duplicates.
     """
     @_builtins.property
     def refusal(self) -> _types_pb2.Refusal:
@@ -269,10 +274,11 @@ class PublishResult(_message.Message):
         duplicate: _builtins.bool = ...,
         refusal: _types_pb2.Refusal | None = ...,
         delivered: _builtins.int | None = ...,
+        expire_time_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "expire_time_micros", b"expire_time_micros", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "duplicate", b"duplicate", "expire_time_micros", b"expire_time_micros", "key", b"key", "refusal", b"refusal", "sequence", b"sequence", "ttl_ignored", b"ttl_ignored", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "duplicate", b"duplicate", "expire_time_micros", b"expire_time_micros", "expire_time_unknown", b"expire_time_unknown", "key", b"key", "refusal", b"refusal", "sequence", b"sequence", "ttl_ignored", b"ttl_ignored", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delivered: _TypeAlias = _typing.Literal["delivered"]  # noqa: Y015
     _WhichOneofArgType__delivered: _TypeAlias = _typing.Literal["_delivered", b"_delivered"]  # noqa: Y015
@@ -293,8 +299,11 @@ class PublishResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    JOURNAL_EPOCH_FIELD_NUMBER: _builtins.int
     durability: _types_pb2.Durability.ValueType
     """The durability reached."""
+    journal_epoch: _builtins.str
+    """The journal that the sequences are of: `EPOCH.SEQUENCE` is a bookmark. Empty: from a server before this field."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishResult]:
         """One per record of the request, in its order."""
@@ -304,10 +313,11 @@ class PublishResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___PublishResult] | None = ...,
         durability: _types_pb2.Durability.ValueType = ...,
+        journal_epoch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "journal_epoch", b"journal_epoch", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,6 +421,9 @@ class PublishStreamResponse(_message.Message):
     LAST_VERSION_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    LAST_DUPLICATE_VERSION_FIELD_NUMBER: _builtins.int
+    LAST_DUPLICATE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    JOURNAL_EPOCH_FIELD_NUMBER: _builtins.int
     applied: _builtins.int
     """Records of the request that were applied now."""
     duplicates: _builtins.int
@@ -421,6 +434,12 @@ class PublishStreamResponse(_message.Message):
     """Journal sequence of the last applied record; 0 when none was."""
     durability: _types_pb2.Durability.ValueType
     """The durability reached."""
+    last_duplicate_version: _builtins.int
+    """Version of the last record that had been applied before; 0 when there was none, or it is not remembered (rule P6)."""
+    last_duplicate_sequence: _builtins.int
+    """Journal sequence of that record; 0 when there was none, or it is not remembered."""
+    journal_epoch: _builtins.str
+    """The journal that the sequences are of: `EPOCH.SEQUENCE` is a bookmark. Empty: from a server before this field."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Refusal]:
         """Those that were refused, in order."""
@@ -434,10 +453,13 @@ class PublishStreamResponse(_message.Message):
         last_version: _builtins.int = ...,
         last_sequence: _builtins.int = ...,
         durability: _types_pb2.Durability.ValueType = ...,
+        last_duplicate_version: _builtins.int = ...,
+        last_duplicate_sequence: _builtins.int = ...,
+        journal_epoch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "duplicates", b"duplicates", "durability", b"durability", "last_sequence", b"last_sequence", "last_version", b"last_version", "refusals", b"refusals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "duplicates", b"duplicates", "durability", b"durability", "journal_epoch", b"journal_epoch", "last_duplicate_sequence", b"last_duplicate_sequence", "last_duplicate_version", b"last_duplicate_version", "last_sequence", b"last_sequence", "last_version", b"last_version", "refusals", b"refusals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -962,8 +984,11 @@ class TouchResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    JOURNAL_EPOCH_FIELD_NUMBER: _builtins.int
     durability: _types_pb2.Durability.ValueType
     """The durability reached."""
+    journal_epoch: _builtins.str
+    """The journal that the sequences are of: `EPOCH.SEQUENCE` is a bookmark. Empty: from a server before this field."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishResult]:
         """One per key, in order; a refusal (RECORD_NOT_FOUND) for keys without a live record."""
@@ -973,10 +998,11 @@ class TouchResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___PublishResult] | None = ...,
         durability: _types_pb2.Durability.ValueType = ...,
+        journal_epoch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "journal_epoch", b"journal_epoch", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
