@@ -9,7 +9,6 @@ stop    unhealthy → end subscriptions, exports → end links → refuse new ca
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import signal
 import sys
@@ -28,7 +27,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sow.v1 import admin_pb2, load_pb2, replication_pb2_grpc, snapshot_pb2, sow_pb2
 from sow_replication.service import Replication
-from sow_server import __version__
+from sow_server import __version__, malloc
 from sow_server.config import Config, TlsConfig, clock_options, store_options
 from sow_server.engine import policies
 from sow_server.engine.clock import GuardedClock
@@ -61,14 +60,6 @@ log = structlog.get_logger(__name__)
 SWITCH_SECONDS: Final = 0.001
 """How long a thread keeps the GIL from another that wants it. The default of 5 ms is what a publish would wait while
 the writer sweeps; switching five times as often costs less than a percent."""
-M_MMAP_THRESHOLD: Final = -3  # of malloc.h
-MMAP_BYTES: Final = 512 * 2**10
-"""Allocations from this size on go back to the system when they are freed. Left alone, glibc raises its limit to 32 MiB
-as large messages come and go, and after a flood of them a server keeps twice the memory that it uses."""
-M_TRIM_THRESHOLD: Final = -1  # of malloc.h
-TRIM_BYTES: Final = 4 * 2**20
-"""Free memory at the end of a heap that is not given back. Setting the other one fixes this one, at 128 KiB; then the
-memory of each message would come fresh from the system, page by page."""
 SCAN_RECORDS: Final = 1000
 """Entries that a frame holds where durables are scanned; nobody is sent these."""
 LINKS_SECONDS: Final = 1.0
@@ -89,7 +80,7 @@ class StartError(Exception):
 def run(config: Config) -> int:
     """Runs the server until SIGTERM or SIGINT; returns the exit status. Raises StartError, OpenError."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    _tune_malloc()
+    malloc.tune()
     return uvloop.run(_serve(config))
 
 
@@ -146,6 +137,7 @@ async def _serve(config: Config) -> int:
             consumers,
             idle,
             exports,
+            sorts,
             prune_interval_micros=config.journal.prune_interval_micros,
             mark_interval_micros=config.clock.mark_interval_micros,
             go_on=lambda: not stopped.is_set(),
@@ -326,13 +318,6 @@ def _pace(stopped: threading.Event) -> bool:
     """Leaves the scrub a fraction of a core; False once the server stops."""
     time.sleep(0.005)
     return not stopped.is_set()
-
-
-def _tune_malloc() -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
-    if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
-        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
 
 
 def _tune_gc() -> None:

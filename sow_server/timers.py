@@ -10,6 +10,7 @@ delay it. Every job may be skipped or merged without harm (`coalesce`), and none
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -20,12 +21,14 @@ from typing import Final
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from sow_server import malloc
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import MICROS, NEVER
 from sow_server.engine.rocks import RocksError
 from sow_server.engine.store import Store
 from sow_server.query.exports import Exports
+from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.durables import Consumers
 
@@ -42,6 +45,11 @@ EXPORTS_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 RECLAIM_SECONDS: Final = 30
+TRIM_SECONDS: Final = 5
+TRIM_AFTER_BYTES: Final = 32 * 2**20
+"""How much ordered queries must have given back since the last time, and how much less than that they hold."""
+TRIM_REST: Final = 200
+"""A trim holds the GIL, in proportion to the objects that there are: it rests for so many times what it took."""
 RECLAIM_AFTER: Final = 200_000
 """Records, or changes of the journal, that have to be removed before compacting is worth it."""
 
@@ -58,6 +66,7 @@ class Timers:
         consumers: Consumers,
         idle: IdleTopics,
         exports: Exports,
+        sorts: SortMemory,
         *,
         prune_interval_micros: int,
         mark_interval_micros: int,
@@ -69,6 +78,10 @@ class Timers:
         self._readers = readers
         self._consumers = consumers
         self._idle = idle
+        self._sorts = sorts
+        self._trimmed = 0
+        """What sorts had given back when memory was trimmed last."""
+        self._next_trim = 0.0
         self._was_paused = False
         self._go_on = go_on
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,6 +102,7 @@ class Timers:
             Job("forget_durables", _threaded(store.forget_durables), FORGET_SECONDS),
             Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),
             Job("reclaim", self._reclaim, RECLAIM_SECONDS),
+            Job("trim", _threaded(self._trim), TRIM_SECONDS),
         )
         for job in self.jobs:
             self._scheduler.add_job(job.run, "interval", seconds=job.seconds)
@@ -173,6 +187,19 @@ class Timers:
         elif self._was_paused and not paused:
             log.warning("clock_is_back", effect="sweeping goes on")
         self._was_paused = paused
+
+    def _trim(self) -> None:
+        """Gives memory back to the system after much of it was used. Python's free lists, which only a full collection
+        empties, keep a few small objects that hold the pages between them; and so do the C library's. Not while there
+        are large sorts: to look at their records would hold the GIL for a tenth of a second."""
+        given_back, now = self._sorts.given_back, time.monotonic()
+        much = given_back - self._trimmed >= TRIM_AFTER_BYTES > self._sorts.held_bytes
+        if much and now >= self._next_trim:
+            self._trimmed = given_back
+            gc.collect()
+            malloc.trim()
+            ended = time.monotonic()
+            self._next_trim = ended + TRIM_REST * (ended - now)
 
     async def _reclaim(self) -> None:
         """Gives space of what was removed back to the system, when nothing waits for the writer (rule L17)."""

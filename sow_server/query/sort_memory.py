@@ -60,6 +60,8 @@ class SortMemory:
         self._wanted = 0
         """How much more the one with the turn waits for."""
         self._line: dict[SortShare, None] = {}
+        self.given_back = 0
+        """Bytes that have been given back since the start."""
         self.moves = 0
         """Rises with every taking and giving back: who waits while it stands still waits for somebody who hangs."""
 
@@ -85,6 +87,7 @@ class SortMemory:
         if self._turn is share:
             self._wanted = 0
         if more < 0:
+            self.given_back -= more
             self._advance()
         return True
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sow_server.query.exports import Exports
+from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.subscriptions.durables import Consumers, Door
 from sow_server.subscriptions.hub import Hub
@@ -22,6 +23,7 @@ def timers(
     mark_interval_micros: int = SECOND,
     prune_interval_micros: int = MINUTE,
     consumers: Consumers | None = None,
+    sorts: SortMemory | None = None,
 ) -> Timers:
     """Timers of the rig's store; their scheduler is not started."""
     if consumers is None:
@@ -34,6 +36,7 @@ def timers(
         consumers,
         IdleTopics(rig.store, rig.clock),
         Exports(rig.store),
+        sorts or SortMemory(),
         prune_interval_micros=prune_interval_micros,
         mark_interval_micros=mark_interval_micros,
         go_on=go_on,

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from sow_server import malloc
 from sow_server import timers as timers_module
 from sow_server.engine.model import NEVER, Expiration, TopicSettings
 from sow_server.engine.policies import Policy, PolicyTarget
 from sow_server.metrics import Metrics
+from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.retention.idle import IdleTopics
 from tests.support.stores import HOUR, SECOND, Rig
 from tests.support.subscribers import Subscribers
@@ -196,3 +198,36 @@ def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_
         ("job_does_not_end", "prune"),
         ("job_has_ended", "prune"),
     ]
+
+
+def test_memory_is_trimmed_after_much_of_it_was_given_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: the allocator kept hundreds of megabytes after many ordered queries. Nothing is done for a few bytes."""
+    trims: list[bool] = []
+    monkeypatch.setattr(malloc, "trim", lambda: trims.append(True))
+    sorts = SortMemory()
+    with ThreadPoolExecutor(1) as readers:
+        jobs = timers(rig, readers, sorts=sorts)
+        trim = next(job for job in jobs.jobs if job.name == "trim")
+        monkeypatch.setattr(timers_module, "TRIM_REST", 0)
+        for size, expected in ((timers_module.TRIM_AFTER_BYTES - 1, 0), (1, 1), (1, 1)):
+            share = SortShare(sorts)
+            assert share.try_hold(size)
+            share.close()
+            asyncio.run(trim.run())
+            assert len(trims) == expected
+        large, other = SortShare(sorts), SortShare(sorts)
+        assert large.try_hold(timers_module.TRIM_AFTER_BYTES)
+        assert other.try_hold(timers_module.TRIM_AFTER_BYTES)
+        other.close()
+        asyncio.run(trim.run())
+        assert len(trims) == 1, "not while there are large ones"
+        large.close()
+        asyncio.run(trim.run())
+        assert len(trims) == 2
+
+
+def test_another_c_library_than_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    malloc.trim()
+    monkeypatch.setattr(malloc, "_LIBRARY", object())
+    malloc.trim()
+    malloc.tune()
