@@ -11,7 +11,8 @@ A peer that this instance sends to, as the status names it:
     ND2  A tombstone goes early when every peer has it, and then every source's journal has been read up to a head that
          the source had when it had the tombstone itself: so each source has to be a peer for the same topics. What
          comes from any of them later is not older than the tombstone. A source that is no peer may still get an older
-         version from a third instance, and hand it on: where there is one, tombstones go by age only (rule R4).
+         version from a third instance, and hand it on: where there is one, tombstones go by age only (rule R4). So they
+         do where one is accepted that has never come: to an instance that has lost its data all sources are new.
     ND3  A tombstone that goes by age leaves a mark at every peer that has not acknowledged it (`missed`), and at every
          source that ND2 does not hold for (`wait_for`), for when they come back.
     ND4  REPLICATED is answered when every sync peer that covers the topic, and is not downgraded, has the sequence; and
@@ -403,7 +404,8 @@ class Node:
         upto, probe = self._candidate
         if all(incoming.satisfied_probe >= probe for incoming in sources):
             self._candidate = None
-            if not all(self._is_mutual(incoming.name) for incoming in sources) or self._unseen(sources):
+            mutual = all(self._is_mutual(incoming.name) for incoming in sources)
+            if not mutual or self._strangers() or self._unseen(sources):
                 upto = 0
         elif now - self._aged_at >= min(self.options.tombstone_grace_micros // 10, 10 * self.options.heartbeat_micros):
             upto = 0
@@ -416,6 +418,11 @@ class Node:
         refusals = [*(out.refusals for out in self.outgoing.values()), *(incoming.refusals for incoming in sources)]
         held = frozenset(name for names in refusals for name in names or ())
         self._call_purge(upto, held, made_before, unread)
+
+    def _strangers(self) -> bool:
+        """Whether one that may send, and is no peer, has not come since the data are what they are (ND2). A peer that
+        has not come has the tombstone, and so has nothing older to seed."""
+        return any(name not in self.outgoing and not self._is_source(name) for name in self.incoming)
 
     def _unseen(self, sources: list[Incoming]) -> bool:
         """Whether there is one of which it is not known what it, or this instance, does not take."""

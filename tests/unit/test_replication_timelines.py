@@ -10,7 +10,7 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done, Packed
 from sow_replication.status import status
-from tests.support.replica_world import SECOND, Backup, Instance, Make, ModelStore, World
+from tests.support.replica_world import SECOND, Backup, Disk, Instance, Make, ModelStore, World
 
 GRACE = 60 * SECOND
 
@@ -121,6 +121,28 @@ def away_for_longer_than_the_grace(*, prune: bool) -> World:
     assert world.lag() == 0
     assert not world.instances["a"].store.peer("b").missed
     return world
+
+
+def test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost() -> None:
+    """b of the ring a → b → c → a lost its data while a was down, so it knew of no source: "each source has been read"
+    held of none, and the tombstone of what was written and deleted at b went as soon as c had it. Then a came back and
+    b took a's older version: its subscribers were told a put after the delete, of a version before it."""
+    world = world_of(("a", "b"), ("b", "c"), ("c", "a"))
+    put(world, "a", "k", "old")
+    world.run(5 * SECOND)
+    a, b = world.instances["a"], world.instances["b"]
+    a.crash()
+    restore(world, b, Disk())
+    b.store.create("T")
+    put(world, "b", "k", "new")
+    delete(world, "b", "k")
+    world.run(20 * SECOND)
+    assert "k" in b.store.tombstones("T"), "a may still bring what it deletes"
+    a.boot()
+    for _ in range(40):
+        world.run(SECOND // 2)
+        assert payloads(world, "b") == {}
+    assert payloads(world, "a") == payloads(world, "c") == {}
 
 
 def test_a_peer_that_was_away_for_longer_than_the_grace_gets_the_deletes_from_the_journal() -> None:
