@@ -726,7 +726,11 @@ class Writer:
         """Reserves versions and sequences on disk, synced, before a stage uses any beyond the bound (W4)."""
         if stage.next_version <= self._version_bound and stage.next_sequence <= self._sequence_bound:
             return
-        version = stage.next_version + self._options.version_reserve_micros
+        # Mostly from the clock: from the next version on, each crash would have versions lead it by so much more.
+        version = max(
+            stage.now + self._options.version_reserve_micros,
+            stage.next_version + self._options.version_reserve_micros // 4,
+        )
         sequence = max(self._sequence_bound, stage.next_sequence + self._options.sequence_reserve)
         self._write_meta({BOUNDS_KEY: i64(version) + i64(sequence), CLOCK_KEY: i64(stage.now)})
         self._version_bound, self._sequence_bound = version, sequence
