@@ -199,7 +199,10 @@ class Replication:
 
         sender.wake = wake
         hearing = asyncio.create_task(_hear(call, sender))
+        connecting = asyncio.create_task(call.wait_for_connection())
         try:
+            # A write waits for the connection, and gRPC has it wait for ever where the call is cancelled before that is up.
+            await asyncio.wait([connecting, hearing], return_when=asyncio.FIRST_COMPLETED)
             while sender.failure is None:
                 wakened.clear()
                 message = sender.next_message()
@@ -213,8 +216,9 @@ class Replication:
                     await wakened.wait()
         finally:
             hearing.cancel()
+            connecting.cancel()
             call.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            await asyncio.gather(hearing, connecting, return_exceptions=True)
 
     def _read(self, sender: Sender, read: Read) -> None:
         future = asyncio.get_running_loop().run_in_executor(self._readers, _run, read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -380,5 +381,23 @@ def test_a_peer_that_does_not_read_is_given_up_though_a_message_is_stuck_on_its_
                 await until(lambda: len(calls) > 2)
         finally:
             await server.stop(0)
+
+    asyncio.run(body())
+
+
+def test_a_link_that_is_given_up_before_its_connection_was_up_is_dialled_again() -> None:
+    """The peer's machine takes connections while the peer itself says nothing: it is stopped, or the greeting of the
+    connection was damaged on its way. The link was given up, but a write on a call that had been cancelled before its
+    connection was up never ended in gRPC: so the link stood still for ever, also once the peer was well again."""
+
+    async def body() -> None:
+        silent = socket.create_server(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        async with running("a", (peer("b", port),), silence_micros=300_000) as a:
+            a.store.publish("T", "k", "v")
+            await until(lambda: "nothing was heard" in a.outgoing().last_error)
+            silent.close()
+            async with running("b", accept=("a",), port=port) as b:
+                await until(lambda: "k" in b.store.records("T"))
 
     asyncio.run(body())
