@@ -7,7 +7,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-robustness check bench serve proto clean
+.PHONY: demo demo-cluster test test-long test-robustness mutants check bench serve proto clean
 
 demo: .venv/.installed .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -26,6 +26,9 @@ ROUNDS ?= 500
 WORKERS ?= 1
 test-robustness: .venv/.installed
 	.venv/bin/python -m tests.robustness --rounds $(ROUNDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
+
+mutants: .venv/.installed .venv/.flights
+	.venv/bin/python -m tests.mutants.run
 
 check: .venv/.installed
 	.venv/bin/ruff check

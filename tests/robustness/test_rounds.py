@@ -28,5 +28,5 @@ def test_a_line_in_which_an_instance_loses_its_data_keeps_what_was_replicated(tm
     judge(Plan(102, "line", 0, True, True, 2.0, ("wipe", "cut", "stop"), "b"), tmp_path)
 
 
-def test_a_mesh_under_faults_that_the_seed_of_the_run_draws_keeps_what_is_promised(tmp_path: Path, seed: int) -> None:
-    judge(Plan.of(seed, shape="mesh", seconds=2.0, grace_micros=0), tmp_path)
+def test_what_the_seed_of_the_run_draws_keeps_what_is_promised(tmp_path: Path, seed: int) -> None:
+    judge(Plan.of(seed, seconds=2.0), tmp_path)

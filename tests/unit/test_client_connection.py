@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
+from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import (
     AsyncClient,
     Cancelled,
@@ -27,6 +28,7 @@ from sow_client import (
     SowError,
     Unavailable,
 )
+from sow_client._channel import SERVICE_CONFIG
 from sow_client._publisher import StreamCall
 
 CUT_AFTER = 7  # requests of a stream, after which the server of the reconnect tests breaks it
@@ -196,6 +198,21 @@ def test_a_client_finds_a_server_that_comes_up_later_and_one_that_was_restarted(
         assert client.get("orders", "1") is not None
         assert client.publish("orders", b"{}").version == 1
         server.stop(None).wait()
+
+
+def test_grpc_repeats_no_call_whose_answer_is_a_stream() -> None:
+    """A query whose server was killed waited for ever, now and then: a stream that gRPC itself makes again may not end,
+    and a query has no deadline."""
+    config = json.loads(SERVICE_CONFIG)
+    names = [name for method in config["methodConfig"] for name in method["name"]]
+    files = (sow_pb2, admin_pb2, snapshot_pb2, load_pb2)
+    services = {one.full_name: one for file in files for one in file.DESCRIPTOR.services_by_name.values()}
+    assert names
+    for name in names:
+        service = services[name["service"]]
+        method = service.FindMethodByName(name["method"])
+        assert not method.server_streaming, name
+        assert not method.client_streaming, name
 
 
 def test_a_server_that_went_away_is_unreachable_long_before_the_deadline_of_calls(address: str) -> None:

@@ -328,8 +328,8 @@ def test_no_version_and_no_sequence_is_issued_twice_after_a_crash(tmp_path: Path
 
 
 def test_versions_lead_the_clock_by_no_more_than_what_is_reserved_however_often_it_crashes(tmp_path: Path) -> None:
-    """K7: each crash once added 2 s, so a server that was killed every second led by 10 s after ten of them: then peers
-    refuse its changes (CLOCK_SKEW), and what it writes after it has lost its data loses against what it wrote before."""
+    """K7: each crash once added 2 s, so a server that was killed every second led by 10 s after ten of them. Then peers
+    refuse its changes (CLOCK_SKEW), and once it has lost its data its new writes lose against its old ones."""
     rig = Rig(tmp_path)
     rig.create_topic("orders")
     for _ in range(20):
