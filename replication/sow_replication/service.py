@@ -201,7 +201,7 @@ class Replication:
         hearing = asyncio.create_task(_hear(call, sender))
         connecting = asyncio.create_task(call.wait_for_connection())
         try:
-            # A write waits for the connection, and gRPC has it wait for ever where the call is cancelled before that is up.
+            # A write waits for the connection: for ever, where the call is cancelled before that is up.
             await asyncio.wait([connecting, hearing], return_when=asyncio.FIRST_COMPLETED)
             while sender.failure is None:
                 wakened.clear()
