@@ -67,6 +67,7 @@ def refusal(path: Path | None, overrides: Overrides | None = None) -> str:
 def test_without_a_file_everything_has_a_default_and_topics_are_dynamic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """P3, J11: among others the journal is pruned once a minute."""
     monkeypatch.chdir(tmp_path)
     found = load(None)
     assert found.server.listen == "127.0.0.1:7450"

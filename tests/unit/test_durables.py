@@ -520,6 +520,42 @@ def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durabl
     assert subscribers.attach("orders", "d").gaps() == []
 
 
+@pytest.mark.parametrize(("limit", "value"), [("max_entries", 2), ("max_age_micros", 2 * MINUTE + 1), ("max_bytes", 2)])
+def test_hard_limits_discard_what_every_durable_has_acknowledged(
+    rig: Rig, subscribers: Subscribers, limit: str, value: int
+) -> None:
+    """F8, J5: what is retained goes as well where nobody has anything left to acknowledge, and nobody is told."""
+    follower = subscribers.attach("orders", "d")
+    for key in "abcd":
+        put(rig, key)
+        rig.time.tick(MINUTE)
+    assert len(follower.news()) == 4
+    assert follower.acknowledge(4).position == 4
+    if limit == "max_bytes":
+        value *= rig.store.statistics(rig.topic("orders")).journal_bytes // 4
+    rig.alter_topic("orders", {limit: value})
+    rig.prune()
+    assert [entry.key.decode() for entry in rig.journal("orders")] == ["c", "d"]
+    follower.close()
+    subscribers.settle()
+    assert subscribers.attach("orders", "d").gaps() == []
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+def test_a_longer_max_age_does_not_stretch_retention(rig: Rig, subscribers: Subscribers, acknowledges: bool) -> None:
+    """F8, J3: acknowledged and older than retention is gone, whatever the limit; so it is without durables."""
+    rig.alter_topic("orders", retain_time_micros=MINUTE, retain_bytes=None, max_age_micros=HOUR)
+    follower = subscribers.attach("orders", "d") if acknowledges else None
+    put(rig, "a", "b")
+    if follower is not None:
+        assert len(follower.news()) == 2
+        follower.acknowledge(2)
+    rig.time.tick(MINUTE)
+    put(rig, "c")
+    rig.prune()
+    assert [entry.key.decode() for entry in rig.journal("orders")] == ["c"]
+
+
 def test_entries_are_limited_exactly_within_a_commit(rig: Rig, subscribers: Subscribers) -> None:
     """J3: a limit of entries cuts through a chunk; nobody reads below the floor."""
     subscribers.attach("orders", "d").close()
@@ -917,6 +953,29 @@ def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Ri
             await asyncio.wait_for(waiting, 30)
         assert refused(error) is Reason.BACKLOG_QUOTA_EXCEEDED
         assert (admission.held_total, admission.rejected_total) == (1, 1)
+
+    asyncio.run(run())
+
+
+def test_a_backlog_comes_to_a_quota_by_age_when_its_oldest_entry_is_that_old(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """U5, J9: and not before; an acknowledgement makes room."""
+    follower = subscribers.attach("orders", "d")
+    rig.alter_topic("orders", backlog_quota_age_micros=MINUTE, backlog_action=BacklogAction.REJECT)
+    put(rig, "a")
+
+    async def run() -> None:
+        admission = Admission(rig.store, rig.clock)
+        rig.time.tick(MINUTE - 1)
+        await held(admission)
+        rig.time.tick(1)
+        with pytest.raises(StoreError) as error:
+            await held(admission)
+        assert refused(error) is Reason.BACKLOG_QUOTA_EXCEEDED
+        assert len(follower.news()) == 1
+        follower.acknowledge(1)
+        await held(admission)
 
     asyncio.run(run())
 

@@ -18,7 +18,16 @@ from sow_server.engine import replicas, store
 from sow_server.engine.codec import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
-from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.engine.model import (
+    Delete,
+    Durability,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    MessageType,
+    Publish,
+    TopicSettings,
+)
 from sow_server.engine.replicas import MADE_END, Peer, SeedRange
 from sow_server.engine.rocks import TOMBSTONES
 from sow_server.engine.writer import WriterOptions
@@ -51,6 +60,39 @@ def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeyp
     assert refused.value.reason is Reason.STORE_FAILED
     a.store.sync()
     assert a.store.replicas.rows(a.topic("t"), [b"1"])
+
+
+def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> None:
+    """S7, PT1."""
+    a, b = pair
+    ship(a, b)
+    cursor = b.store.replicas.sources["a"].cursor
+    a.run(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED))
+
+    def read() -> replicas.Piece:
+        return a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
+
+    assert (read().upto, read().chunks) == (cursor, [])
+    a.store.sync()
+    assert read().chunks
+
+
+def test_what_was_acknowledged_to_a_sender_survives_a_power_cut(pair: tuple[Rig, Rig]) -> None:
+    """R6, P5: the parts of a seed, and changes.
+
+    Story: an acknowledgement before the sync passed all tests, since the system keeps what a killed process wrote.
+    """
+    a, b = pair
+    a.put("t", "seeded")
+    ship(a, b)
+    b.cut_power()
+    assert set(live(b)) == {"seeded"}
+    a.put("t", "sent")
+    ship(a, b)
+    cursor = b.store.replicas.sources["a"].cursor
+    b.cut_power()
+    assert set(live(b)) == {"seeded", "sent"}
+    assert b.store.replicas.sources["a"].cursor == cursor
 
 
 def test_a_source_is_guarded_against_only_until_all_that_it_sends_is_seeded(pair: tuple[Rig, Rig]) -> None:

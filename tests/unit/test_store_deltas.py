@@ -125,6 +125,20 @@ def test_a_delta_stamps_anew_unless_it_keeps(rig: Rig) -> None:
     assert rig.get("quotes", "2").expire_time_micros == NEVER  # type: ignore[union-attr]  # as above
 
 
+def test_every_delta_renews_the_lifetime(rig: Rig) -> None:
+    """A8, L6: 45 s, updated at 15 s: 45 s more, and so on."""
+    rig.alter_topic("quotes", expiration=Expiration.ENABLED, default_ttl_micros=45 * SECOND)
+    publish(rig, {"id": 1})
+    for _ in range(3):
+        rig.time.tick(15 * SECOND)
+        rig.run(delta({"id": 1, "a": 1}))
+        assert rig.get("quotes", "1").expire_time_micros == rig.clock.now_micros() + 45 * SECOND  # type: ignore[union-attr]  # it is there
+    rig.time.tick(45 * SECOND - 1)
+    assert document(rig) == {"id": 1, "a": 1}
+    rig.time.tick(1)
+    assert rig.get("quotes", "1") is None
+
+
 def test_a_condition_is_checked_before_the_merge(rig: Rig) -> None:
     """P3."""
     publish(rig, {"id": 1, "a": 0})

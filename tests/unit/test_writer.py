@@ -68,6 +68,30 @@ def test_the_answer_says_which_durability_was_reached(rig: Rig) -> None:
     assert len(rocks.attempts) == 2
 
 
+@pytest.mark.parametrize("first", [Durability.FSYNC, Durability.BUFFERED])
+def test_what_was_answered_as_on_disk_survives_a_power_cut(rig: Rig, first: Durability) -> None:
+    """W1, P5: whichever request of a commit asked for it.
+
+    Story: a commit that was synced only if its last request asked for that passed all tests.
+    """
+    (second,) = {Durability.FSYNC, Durability.BUFFERED} - {first}
+    answers = rig.run_together([put("a", durability=first), put("b", durability=second)])
+    assert [reason(answer) for answer in answers] == [None, None]
+    rig.cut_power()
+    assert rig.get("orders", "a")
+    assert rig.get("orders", "b")
+
+
+def test_versions_and_sequences_that_a_power_cut_takes_back_are_not_used_again(rig: Rig) -> None:
+    """W4, K7: somebody may have seen them."""
+    before = rig.run(put("a", durability=Durability.BUFFERED))
+    rig.cut_power()
+    assert rig.get("orders", "a") is None
+    after = rig.put("orders", "a")
+    assert after.last_sequence > before.last_sequence
+    assert after.last_version > before.last_version
+
+
 def test_buffered_commits_are_synced_within_their_bound(rig: Rig) -> None:
     """P5: within 50 ms all the same."""
     rig.put("orders", "first")
