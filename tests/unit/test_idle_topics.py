@@ -204,6 +204,17 @@ def test_a_topic_with_auto_delete_goes_with_its_last_subscriber(keeper: Keeper) 
     assert keeper.idle.deleted_total == {Cause.IDLE: 0, Cause.LEFT: 1}
 
 
+def test_a_topic_with_auto_delete_stays_for_a_durable_subscriber_that_is_away(keeper: Keeper) -> None:
+    """T1: who is away comes back, and finds what it has not acknowledged."""
+    keeper.create("t", auto_delete=True)
+    subscribers = Subscribers(keeper.rig)
+    subscribers.attach("t", "d").close()
+    subscribers.subscribe("t").close()
+    subscribers.settle()
+    keeper.tick()
+    assert keeper.there("t")
+
+
 def test_auto_delete_and_idle_ttl_are_combined_whichever_comes_first(keeper: Keeper) -> None:
     """Row R13."""
     for name in ("left", "idle"):
