@@ -47,10 +47,11 @@ _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
 _SNAPSHOT: Final = "sow.v1.SnapshotService"
 _LOAD: Final = "sow.v1.LoadService"
+# Calls with one answer only: a stream that gRPC makes again when the server dies under it may never end (1.85). Queries
+# are made again by the clients themselves.
 _REPEATABLE: Final = (
     (_SOW, "Publish"),
     (_SOW, "Get"),
-    (_SOW, "Query"),
     (_SOW, "GetPublisher"),
     (_SOW, "Acknowledge"),
     (_SNAPSHOT, "RenewExport"),
