@@ -241,15 +241,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--all", action="store_true", help="run the whole default suite for each one")
     chosen = parser.parse_args(arguments)
-    try:
-        mutants = [mutant for mutant in read_all() if not chosen.only or mutant.name in chosen.only]
-    except BadPatch as error:
-        return _end(str(error))
-    if missing := set(chosen.only) - {mutant.name for mutant in mutants}:
-        return _end(f"there is no mistake {', '.join(sorted(missing))}")
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         template = Path(folder) / "tree"
         copy_tree(template)
+        try:
+            # Those of the copy: the tree may be edited meanwhile.
+            found = read_all(template / FOLDER.relative_to(ROOT))
+        except BadPatch as error:
+            return _end(str(error))
+        mutants = [mutant for mutant in found if not chosen.only or mutant.name in chosen.only]
+        if missing := set(chosen.only) - {mutant.name for mutant in mutants}:
+            return _end(f"there is no mistake {', '.join(sorted(missing))}")
         tests = sorted({test for mutant in mutants for test in mutant.tests})
         print(f"the {len(tests)} named tests, with nothing planted …", flush=True)
         clean = run_tests(template, [CHECK, *tests], ALL_SECONDS_MAX)
