@@ -22,10 +22,11 @@ from typing import Final
 import grpc
 import structlog
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from sow.v1 import admin_pb2, load_pb2, replication_pb2_grpc, snapshot_pb2, sow_pb2
+from sow.v1 import admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
 from sow_replication.service import Replication
 from sow_server import __version__, malloc
 from sow_server.config import Config, TlsConfig, clock_options, store_options
@@ -44,7 +45,7 @@ from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admin_service import AdminService
 from sow_server.services.admission import Admission
-from sow_server.services.guard import handlers
+from sow_server.services.guard import guarded_handlers, handlers
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.replication import NoReplicas
@@ -175,16 +176,17 @@ async def _serve(config: Config) -> int:
         services = SERVICES
         if links is not None:
             services += (REPLICATION,)
-            replication_pb2_grpc.add_ReplicationServiceServicer_to_server(links.servicer, server)
+            service = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
+            server.add_generic_rpc_handlers((guarded_handlers(service, links.servicer),))
         healthy = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-        reflection.enable_server_reflection(
+        of_health = health_pb2.DESCRIPTOR.services_by_name["Health"]
+        of_reflection = descriptor_pool.Default().FindServiceByName(reflection.SERVICE_NAME)
+        reflecting = reflection.aio.ReflectionServicer((*services, of_health.full_name, of_reflection.full_name))
+        server.add_generic_rpc_handlers(
             (
-                *services,
-                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-                reflection.SERVICE_NAME,
-            ),
-            server,
+                guarded_handlers(of_health, healthy),  # type: ignore[arg-type]  # the stubs name another base
+                guarded_handlers(of_reflection, reflecting),
+            )
         )
         address = _bind(server, config)
         _serve_metrics(config.metrics.listen, metrics)

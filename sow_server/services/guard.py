@@ -7,8 +7,9 @@ are no message of the method are INVALID_ARGUMENT: left to gRPC, they would be U
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
@@ -72,6 +73,65 @@ def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHan
     )
 
 
+def guarded_handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """The handlers of a service that refuses requests by itself, but knows nothing of this module: links, health,
+    reflection. Requests that do not parse are refused here, and an exception that it did not expect is told as ours
+    are: left to gRPC, both would be UNKNOWN, with a traceback in the log."""
+    return grpc.method_handlers_generic_handler(
+        service.full_name,
+        {
+            method.name: _KINDS[method.client_streaming, method.server_streaming](
+                _guarded(getattr(servicer, method.name), method.name, answers_once=not method.server_streaming),
+                request_deserializer=_reader(GetMessageClass(method.input_type)),
+                response_serializer=_written,
+            )
+            for method in service.methods
+        },
+    )
+
+
+def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once: bool) -> Callable[[Any, Context], Any]:
+    """A handler of gRPC: a coroutine that answers once, or writes its answers to the context; or an async generator."""
+
+    async def end(error: Exception, context: Context) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error  # it has ended the call with a status of its own
+        await abort(context, _unreadable() if isinstance(error, DecodeError) else _known(error, name))
+
+    async def once(request: object, context: Context) -> object:
+        try:
+            return await handler(_parsed(request), context)
+        except Exception as error:  # the last line of defence: logged, and told as INTERNAL
+            await end(error, context)
+            raise
+
+    async def many(request: object, context: Context) -> AsyncGenerator[object, None]:
+        responses = handler(_parsed(request), context)
+        try:
+            async for response in responses:
+                yield response
+        except Exception as error:  # noqa: BLE001  # as above
+            await end(error, context)
+        finally:
+            await responses.aclose()
+
+    return many if not answers_once and inspect.isasyncgenfunction(handler) else once
+
+
+def _parsed(request: Any) -> Any:
+    """A request, or an iterator of requests. Raises DecodeError for one that is `Unreadable`."""
+    if isinstance(request, AsyncIterator):
+        return _all_parsed(request)
+    if request is _UNREADABLE:
+        raise DecodeError
+    return request
+
+
+async def _all_parsed(requests: AsyncIterator[object]) -> AsyncGenerator[object, None]:
+    async for request in requests:
+        yield _parsed(request)
+
+
 def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
     parse = kind.FromString
 
@@ -89,14 +149,18 @@ def _written(response: Message | bytes) -> bytes:
     return response if isinstance(response, bytes) else response.SerializeToString()
 
 
+def _unreadable() -> StoreError:
+    return StoreError(
+        Reason.INVALID_ARGUMENT,
+        "request: these bytes are no request of this method, or a text among them is not UTF-8",
+        field="request",
+    )
+
+
 def readable(request: object) -> None:
     """Raises StoreError for a request that is `Unreadable`."""
     if request is _UNREADABLE:
-        raise StoreError(
-            Reason.INVALID_ARGUMENT,
-            "request: these bytes are no request of this method, or a text among them is not UTF-8",
-            field="request",
-        )
+        raise _unreadable()
 
 
 def unary(
