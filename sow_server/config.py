@@ -33,6 +33,7 @@ from sow.sizes import format_bytes, parse_bytes
 from sow_server.engine import policies
 from sow_server.engine.clock import ClockOptions
 from sow_server.engine.errors import StoreError
+from sow_server.engine.keys import INSTANCE_NAME
 from sow_server.engine.loads import LoadOptions
 from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing, TopicSettings
 from sow_server.engine.mutations import Limits
@@ -129,7 +130,7 @@ class _Text:
         return _quoted(value)
 
 
-_INSTANCE: Final = _Text(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}", "1 to 100 of [A-Za-z0-9_.:-], no leading '_'")
+_INSTANCE: Final = _Text(INSTANCE_NAME.pattern, "1 to 100 of [A-Za-z0-9_.:-], no leading '_'")
 
 
 @dataclass(frozen=True, slots=True)

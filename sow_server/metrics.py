@@ -230,7 +230,15 @@ class Metrics(Collector):
         with self._scrape:
             store, clock = self._store, self._clock
             # A list: what is read from the store is read under the lock.
-            held = [] if store is None or clock is None else [*_store_metrics(store, clock), *_topic_metrics(store)]
+            held = (
+                []
+                if store is None or clock is None
+                else [
+                    *_store_metrics(store, clock),
+                    *_topic_metrics(store),
+                    *_unreadable_metrics(store),
+                ]
+            )
             if self._hub is not None:
                 held += _subscription_metrics(self._hub)
             if store is not None and clock is not None:
@@ -450,6 +458,9 @@ def _link_metrics(status: admin_pb2.GetReplicationStatusResponse) -> Iterator[Me
     applied = CounterMetricFamily("sow_replication_applied", "Changes of a peer that were applied.", labels=["peer"])
     lost = CounterMetricFamily("sow_replication_superseded", "Those that lost against a newer one.", labels=["peer"])
     dropped = CounterMetricFamily("sow_replication_dropped", "Records dropped as dead at a peer.", labels=["peer"])
+    refused = CounterMetricFamily(
+        "sow_replication_rows_refused", "Rows of a peer that no publish could have made.", labels=["peer"]
+    )
 
     def both(
         direction: str, link: admin_pb2.OutgoingLink | admin_pb2.IncomingLink, states: Sequence[str], left: int
@@ -473,7 +484,19 @@ def _link_metrics(status: admin_pb2.GetReplicationStatusResponse) -> Iterator[Me
         applied.add_metric([into.peer], into.applied)
         lost.add_metric([into.peer], into.superseded)
         dropped.add_metric([into.peer], into.dropped)
-    yield from (state, error, behind, lag, skew, downgraded, topics, applied, lost, dropped)
+        refused.add_metric([into.peer], into.rows_refused)
+    yield from (state, error, behind, lag, skew, downgraded, topics, applied, lost, dropped, refused)
+
+
+def _unreadable_metrics(store: Store) -> Iterator[Metric]:
+    skipped = CounterMetricFamily(
+        "sow_rows_unreadable",
+        "Stored rows that reads passed over, as their key is empty or not UTF-8; counted by each read.",
+        labels=["topic"],
+    )
+    for topic, rows in store.unsound.skipped.copy().items():
+        skipped.add_metric([topic], rows)
+    yield skipped
 
 
 def _topic_metrics(store: Store) -> Iterator[Metric]:

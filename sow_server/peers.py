@@ -233,10 +233,10 @@ class PeerStore:
 
     # -- comparing --------------------------------------------------------------------------------------------------
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int]]:
-        """Sums of checksums, and numbers of records, by bucket."""
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
+        """Sums of checksums, and numbers of records, by bucket; and how many were left out."""
         found = _translated(lambda: comparing.checksums(self._store, topic, buckets, now_micros))
-        return found.sums, found.records
+        return found.sums, found.records, found.unreadable
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[ports.Version]:
         """The versions in some buckets."""
@@ -252,9 +252,12 @@ class PeerStore:
         """Whether this instance can take a topic."""
         return _answer(topic.name, replicas.Answer(refusal=self._replicas.check(replicas.Kind(*topic))))
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done, *, peer: str) -> None:
         """Merges rows by version."""
-        _submitted(done, lambda heard: self._replicas.merge_rows(self._store.topics.find(topic), chunk, origins, heard))
+        _submitted(
+            done,
+            lambda heard: self._replicas.merge_rows(self._store.topics.find(topic), chunk, origins, heard, source=peer),
+        )
 
 
 def _select(text: str) -> replicas.Select:

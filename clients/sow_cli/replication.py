@@ -37,6 +37,7 @@ _LINK_NAMES: Final = (
     "applied",
     "superseded",
     "dropped",
+    "rows_refused",
     "address",
     "topics_pattern",
     "since",
@@ -45,8 +46,16 @@ _LINK_NAMES: Final = (
     "last_error",
     "last_error_time",
 )
-_VERIFIED_NAMES: Final = ("topic", "records", "differing", "left_out", "differences")
-_REPAIRED_NAMES: Final = ("topic", "differing", "sent", "received", "left_out")
+_VERIFIED_NAMES: Final = (
+    "topic",
+    "records",
+    "differing",
+    "unreadable_here",
+    "unreadable_there",
+    "left_out",
+    "differences",
+)
+_REPAIRED_NAMES: Final = ("topic", "differing", "sent", "received", "refused", "left_out")
 _TOPICS: Final = click.option(
     "--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be repeated.  [default: all]"
 )
@@ -93,7 +102,7 @@ def status(session: Session, output: Output) -> None:
 def verify(
     ctx: click.Context, session: Session, output: Output, peer: str, topics: tuple[str, ...], keys_max: int
 ) -> None:
-    """Compare the server with its peer PEER. Exit code 1 when a key differs.
+    """Compare the server with its peer PEER. Exit code 1 when a key differs, or could not be compared.
 
     What changes meanwhile is looked at again before it counts. Records that are due are left out, and topics that
     cannot be compared, with the reason.
@@ -115,7 +124,9 @@ def verify(
         differences = [_difference(one, key) for one in found for key in one.differences]
         if differences:
             output.many(differences, names=(), nothing="")
-    if any(one.differing for one in found):
+        for one in found:
+            _tell_unreadable(one)
+    if any(one.differing or one.unreadable_here or one.unreadable_there for one in found):
         ctx.exit(SERVER_SAID_NO)
 
 
@@ -194,6 +205,7 @@ def _incoming(link: IncomingLink) -> list[Fact]:
         Fact("applied", link.applied, "", in_lists=False),
         Fact("superseded", link.superseded, "", in_lists=False),
         Fact("dropped", link.dropped, "", in_lists=False),
+        Fact("rows_refused", link.rows_refused, "", in_lists=False),
         *_troubles(link),
     ]
 
@@ -229,6 +241,8 @@ def _tell_trouble(found: ReplicationStatus) -> None:
                 # No reason: the transport ended it, as where nobody listens.
                 reason = f"{link.last_error_reason}: " if link.last_error_reason else ""
                 lines.append(f"{where}: {reason}{display.safe(link.last_error)}")
+            if isinstance(link, IncomingLink) and link.rows_refused:
+                lines.append(f"{where}: {display.count(link.rows_refused)} rows refused; the server's log says why")
     for line in lines:
         click.echo(line)
 
@@ -256,9 +270,20 @@ def _verified(one: Verified) -> list[Fact]:
         Fact("topic", one.topic, display.safe(one.topic)),
         Fact("records", one.records, display.count(one.records), right=True),
         Fact("differing", one.differing, display.count(one.differing), right=True),
+        Fact("unreadable_here", one.unreadable_here, display.count(one.unreadable_here), in_lists=False),
+        Fact("unreadable_there", one.unreadable_there, display.count(one.unreadable_there), in_lists=False),
         _left_out(one.left_out),
         Fact("differences", differences or None, "", in_lists=False),
     ]
+
+
+def _tell_unreadable(one: Verified) -> None:
+    for where, rows in (("here", one.unreadable_here), ("at the peer", one.unreadable_there)):
+        if rows:
+            click.echo(
+                f"{display.safe(one.topic)}: {display.count(rows)} rows {where} could not be compared, as their key is "
+                "empty or not UTF-8; see `sow topic check`"
+            )
 
 
 def _difference(one: Verified, key: Difference) -> list[Fact]:
@@ -280,6 +305,7 @@ def _repaired(one: Repaired) -> list[Fact]:
         Fact("differing", one.differing, display.count(one.differing), right=True),
         Fact("sent", one.sent, display.count(one.sent), right=True),
         Fact("received", one.received, display.count(one.received), right=True),
+        Fact("refused", one.refused, display.count(one.refused), right=True),
         _left_out(one.left_out),
     ]
 

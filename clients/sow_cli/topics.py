@@ -1,4 +1,4 @@
-"""`sow topics`, `sow topic create|alter|describe|delete|restamp`."""
+"""`sow topics`, `sow topic create|alter|describe|delete|restamp|check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.output import Fact, Output, note, output_option, progress
 from sow_cli.session import Session
-from sow_client import EffectiveSetting, Restamped, RestampMode, Topic
+from sow_client import EffectiveSetting, Restamped, RestampMode, Topic, TopicChecked, UnsoundRow
 
 _NAMES: Final = (
     "name",
@@ -42,6 +42,10 @@ _NAMES: Final = (
 )
 
 
+KEY_CHARACTERS_SHOWN: Final = 60
+"""Of the key of an unsound row, in a table."""
+
+
 @click.command(short_help="List all topics.")
 @output_option
 @click.pass_obj
@@ -57,9 +61,9 @@ def topics(session: Session, output: Output) -> None:
     output.many([_facts(topic) for topic in found], names=_NAMES, nothing="no topics")
 
 
-@click.group(short_help="Create, alter, describe, delete, restamp a topic.")
+@click.group(short_help="Create, alter, describe, delete, restamp, check a topic.")
 def topic() -> None:
-    """Create, alter, describe and delete topics, and restamp their records."""
+    """Create, alter, describe and delete topics, restamp and check their records."""
 
 
 @topic.command()
@@ -289,3 +293,77 @@ def _shown_indexes(topic: Topic) -> str:
     """Each index, and whether queries use it already."""
     shown = [f"{display.safe(one.path)} ({'complete' if one.complete else 'being built'})" for one in topic.indexes]
     return ", ".join(shown) or "none"
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--repair", is_flag=True, help="Remove these rows, here and at the peers.")
+@click.option(
+    "--rows",
+    "rows_max",
+    type=click.IntRange(0, 100_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Rows to list.",
+)
+@output_option
+@click.pass_obj
+@click.pass_context
+def check(ctx: click.Context, session: Session, output: Output, name: str, *, repair: bool, rows_max: int) -> None:
+    """Look in the topic NAME for rows that no publish could have made. Exit code 1 when there are some, and they stay.
+
+    Such rows came from another instance: their key is not UTF-8, empty or too long, their payload is not of the topic's
+    message type, has another key or is too large, or a version or time is impossible. Queries pass over those whose key
+    cannot be shown.
+
+    \b
+    Examples:
+      sow topic check orders
+      sow topic check orders --repair
+    """
+    with session.client() as client, progress(TextColumn("{task.fields[figures]}"), measured=False) as bar:
+        task = bar.add_task("checking", total=None, figures="")
+
+        def show(so_far: TopicChecked) -> None:
+            bar.update(task, figures=display.records(so_far.checked))
+
+        done = client.check_topic(name, repair=repair, rows_max=rows_max, on_progress=show)
+    facts = [
+        Fact("topic", name, display.safe(name)),
+        Fact("checked", done.checked, display.count(done.checked)),
+        Fact("unsound", done.unsound, display.count(done.unsound)),
+        Fact("removed", done.removed, display.count(done.removed)),
+    ]
+    if output.is_table:
+        output.one(facts)
+        if done.rows:
+            output.many([_unsound(row) for row in done.rows], names=(), nothing="")
+    else:
+        output.one([*facts, Fact("rows", [_nested(row) for row in done.rows], "")])
+    if done.unsound > done.removed:
+        ctx.exit(SERVER_SAID_NO)
+
+
+def _nested(row: UnsoundRow) -> dict[str, str | int]:
+    return {
+        "key": row.key.decode(errors="backslashreplace"),
+        "reason": row.reason,
+        "message": row.message,
+        "version": row.version,
+        "origin": row.origin,
+        "payload_bytes": row.payload_bytes,
+    }
+
+
+def _unsound(row: UnsoundRow) -> list[Fact]:
+    key = row.key.decode(errors="backslashreplace")
+    shown = key if len(key) <= KEY_CHARACTERS_SHOWN else key[:KEY_CHARACTERS_SHOWN] + "…"
+    return [
+        Fact("key", key, display.safe(shown)),
+        Fact("reason", row.reason, row.reason),
+        Fact("message", row.message, display.safe(row.message)),
+        Fact("version", row.version, str(row.version), right=True),
+        Fact("origin", row.origin, display.safe(row.origin)),
+        Fact("payload_bytes", row.payload_bytes, display.count(row.payload_bytes), right=True),
+    ]

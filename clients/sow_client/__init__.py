@@ -60,9 +60,11 @@ from sow_client._records import (
     Rewound,
     Status,
     Topic,
+    TopicChecked,
     TopicSettings,
     TopicSettingsArguments,
     TopicStatistics,
+    UnsoundRow,
     Verified,
 )
 from sow_client._subscription import AsyncSubscription, Subscription
@@ -172,10 +174,12 @@ __all__ = [
     "Subscription",
     "Tls",
     "Topic",
+    "TopicChecked",
     "TopicSettings",
     "TopicSettingsArguments",
     "TopicStatistics",
     "Unavailable",
+    "UnsoundRow",
     "Verified",
     "View",
 ]

@@ -311,6 +311,35 @@ class Restamped:
     """Journal sequence of the last change; 0 when there was none."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnsoundRow:
+    """A stored row that no publish could have made (rule R13)."""
+
+    key: bytes
+    """Any bytes, perhaps none."""
+    reason: str
+    """Why a publish of it would be refused, as of an exception."""
+    message: str
+    version: int
+    origin: str
+    """The instance that wrote it."""
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChecked:
+    """What a check of a topic has found, or has found so far (rule R13)."""
+
+    checked: int
+    """Rows that were looked at."""
+    unsound: int
+    """Those of them that no publish could have made."""
+    removed: int
+    """Those of these that were removed."""
+    rows: tuple[UnsoundRow, ...]
+    """Some of the unsound ones."""
+
+
 RestampMode: TypeAlias = Literal["set", "cap", "clear"]
 """What a restamp does to lifetimes (rule L13): replaces them, lowers the longer ones, takes them away."""
 
@@ -881,6 +910,8 @@ class IncomingLink:
     last_error_time: datetime | None
     topics: tuple[LinkTopic, ...]
     """Those that are being seeded, or were refused."""
+    rows_refused: int = 0
+    """Rows that were not taken, as no publish could have made them, since the process runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -920,6 +951,10 @@ class Verified:
     """Some of them."""
     left_out: str
     """Why the topic was not compared; empty: it was."""
+    unreadable_here: int = 0
+    """Records that could not be compared, as their key is empty or not UTF-8; see `check_topic`."""
+    unreadable_there: int = 0
+    """The same at the peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -935,6 +970,8 @@ class Repaired:
     """Records and tombstones that this instance took over."""
     left_out: str
     """Why the topic was not repaired; empty: it was."""
+    refused: int = 0
+    """Records and tombstones that one end did not take, as no publish could have made them."""
 
 
 @dataclass(frozen=True, slots=True)

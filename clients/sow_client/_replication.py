@@ -18,11 +18,14 @@ from sow_client._records import (
     OutgoingLink,
     Repaired,
     ReplicationStatus,
+    TopicChecked,
+    UnsoundRow,
     Verified,
     invalid,
 )
 
 KEYS_MAX = 2**32 - 1
+ROWS_MAX = 100_000
 
 
 def status(response: admin_pb2.GetReplicationStatusResponse) -> ReplicationStatus:
@@ -63,6 +66,7 @@ def _incoming(link: admin_pb2.IncomingLink) -> IncomingLink:
         applied=link.applied,
         superseded=link.superseded,
         dropped=link.dropped,
+        rows_refused=link.rows_refused,
         skew=timedelta(microseconds=link.skew_micros),
         last_error=link.last_error,
         last_error_reason=_reason(link.last_error_reason),
@@ -73,6 +77,25 @@ def _incoming(link: admin_pb2.IncomingLink) -> IncomingLink:
 
 def _topics(topics: Iterable[admin_pb2.LinkTopic]) -> tuple[LinkTopic, ...]:
     return tuple(LinkTopic(one.topic, one.state, one.message) for one in topics)
+
+
+def check_request(topic: str, *, repair: bool, rows_max: int) -> admin_pb2.CheckTopicRequest:
+    """Looks for rows that no publish could have made."""
+    if not 0 <= rows_max <= ROWS_MAX:
+        raise invalid("rows_max", f"{rows_max} is not 0 to {ROWS_MAX}")
+    return admin_pb2.CheckTopicRequest(name=topic, repair=repair, rows_max=rows_max)
+
+
+def topic_checked(before: TopicChecked, response: admin_pb2.CheckTopicResponse) -> TopicChecked:
+    """What is known after another response."""
+    rows = [
+        UnsoundRow(row.key, _reason(row.reason), row.message, row.version, row.origin, row.payload_bytes)
+        for row in response.rows
+    ]
+    return TopicChecked(response.checked, response.unsound, response.removed, (*before.rows, *rows))
+
+
+NOTHING_CHECKED = TopicChecked(0, 0, 0, ())
 
 
 def _reason(value: types_pb2.ErrorReason.ValueType) -> str:
@@ -100,6 +123,8 @@ def verified(response: admin_pb2.VerifyReplicationResponse) -> Verified:
         differing=response.differing,
         differences=tuple(Difference(one.key, one.version_here, one.version_there) for one in response.differences),
         left_out=response.left_out,
+        unreadable_here=response.unreadable_here,
+        unreadable_there=response.unreadable_there,
     )
 
 
@@ -110,7 +135,9 @@ def repair_request(peer: str, topics: Iterable[str] | None) -> admin_pb2.RepairR
 
 def repaired(response: admin_pb2.RepairReplicationResponse) -> Repaired:
     """What was done about one topic."""
-    return Repaired(response.topic, response.differing, response.sent, response.received, response.left_out)
+    return Repaired(
+        response.topic, response.differing, response.sent, response.received, response.left_out, response.refused
+    )
 
 
 def backup_made(response: admin_pb2.BackupResponse) -> BackupMade:

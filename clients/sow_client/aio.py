@@ -82,6 +82,7 @@ from sow_client._records import (
     Start,
     Status,
     Topic,
+    TopicChecked,
     TopicSettings,
     TopicSettingsArguments,
     Ttl,
@@ -968,6 +969,32 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise _core.error_of_status(error) from error
         raise _core.cut("the answer to the restamp")
+
+    async def check_topic(
+        self,
+        topic: str,
+        *,
+        repair: bool = False,
+        rows_max: int = 100,
+        on_progress: Callable[[TopicChecked], object] | None = None,
+    ) -> TopicChecked:
+        """Looks at all rows of a topic for such as no publish could have made (rule R13), and lists up to `rows_max` of
+        them; with `repair` they are removed, here and at the peers. `on_progress` gets the figures after each step.
+        When the connection breaks, what was removed stays removed."""
+        request = _replication.check_request(topic, repair=repair, rows_max=rows_max)
+        await self._await_ready()
+        found = _replication.NOTHING_CHECKED
+        try:
+            with _channel.unless_closed():
+                async for response in self._admin.CheckTopic(request):
+                    found = _replication.topic_checked(found, response)
+                    if on_progress is not None:
+                        on_progress(found)
+                    if response.done:
+                        return found
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the check")
 
     async def status(self) -> Status:
         """How the server is."""

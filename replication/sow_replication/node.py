@@ -112,6 +112,7 @@ class Incoming:
         self.applied = 0
         self.superseded = 0
         self.dropped = 0
+        self.rows_refused = 0
         self.head = 0
         self.skew_micros = 0
         self.satisfied_probe = 0
@@ -315,6 +316,7 @@ class Node:
             incoming.applied += result.applied
             incoming.superseded += result.superseded
             incoming.dropped += result.dropped
+            incoming.rows_refused += result.refused
 
     def ended(self, receiver: Receiver) -> None:
         """Of `receiver.Home`."""

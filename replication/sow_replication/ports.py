@@ -144,6 +144,8 @@ class Applied(NamedTuple):
     """There already."""
     dropped: int = 0
     """Dead by what the sender, or this instance, has purged: dropped here, or not taken (rule R4)."""
+    refused: int = 0
+    """Not taken, as no publish could have made them (rule R13)."""
 
 
 class Refused(Exception):
@@ -296,8 +298,9 @@ class Tombstones(Protocol):
 class Comparing(Protocol):
     """What a store offers for verify and repair (rule R10). All of it reads, from any thread, but `merge_rows`."""
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int]]:
-        """Sums of checksums modulo 2^64, and numbers, of the records that are not due by then, bucket by bucket."""
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
+        """Sums of checksums modulo 2^64, and numbers, of the records that are not due by then, bucket by bucket; and
+        how many were left out, as their key cannot be told in a message (rule R13)."""
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
         """The versions in some buckets, by key."""
@@ -308,8 +311,8 @@ class Comparing(Protocol):
     def check(self, topic: TopicKind) -> TopicAnswer:
         """Whether this instance can take that topic of another instance."""
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done) -> None:
-        """Merges rows by version, as local changes would be: they go on to every peer."""
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
+        """Merges rows of a peer by version, as local changes would be: they go on to every peer."""
 
 
 class Store(Sending, Receiving, Tombstones, Comparing, Clock, Protocol):

@@ -86,7 +86,7 @@ async def repair(
             answer.left_out = refused.message  # beside what had been done of it
         finally:
             margin = comparison.margin_micros
-        answer.sent, answer.received = exchange.sent, exchange.received
+        answer.sent, answer.received, answer.refused = exchange.sent, exchange.received, exchange.refused
         yield answer
 
 
@@ -104,6 +104,8 @@ class Exchange:
         """Rows that the peer took over."""
         self.received = 0
         """Rows that this instance took over."""
+        self.refused = 0
+        """Rows that one end did not take, as no publish could have made them (rule R13)."""
 
     async def rows(self, keys: Sequence[bytes]) -> None:
         """Exchanges the rows of these keys: records and tombstones. Raises Refused."""
@@ -134,7 +136,9 @@ class Exchange:
                 return None
             raise
         if theirs.chunk:
-            self.received += (await at(name, merged(self._store, topic, theirs.chunk, theirs.origins))).applied
+            taken = await at(name, merged(self._store, topic, theirs.chunk, theirs.origins, self._peer_name))
+            self.received += taken.applied
+            self.refused += taken.refused
         if chunk:
             ours = replication_pb2.MergeRowsRequest(
                 instance=instance_of(self._store.identity),
@@ -143,7 +147,9 @@ class Exchange:
                 origins=origins,
                 crc32=crc32(chunk),
             )
-            self.sent += (await at(self._peer_name, self._peer.merge_rows(ours))).applied
+            done = await at(self._peer_name, self._peer.merge_rows(ours))
+            self.sent += done.applied
+            self.refused += done.refused
         return max(len(chunk), len(theirs.chunk))
 
 
@@ -190,13 +196,15 @@ async def merge_rows(
     check(store, kind)
     if not request.chunk:
         return replication_pb2.MergeRowsResponse()
-    applied = await merged(store, kind.name, request.chunk, request.origins)
+    applied = await merged(store, kind.name, request.chunk, request.origins, request.instance.name)
     return replication_pb2.MergeRowsResponse(
-        applied=applied.applied, passed_over=applied.superseded + applied.known + applied.dropped
+        applied=applied.applied,
+        passed_over=applied.superseded + applied.known + applied.dropped,
+        refused=applied.refused,
     )
 
 
-async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str]) -> Applied:
+async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str], peer: str) -> Applied:
     """Merges rows; what became of them when that is durable. Raises Refused."""
     answered: asyncio.Future[Applied | Refused] = asyncio.get_running_loop().create_future()
 
@@ -204,7 +212,7 @@ async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Seque
         if not answered.done():  # who asked may have gone
             answered.set_result(answer)
 
-    store.merge_rows(topic, chunk, tuple(origins), done)
+    store.merge_rows(topic, chunk, tuple(origins), done, peer=peer)
     answer = await answered
     if isinstance(answer, Refused):
         raise answer

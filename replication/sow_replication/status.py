@@ -73,6 +73,7 @@ def _incoming(node: Node, incoming: Incoming) -> admin_pb2.IncomingLink:
         applied=incoming.applied,
         superseded=incoming.superseded,
         dropped=incoming.dropped,
+        rows_refused=incoming.rows_refused,
         skew_micros=incoming.skew_micros if live is None else live.skew.micros,
         last_error=incoming.trouble.message,
         last_error_time=_time(incoming.trouble.at_micros),

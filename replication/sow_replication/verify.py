@@ -156,6 +156,8 @@ async def verify(
             topic=name,
             records=comparison.records,
             differing=differing,
+            unreadable_here=comparison.unreadable_here,
+            unreadable_there=comparison.unreadable_there,
             differences=[
                 admin_pb2.Difference(
                     key=difference.key.decode(),
@@ -228,6 +230,8 @@ class Comparison:
         self._buckets = BUCKETS_FIRST
         self.records = 0
         """That were compared at this end."""
+        self.unreadable_here = self.unreadable_there = 0
+        """That could not be compared, as their key cannot be told in a message (rule R13)."""
         self.margin_micros = margin_micros
         """How far ahead of this clock is what both ends leave out."""
 
@@ -278,10 +282,11 @@ class Comparison:
                 raise _breach(f"{len(answer.checksum)} checksums for {buckets} buckets")
             return answer
 
-        (sums, records), answer = await self._both(
+        (sums, records, self.unreadable_here), answer = await self._both(
             lambda due: self._means.run(lambda: self._store.checksums(topic, buckets, due)), there
         )
         self.records = sum(records)
+        self.unreadable_there = answer.unreadable
         differing = {
             bucket: max(records[bucket], answer.records[bucket])
             for bucket, (mine, other) in enumerate(zip(sums, answer.checksum, strict=True))
@@ -403,8 +408,10 @@ async def checksum(
             types_pb2.ERROR_REASON_TOPIC_DIFFERS,
             f"expiration differs: {kind.name!r} is {_acting(acts)} here, and {_acting(kind.acts)} at the asking end",
         )
-    sums, records = await run(lambda: store.checksums(kind.name, buckets, due))
-    return replication_pb2.ChecksumResponse(checksum=sums, records=records, instance=instance_of(store.identity))
+    sums, records, unreadable = await run(lambda: store.checksums(kind.name, buckets, due))
+    return replication_pb2.ChecksumResponse(
+        checksum=sums, records=records, instance=instance_of(store.identity), unreadable=unreadable
+    )
 
 
 async def list_versions(

@@ -505,6 +505,8 @@ def foreign_changes(value: bytes) -> Changes:
         raise ValueError(f"a chunk that cannot be read: {error}") from None
     if end != len(value) or not _KINDS.issuperset(changes.change):
         raise ValueError(f"a chunk of {len(value)} bytes that should have {end}, or with changes of another kind")
+    if min(changes.origin, default=0) < 0:
+        raise ValueError("a chunk with a negative number of an origin")
     return changes
 
 

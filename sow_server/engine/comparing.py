@@ -34,6 +34,7 @@ from zlib import crc32
 from sow_server.engine.codec import HEADER_BYTES, header_columns, i64, u16
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.store import ManyCut, Store
+from sow_server.engine.topics import Topic
 
 BUCKETS_MAX: Final = 65_536
 VERSIONS_MAX: Final = 1_000_000
@@ -53,6 +54,8 @@ class Checksums(NamedTuple):
     sums: list[int]
     """Of the records' checksums, modulo 2^64."""
     records: list[int]
+    unreadable: int
+    """Records that were left out, as their key cannot be told in a message (rule R13); of the whole topic."""
 
 
 class ComparedVersion(NamedTuple):
@@ -76,12 +79,13 @@ def checksums(store: Store, topic: str, buckets: int, now_micros: int) -> Checks
     """
     _check_buckets(buckets)
     sums, records = [0] * buckets, [0] * buckets
-    for origins, keys, values in _chunks(store, topic, now_micros):
+    unreadable = Skips()
+    for origins, keys, values in _chunks(store, topic, now_micros, unreadable):
         places = [crc32(key) % buckets for key in keys]
         for place, checksum in zip(places, _checksums(origins, keys, values), strict=True):
             sums[place] += checksum
             records[place] += 1
-    return Checksums([total & _MODULUS_MASK for total in sums], records)
+    return Checksums([total & _MODULUS_MASK for total in sums], records, unreadable.count)
 
 
 def versions(
@@ -108,7 +112,7 @@ def versions(
             )
         chosen[bucket] = True
     found: list[ComparedVersion] = []
-    for origins, keys, values in _chunks(store, topic, now_micros):
+    for origins, keys, values in _chunks(store, topic, now_micros, Skips()):
         inside = [chosen[crc32(key) % buckets] for key in keys]
         if True not in inside:
             continue
@@ -131,9 +135,22 @@ def _check_buckets(buckets: int) -> None:
         )
 
 
-def _chunks(store: Store, topic: str, now_micros: int) -> Iterator[tuple[_Origins, list[bytes], list[bytes]]]:
+class Skips:
+    """Counts the records of a topic that are not compared. They are no news to who compares, so it logs nothing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, topic: Topic, keys: Sequence[bytes], now_micros: int) -> None:
+        """Some of them."""
+        self.count += len(keys)
+
+
+def _chunks(
+    store: Store, topic: str, now_micros: int, skips: Skips
+) -> Iterator[tuple[_Origins, list[bytes], list[bytes]]]:
     """The records of a topic, cut at one instant, that are not due by `now_micros`, a chunk at a time."""
-    cut = _cut(store, topic)
+    cut = _cut(store, topic, skips)
     try:
         (one,) = cut.topics
         if one.acts and cut.now_micros > now_micros:
@@ -160,10 +177,10 @@ def _chunks(store: Store, topic: str, now_micros: int) -> Iterator[tuple[_Origin
         cut.close()
 
 
-def _cut(store: Store, topic: str) -> ManyCut:
+def _cut(store: Store, topic: str, skips: Skips) -> ManyCut:
     """The one topic, looked up within the cut: one that is deleted at this moment must not look empty. And not with
     `Store.cut`, as comparing is no use of a topic (rule T1)."""
-    cut = store.cut_many(lambda topics: [found for found in topics if found.name == topic])
+    cut = store.cut_many(lambda topics: [found for found in topics if found.name == topic], skipped=skips)
     if not cut.topics:
         cut.close()
         raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {topic!r}", field="topic")

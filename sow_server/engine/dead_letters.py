@@ -23,7 +23,7 @@ import msgspec
 
 from sow_server.engine.codec import HEADER_BYTES, read_header
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.keys import join, split
+from sow_server.engine.keys import TOPIC_NAME, join, split
 from sow_server.engine.model import NEVER, MessageType, OnMissing, TopicSettings
 from sow_server.engine.payloads import Projection, format_of
 from sow_server.engine.policies import Declared
@@ -37,6 +37,8 @@ FIELD: Final = "dead_letter"
 EXPIRED: Final = "expired"
 SET_ASIDE: Final = "delivery_limit"
 _FIELD: Final = FIELD.encode()
+LETTERS_BYTES_MAX: Final = HOPS_MAX * (KEY_BYTES_MAX + 512)
+"""What a list of letters adds to a payload; a key of many control characters may take more when it is escaped."""
 _SPACE: Final = b" \t\r\n"
 _JSON_STRUCTURE: Final = frozenset(b'{}[]:,"\\-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
 """Bytes of which the text of a list is made, so that none of them can be escaped in it."""
@@ -99,7 +101,7 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
     payloads: list[bytes] = []
     dropped = ended = 0
     for key, value in zip(keys, values, strict=True):
-        head, text = read_header(value), key.decode()
+        head, text = read_header(value), key.decode(errors="backslashreplace")  # SD2
         payload = value[HEADER_BYTES:]
         if add is not None:
             expire_time = None if head.expire_time_micros == NEVER else head.expire_time_micros
@@ -176,6 +178,22 @@ def _type_text(settings: TopicSettings) -> str:
     if settings.separator == b"\x01":
         return settings.message_type.value
     return f"{settings.message_type.value}:{settings.separator.hex()}"
+
+
+def may_be_copy(settings: TopicSettings, key: bytes) -> bool:
+    """Whether a key of well-formed UTF-8 can be one that `post` has made, which may be longer than a publisher's."""
+    parts = split(key.decode())
+    return (
+        not settings.key
+        and len(parts) == 3  # topic, key, version
+        and TOPIC_NAME.match(parts[0]) is not None
+        and parts[2].isdecimal()
+    )
+
+
+def original_bytes(settings: TopicSettings, payload: bytes) -> int:
+    """The bytes that a payload has had at least before letters were added to it."""
+    return len(payload) - (LETTERS_BYTES_MAX if not settings.key and _FIELD in payload else 0)
 
 
 # --- payloads --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
+INSTANCE_NAME: Final = re.compile(r"[A-Za-z0-9.:-][A-Za-z0-9_.:-]{0,99}\Z")
 _BRACKETED: Final = re.compile(r"\[((?:[^\]\\]|\\.)*)\](?=/|\Z)", re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\([\]\\/])")
 _TO_ESCAPE: Final = re.compile(r"[\]\\]")

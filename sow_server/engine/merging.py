@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from struct import Struct
@@ -29,6 +29,7 @@ from sow_server.engine.codec import (
 )
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import NEVER
+from sow_server.engine.soundness import KEY_FAULTS, NO_FAULTS, Fault
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic
 
@@ -54,6 +55,7 @@ class Counts(NamedTuple):
     superseded: int = 0
     known: int = 0
     dropped: int = 0
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -64,10 +66,11 @@ class Tally:
     superseded: int = 0
     known: int = 0
     dropped: int = 0
+    refused: int = 0
 
     def counts(self) -> Counts:
         """What has been counted."""
-        return Counts(self.applied, self.superseded, self.known, self.dropped)
+        return Counts(self.applied, self.superseded, self.known, self.dropped, self.refused)
 
 
 class Dead(NamedTuple):
@@ -136,8 +139,9 @@ class Merge:
         self.not_taken: list[Dead] = []
         """What was not taken, as it is dead by the guard."""
 
-    def apply(self, changes: Changes, own: Sequence[int]) -> None:
-        """Merges a chunk; `own`: the numbers here of the origins that it points at. Raises StoreError BATCH_DAMAGED."""
+    def apply(self, changes: Changes, own: Sequence[int], found: Mapping[int, Fault] = NO_FAULTS) -> None:
+        """Merges a chunk; `own`: the numbers here of the origins that it points at; `found`: the changes that are not
+        taken, as something is wrong with them. Raises StoreError BATCH_DAMAGED."""
         stage, topic = self._stage, self._topic
         if not changes.keys:
             return
@@ -157,6 +161,11 @@ class Merge:
             origins,
             changes,
         )
+        if found:
+            rows = rows.picked(self._taken(rows, found))
+            store_keys = list(rows.store_keys)
+            if not store_keys:
+                return
         stage.fetch_heads(store_keys)
         if topic.wants_previous:
             stage.fetch_values(store_keys)
@@ -178,6 +187,22 @@ class Merge:
             self._put_all(rows)
         elif len(alone) < len(every):
             self._put_all(rows.picked([index not in alone for index in every]))
+
+    def _taken(self, rows: Rows, found: Mapping[int, Fault]) -> list[bool]:
+        """Which changes are taken, of which something is wrong with those `found`. A removal under a key that no
+        publish could have made is taken where there is a record under this key: so one instance mends all. Where there
+        is none, nothing is to be done, as no put under that key will be taken."""
+        taken = [index not in found for index in range(len(rows.keys))]
+        removals = [
+            index for index, fault in found.items() if rows.kinds[index] not in _PUTS and fault.reason in KEY_FAULTS
+        ]
+        if removals:
+            self._stage.fetch_heads([rows.store_keys[index] for index in removals])
+            for index in removals:
+                taken[index] = self._stage.heads[rows.store_keys[index]] is not None
+                self._tally.known += not taken[index]
+        self._tally.refused += len(found) - len(removals)
+        return taken
 
     def _alone(self, rows: Rows) -> set[int]:
         """Those that need more thought than puts of newer versions over older ones, which are put column by column:

@@ -161,7 +161,8 @@ class Delete:
     """Records to delete: by keys, or by a payload whose key is derived as for a publish (rule D1)."""
 
     topic: str
-    keys: Sequence[str] | None = None
+    keys: Sequence[str | bytes] | None = None
+    """Bytes: as the key is stored, whatever it is."""
     payload: bytes | None = None
     durability: Durability = Durability.FSYNC
     topic_id: int | None = None
@@ -189,7 +190,7 @@ class Restamp:
     """
 
     topic: str
-    keys: Sequence[str]
+    keys: Sequence[str | bytes]
     mode: RestampMode
     lifetime: Lifetime = ABSENT
     durability: Durability = Durability.FSYNC

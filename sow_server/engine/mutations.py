@@ -327,14 +327,16 @@ def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
     return keys
 
 
-def _encode_key(key: str) -> bytes | BadRecord:
+def _encode_key(key: str | bytes) -> bytes | BadRecord:
+    if isinstance(key, bytes):
+        return key
     try:
         return key.encode()
     except UnicodeEncodeError:
         return BadRecord(Reason.KEY_NOT_UTF8, "key: is not well-formed Unicode")
 
 
-def _given_keys(keys: Sequence[str], limits: Limits) -> KeyColumn:
+def _given_keys(keys: Sequence[str] | Sequence[str | bytes], limits: Limits) -> KeyColumn:
     if not keys:
         raise StoreError(Reason.INVALID_ARGUMENT, "keys: at least one key is needed", field="keys")
     if len(keys) > limits.request_records_max:

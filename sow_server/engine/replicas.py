@@ -51,6 +51,7 @@ from sow_server.engine.model import MICROS, RecordMatcher
 from sow_server.engine.patterns import matcher
 from sow_server.engine.rocks import META, RECORDS, TOMBSTONES, Rocks
 from sow_server.engine.shipping import pack_changes, pack_rows
+from sow_server.engine.soundness import Fault, Limits, bad_names, faults
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic
 
@@ -219,6 +220,9 @@ class Replicas:
         self._purge_from = MADE_ORDER
         """Where the next step of purging goes on."""
         self.purged_total = 0
+        limits = store.limits
+        self.limits: Final = Limits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
+        """What a row of a peer must keep to, as one that is published here."""
 
     def _load(self) -> None:
         rows = self._rocks.cursor(META)
@@ -428,7 +432,8 @@ class Replicas:
             sequence = self._store.writer.last_sequence
             records = self._rocks.cursor(RECORDS, fill_cache=False)
             tombstones = self._rocks.cursor(TOMBSTONES, fill_cache=False)
-        start = topic.prefix + after_key + (b"\0" if after_key else b"")
+        # A row with an empty key is never sent (rule R13): as the last one of a part it would say that this is the end.
+        start = topic.prefix + after_key + b"\0"
         keys: list[bytes] = []
         values: list[bytes] = []
         dead: dict[bytes, Tombstone] = {}
@@ -606,7 +611,7 @@ class Replicas:
             tally = Tally()
             if upto > source.cursor:
                 self._check_skew(stage, [changes for _, changes in changes_of])
-                own = self._store.stage_origins(stage, origins)
+                own, bad_names = self._origins(stage, origins)
                 stage.source = source.number
                 for topic_name, changes in changes_of:
                     topic = self._takeable(name, topic_name)
@@ -614,7 +619,8 @@ class Replicas:
                         self._unseed(stage, name, topic_name)
                         continue
                     stage.atomic = changes.atomic
-                    Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own)
+                    found = self._faults(stage, name, topic, changes, bad_names)
+                    Merge(stage, topic, self._store.origins_in(stage), tally).apply(changes, own, found)
                     stage.end_request()
                 if passed_over := self._passed_over.get(name):
                     stage.batch.deletes[META] += passed_over
@@ -653,7 +659,7 @@ class Replicas:
                 raise StoreError(
                     Reason.BATCH_DAMAGED, f"a seed of {part.topic} goes on where this instance has not come to"
                 )
-            own = self._store.stage_origins(stage, origins)
+            own, bad_names = self._origins(stage, origins)
             if changes is not None:
                 self._check_skew(stage, [changes])
             names = self._store.origins_in(stage)
@@ -669,7 +675,7 @@ class Replicas:
                 guarded = source.guarded and name not in self._unguarded and before[0] == _UNDER_WAY
                 guard = self.purged(topic) if guarded else NOTHING_PURGED
                 merge = Merge(stage, topic, names, tally, guard=guard, snapshot=True)
-                merge.apply(changes, own)
+                merge.apply(changes, own, self._faults(stage, name, topic, changes, bad_names))
                 self._write_dropped(topic, name, merge.not_taken)
             reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
             if part.first or part.last:
@@ -688,24 +694,45 @@ class Replicas:
 
         self._store.control(stage_merge, merged)
 
-    def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: Done) -> None:
-        """Merges rows by version, for a repair; they go on to every peer. What is not here, and not above what has been
-        purged, may be dead, so it is not taken (rule R4); or this instance has lost it, so it lives on where it is.
-        Raises StoreError BATCH_DAMAGED at once."""
+    def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: Done, *, source: str) -> None:
+        """Merges rows by version, for a repair with a peer; they go on to every peer. What is not here, and not above
+        what has been purged, may be dead, so it is not taken (rule R4); or this instance has lost it, so it lives on
+        where it is. Raises StoreError BATCH_DAMAGED at once."""
         changes = decoded(topic.name, chunk)
 
         def stage_rows(stage: Stage) -> Callable[[], Counts]:
             if self._store.topics.by_id.get(topic.id) is not topic:
                 raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
             self._check_skew(stage, [changes])
-            own, tally = self._store.stage_origins(stage, origins), Tally()
+            (own, bad_names), tally = self._origins(stage, origins), Tally()
+            found = self._faults(stage, source, topic, changes, bad_names)
             guard = self.purged(topic)
             Merge(stage, topic, self._store.origins_in(stage), tally, guard=guard, buries=False, snapshot=True).apply(
-                changes, own
+                changes, own, found
             )
             return tally.counts
 
         self._store.control(stage_rows, done)
+
+    def _origins(self, stage: Stage, names: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The numbers here of a peer's origins, and which of them, by the peer's numbers, have no name of an instance:
+        these are not remembered."""
+        bad = bad_names(names)
+        if not bad:
+            return self._store.stage_origins(stage, names), bad
+        wrong = set(bad)
+        good = self._store.stage_origins(stage, [name for number, name in enumerate(names) if number not in wrong])
+        numbers = iter(good)
+        return [0 if number in wrong else next(numbers) for number in range(len(names))], bad
+
+    def _faults(
+        self, stage: Stage, source: str, topic: Topic, changes: Changes, bad_names: Sequence[int]
+    ) -> Mapping[int, Fault]:
+        """The changes that are not taken, as no publish could have made them (SD1)."""
+        found = faults(topic, changes, bad_names, self.limits, stage.now)
+        if found:
+            stage.also.append(lambda: self._store.unsound.refuse(source, topic, changes, found, stage.now))
+        return found
 
     def _ready(self, name: str) -> Source:
         """A source of which changes may be taken now. Raises StoreError RESEED_PENDING (RE4)."""
@@ -810,7 +837,7 @@ class Replicas:
         with (folder / f"{topic.name}.from-{source}.ndjson").open("ab") as file:
             for record in dead:
                 fields = {
-                    "key": record.key.decode(),
+                    "key": record.key.decode(errors="backslashreplace"),
                     "version": record.version,
                     "publish_time_micros": record.publish_time_micros,
                     "expire_time_micros": record.expire_time_micros,

@@ -70,7 +70,7 @@ from sow_server.engine.model import (
     TopicSettings,
     TopicStatistics,
 )
-from sow_server.engine.mutations import Job, payload_key
+from sow_server.engine.mutations import Job, Limits, payload_key
 from sow_server.engine.payloads import index_paths
 from sow_server.engine.policies import (
     NOTHING,
@@ -110,6 +110,7 @@ from sow_server.engine.rocks import (
     RocksOptions,
     disk_bytes,
 )
+from sow_server.engine.soundness import Reports, is_utf8, readable
 from sow_server.engine.stage import PUBLISHER_KEY, STATISTICS_KEY, Stage
 from sow_server.engine.topics import (
     ONLY_WHILE_EMPTY,
@@ -178,6 +179,10 @@ class StoreOptions:
     rocks: RocksOptions = field(default_factory=RocksOptions)
 
 
+Skipped = Callable[[Topic, Sequence[bytes], int], None]
+"""Hears of the keys that a read of a topic has passed over, and when."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """All records of a topic at one instant. Close it: it holds files and memory back."""
@@ -191,9 +196,14 @@ class Cut:
     """Those of the indexes that were asked for which are complete (IX3), by the steps of their paths."""
     total: Total | None = None
     """Where it was asked for: how many there are."""
+    skipped: Skipped | None = None
+    """Rows whose key cannot be told are passed over, and reported here (SD2). None: they are read as the others."""
 
     def find(self, key: bytes) -> bytes | None:
         """The stored value of the live record of `key`."""
+        if self.skipped is not None and not key.isascii() and not is_utf8(key):  # an index has named it
+            self.skipped(self.topic, [key], self.now_micros)
+            return None
         value = self.records.find(self.topic.prefix + key)
         if value is None or (self.acts and value[24:32] <= i64(self.now_micros)):
             return None
@@ -216,7 +226,15 @@ class Cut:
             live = [value[24:32] > due for value in found]
             if False in live:
                 found_keys, found = list(compress(found_keys, live)), list(compress(found, live))
-        keys += [key[4:] for key in found_keys]
+        record_keys = [key[4:] for key in found_keys]
+        if self.skipped is not None and (told := readable(record_keys)) is not None:
+            self.skipped(
+                self.topic,
+                [key for key, is_told in zip(record_keys, told, strict=True) if not is_told],
+                self.now_micros,
+            )
+            record_keys, found = list(compress(record_keys, told)), list(compress(found, told))
+        keys += record_keys
         values += found
         return following, scanned
 
@@ -326,6 +344,7 @@ class Store:
         self._backing_up = threading.Lock()
         self.policies = self._load_policies()
         """Replaced by the writer thread, after the commit that stored the change."""
+        self.unsound: Final = Reports()
         self.replicas: Final = Replicas(self, rocks, path, options.replicas)
         self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held, self.topics.lost)
         self._load_topics()
@@ -420,6 +439,11 @@ class Store:
         except BaseException:
             rocks.close()
             raise
+
+    @property
+    def limits(self) -> Limits:
+        """Of records and requests (rule K8)."""
+        return self._options.writer.limits
 
     def start(self, deliver: Deliver) -> None:
         """Expires what fell due while the store was closed, as far as that is quick (rule L11), and starts the writer's
@@ -586,9 +610,11 @@ class Store:
         """The record key that a topic's key fields give a payload. Raises StoreError."""
         return payload_key(topic, payload)
 
-    def cut(self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False) -> Cut:
+    def cut(
+        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+    ) -> Cut:
         """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
-        are there and complete; `counted`: with their total."""
+        are there and complete; `counted`: with their total; `unreadable`: also those whose key cannot be told (SD2)."""
         with self.writer.cut_lock:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
@@ -604,16 +630,20 @@ class Store:
                 self._rocks.cursor(RECORDS),
                 indexes,
                 self._total(topic, now) if counted else None,
+                None if unreadable else self.unsound.skip,
             )
 
-    def cut_many(self, choose: Callable[[Collection[Topic]], Sequence[Topic]]) -> ManyCut:
-        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly."""
+    def cut_many(
+        self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None
+    ) -> ManyCut:
+        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. `skipped` hears
+        of those whose key cannot be told, in place of `unsound`."""
         with self.writer.cut_lock:
             now, sequence, records = self._clock.now_micros(), self.writer.last_sequence, self._rocks.cursor(RECORDS)
             topics = choose(tuple(self.topics.by_id.values()))
-            return ManyCut(
-                now, sequence, records, tuple([Cut(topic, now, sequence, topic.acts, records) for topic in topics])
-            )
+            skips = skipped or self.unsound.skip
+            cuts = [Cut(topic, now, sequence, topic.acts, records, skipped=skips) for topic in topics]
+            return ManyCut(now, sequence, records, tuple(cuts))
 
     def journal_cut(self) -> JournalCut:
         """The journal, cut between two commits."""
@@ -998,6 +1028,7 @@ class Store:
 
         def after() -> int:
             self.topics.remove(topic)
+            self.unsound.forget(topic.name)
             return live
 
         return after

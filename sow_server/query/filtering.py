@@ -106,7 +106,12 @@ def _matcher(predicate: Predicate, payloads: Format, fixed: Meta, *, uses_metada
         header = read_header(value)
         expire_time = None if header.expire_time_micros == NEVER else header.expire_time_micros
         return Meta(
-            key.decode(), header.version, header.publish_time_micros, expire_time, fixed.topic, fixed.now_micros
+            key.decode(errors="backslashreplace"),
+            header.version,
+            header.publish_time_micros,
+            expire_time,
+            fixed.topic,
+            fixed.now_micros,
         )
 
     if predicate.uses_payload:

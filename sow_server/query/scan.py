@@ -73,6 +73,8 @@ class Query:
     filter: RecordFilter | None = None
     order: Order | None = None
     explain: bool = False
+    unreadable: bool = False
+    """Also records whose key cannot be told in a message (rule R13); with `keys_only`, for who removes them."""
 
 
 class RecordBatch(NamedTuple):
@@ -130,7 +132,10 @@ class Scan:
         self._rows: Rows | None = None
         self._way = Explanation(self._plan.access, "", 0, 0)
         self.cut: Final[Cut] = store.cut(
-            query.topic, [bound.steps for bound in self._plan.bounds], counted=_counts_all(query)
+            query.topic,
+            [bound.steps for bound in self._plan.bounds],
+            counted=_counts_all(query),
+            unreadable=query.unreadable,
         )
         self._sieve = sieve(query.topic, query.filter, self.cut.now_micros)
 
@@ -365,7 +370,7 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
         columns = header_columns(values)
         return map(
             Meta,
-            map(bytes.decode, keys),
+            map(_text, keys),
             columns.version,
             columns.publish_time,
             [None if time == NEVER else time for time in columns.expire_time],
@@ -386,6 +391,11 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
         return lambda keys, values: [answer] * len(keys)
     decoded = decode
     return lambda keys, values: [matches(decoded(value[HEADER_BYTES:]), fixed) for value in values]
+
+
+def _text(key: bytes) -> str:
+    """A key for a filter, which also judges records that are to be deleted though no publish could have made them."""
+    return key.decode(errors="backslashreplace")
 
 
 # --- where records come from -----------------------------------------------------------------------------------------
@@ -676,6 +686,6 @@ def _read_token(query: Query) -> bytes:
         ) from None
 
 
-def point_keys(keys: Sequence[str]) -> tuple[bytes, ...]:
+def point_keys(keys: Sequence[str | bytes]) -> tuple[bytes, ...]:
     """Record keys as they are stored."""
-    return tuple(key.encode() for key in keys)
+    return tuple(key if isinstance(key, bytes) else key.encode() for key in keys)

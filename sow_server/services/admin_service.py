@@ -7,27 +7,34 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
-from sow.v1 import admin_pb2, admin_pb2_grpc
+from sow.v1 import admin_pb2, admin_pb2_grpc, types_pb2
 from sow_server.engine import lifetimes, model
 from sow_server.engine.clock import GuardedClock
+from sow_server.engine.codec import read_header
 from sow_server.engine.durables import Cleared, Durable, Figures
 from sow_server.engine.errors import StoreError
 from sow_server.engine.policies import Policy, declared_warnings, planned_journal_bytes, warnings
+from sow_server.engine.soundness import Fault, row_fault
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
 from sow_server.services.replication import Replicas
-from sow_server.services.selection import count_selected, selected
+from sow_server.services.selection import checked, count_selected, selected
 from sow_server.services.sow_service import Changes, settle
 from sow_server.subscriptions.durables import Consumers
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+
+ROWS_LISTED: Final = 100
+ROWS_LISTED_MAX: Final = 100_000
+MESSAGE_CHARACTERS_MAX: Final = 500
+"""Of what is wrong with a row."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -246,6 +253,51 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         cleared: Cleared = await self._await(lambda done: self._consumers.clear(topic, request.name, done))
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
         return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries)
+
+    @streaming
+    async def CheckTopic(
+        self, request: admin_pb2.CheckTopicRequest, context: Context
+    ) -> AsyncGenerator[admin_pb2.CheckTopicResponse, None]:
+        topic = self._store.topics.find(request.name)
+        limits = self._store.replicas.limits
+        left = request.rows_max if request.HasField("rows_max") else ROWS_LISTED
+        if left > ROWS_LISTED_MAX:
+            raise convert.invalid("rows_max", f"{left} is more than the limit of {ROWS_LISTED_MAX}")
+
+        def is_unsound(key: bytes, value: bytes) -> bool:
+            return row_fault(topic, key, value, limits, self._clock.now_micros()) is not None
+
+        progress = admin_pb2.CheckTopicResponse()
+        async with aclosing(checked(self._store, self._readers, topic, limits)) as steps:
+            async for step in steps:
+                progress.checked += step.rows
+                progress.unsound += len(step.unsound)
+                del progress.rows[:]
+                progress.rows.extend([self._unsound_row(*row) for row in step.unsound[:left]])
+                left -= len(progress.rows)
+                if request.repair and step.unsound:
+                    keys = [key for key, _, _ in step.unsound]
+                    submitted = await self._changes.submit_patiently(
+                        model.Delete(topic.name, keys, topic_id=topic.id, matches=is_unsound)
+                    )
+                    progress.removed += (await submitted).applied
+                yield progress
+        if progress.unsound:
+            log.warning("topic_checked", topic=topic.name, unsound=progress.unsound, removed=progress.removed)
+        del progress.rows[:]
+        progress.done = True
+        yield progress
+
+    def _unsound_row(self, key: bytes, value: bytes, fault: Fault) -> admin_pb2.UnsoundRow:
+        head = read_header(value)
+        return admin_pb2.UnsoundRow(
+            key=key,
+            reason=types_pb2.ErrorReason.ValueType(fault.reason.value),
+            message=fault.message[:MESSAGE_CHARACTERS_MAX],
+            version=head.version,
+            origin=self._store.origins[head.origin],
+            payload_bytes=head.payload_bytes,
+        )
 
     @streaming
     async def Restamp(

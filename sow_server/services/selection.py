@@ -11,13 +11,17 @@ from concurrent.futures import Executor
 from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.model import RecordMatcher
-from sow_server.engine.store import Store
+from sow_server.engine.soundness import Fault, row_fault
+from sow_server.engine.soundness import Limits as RowLimits
+from sow_server.engine.store import Cut, Store
 from sow_server.engine.topics import Topic
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan
 
 T = TypeVar("T")
 
+CHECK_ROWS: Final = 500
+"""Rows that one step of a check decodes: some milliseconds."""
 CHANGE_RECORDS: Final = 1000
 """Records that one commit of a change by filter takes; up to this many it is atomic (rule D2)."""
 
@@ -25,12 +29,15 @@ CHANGE_RECORDS: Final = 1000
 class Selected(NamedTuple):
     """Records to change, and what they must still be then."""
 
-    keys: list[str]
+    keys: list[bytes]
     matches: RecordMatcher
 
 
-async def selected(store: Store, readers: Executor, topic: Topic, text: str) -> AsyncGenerator[Selected, None]:
+async def selected(
+    store: Store, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False
+) -> AsyncGenerator[Selected, None]:
     """The records of `topic` that match the filter `text` now, `CHANGE_RECORDS` at a time; the last may be fewer.
+    `unreadable`: also those whose key cannot be told (rule R13).
 
     One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. To be closed, as it holds the cut. Raises
     StoreError.
@@ -38,17 +45,18 @@ async def selected(store: Store, readers: Executor, topic: Topic, text: str) -> 
     loop = asyncio.get_running_loop()
     # A long filter takes a while to parse, which is none of the event loop's time.
     given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
-    scan = Scan(store, Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS))
+    query = Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
+    scan = Scan(store, query)
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
         matches = given.at(scan.cut.now_micros).matches
-        found: list[str] = []
+        found: list[bytes] = []
         while True:
             reading = loop.run_in_executor(readers, scan.step)
             batch = await asyncio.shield(reading)
             if batch is None:
                 break
-            found += [key.decode() for key in batch.keys]
+            found += batch.keys
             while len(found) >= CHANGE_RECORDS:
                 yield Selected(found[:CHANGE_RECORDS], matches)
                 del found[:CHANGE_RECORDS]
@@ -58,10 +66,10 @@ async def selected(store: Store, readers: Executor, topic: Topic, text: str) -> 
         close_after(scan, reading)
 
 
-async def count_selected(store: Store, readers: Executor, topic: Topic, text: str) -> int:
+async def count_selected(store: Store, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False) -> int:
     """How many records of `topic` match the filter `text` now."""
     given = await asyncio.get_running_loop().run_in_executor(readers, record_filter, topic, text, 0)
-    return await count(store, readers, Query(topic, filter=given, count_only=True))
+    return await count(store, readers, Query(topic, filter=given, count_only=True, unreadable=unreadable))
 
 
 async def count(store: Store, readers: Executor, query: Query) -> int:
@@ -78,7 +86,44 @@ async def count(store: Store, readers: Executor, query: Query) -> int:
         close_after(scan, reading)
 
 
-def close_after(scan: Scan, reading: asyncio.Future[T] | None) -> None:
+class Checked(NamedTuple):
+    """A step of a check."""
+
+    rows: int
+    """That were looked at."""
+    unsound: list[tuple[bytes, bytes, Fault]]
+    """Those of them that no publish could have made: key, stored value, what is wrong."""
+
+
+async def checked(store: Store, readers: Executor, topic: Topic, limits: RowLimits) -> AsyncGenerator[Checked, None]:
+    """Looks at all live rows of a topic, as they are now, `CHECK_ROWS` at a time (rule R13). To be closed, as it holds
+    the cut."""
+    loop = asyncio.get_running_loop()
+    cut = store.cut(topic, unreadable=True)
+    reading: asyncio.Future[tuple[bytes | None, Checked]] | None = None
+
+    def check(start: bytes) -> tuple[bytes | None, Checked]:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        following, _ = cut.fill(start, CHECK_ROWS, keys, values)
+        found = [
+            (key, value, fault)
+            for key, value in zip(keys, values, strict=True)
+            if (fault := row_fault(topic, key, value, limits, cut.now_micros)) is not None
+        ]
+        return following, Checked(len(keys), found)
+
+    try:
+        following: bytes | None = topic.prefix
+        while following is not None:
+            reading = loop.run_in_executor(readers, check, following)
+            following, step = await asyncio.shield(reading)
+            yield step
+    finally:
+        close_after(cut, reading)
+
+
+def close_after(scan: Scan | Cut, reading: asyncio.Future[T] | None) -> None:
     """Closes a scan once its last step has ended: a cursor must not be closed under a reader's hands."""
 
     def close(done: asyncio.Future[T]) -> None:

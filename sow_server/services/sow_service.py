@@ -573,12 +573,13 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         """Deletes the records that match now, in batches, each if it still does; an answer is the progress so far."""
         if dry_run:
-            matched = await count_selected(self._store, self._readers, topic, text)
+            matched = await count_selected(self._store, self._readers, topic, text, unreadable=True)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
-        async with aclosing(selected(self._store, self._readers, topic, text)) as batches:
+        found = selected(self._store, self._readers, topic, text, unreadable=True)
+        async with aclosing(found) as batches:
             async for keys, matches in batches:
                 submitted = await self._changes.submit_patiently(
                     Delete(topic.name, keys, durability=_here(durability), topic_id=topic.id, matches=matches)
@@ -607,7 +608,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
-        scan = Scan(self._store, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True))
+        scan = Scan(self._store, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True, unreadable=True))
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
         try:
@@ -619,7 +620,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 submitted = await self._changes.submit_patiently(
                     Delete(
                         topic.name,
-                        keys=[key.decode() for key in batch.keys],
+                        keys=batch.keys,
                         durability=_here(durability),
                         topic_id=topic.id,
                     )

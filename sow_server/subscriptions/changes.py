@@ -12,6 +12,7 @@ from typing import Final
 
 from sow_server.engine.codec import BURY, DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
 from sow_server.engine.model import NEVER
+from sow_server.engine.soundness import all_told, is_utf8
 from sow_server.engine.topics import Topic
 from sow_server.filters import Meta
 from sow_server.subscriptions.frames import Op, Row, Why
@@ -227,16 +228,19 @@ def changes_of(
     previous_values: Sequence[bytes | None] | None = None,
     live: bool = False,
 ) -> list[Change]:
-    """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone."""
+    """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone, and
+    those under a key that cannot be told in a message (rule R13)."""
     version, origin = shown(changes)
     commit_time = changes.commit_time_micros
     before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values
+    kinds, keys = changes.change[start:stop], changes.keys[start:stop]
+    told = all_told(keys)
     return [
         Change(topic, sequence, kind, key, payload, own, publish, expire, by, previous, value, commit_time, find, live)
         for sequence, kind, key, payload, own, publish, expire, by, previous, value in zip(
             range(changes.first_sequence + start, changes.first_sequence + stop),
-            changes.change[start:stop],
-            changes.keys[start:stop],
+            kinds,
+            keys,
             changes.payloads[start:stop],
             version[start:stop],
             changes.publish_time_micros.tolist()[start:stop],
@@ -246,7 +250,7 @@ def changes_of(
             before[start:stop],
             strict=True,
         )
-        if kind != BURY
+        if kind != BURY and (told or (key and is_utf8(key)))
     ]
 
 

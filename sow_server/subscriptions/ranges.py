@@ -25,6 +25,7 @@ from zlib import crc32
 from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.journal import Chunk, Counts, JournalCut, Ledger
+from sow_server.engine.soundness import all_told
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.subscriptions import focus
@@ -316,7 +317,7 @@ class _Found:
         self.looked_at += stop - start
         if stop == start:
             return stop
-        if self.matcher is not None or BURY in changes.change:
+        if self.matcher is not None or BURY in changes.change or not all_told(changes.keys[start:stop]):
             matcher = Matcher(None) if self.matcher is None else self.matcher
             for change in changes_of(self.topic, changes, start=start, stop=stop, find=self.find):
                 if self.share is not None and not self.share.has(change.key):

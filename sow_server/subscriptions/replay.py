@@ -168,6 +168,8 @@ class _Found:
                 self._size += row.size
                 if self._size >= FRAME_BYTES and not changes.atomic:
                     break
+        else:
+            reached = changes.first_sequence + stop - 1  # also over those that are told to nobody
         self._looked_at += stop - start
         if changes.atomic:
             self._end_frame(reached, after=before, atomic=True)

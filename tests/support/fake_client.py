@@ -47,8 +47,10 @@ from sow_client import (
     SowError,
     Status,
     Topic,
+    TopicChecked,
     TopicSettings,
     TopicStatistics,
+    UnsoundRow,
     Verified,
 )
 from sow_client._records import PolicyTargetName
@@ -121,6 +123,7 @@ class FakeClient:
         """What is in force on described topics."""
         self.links = ReplicationStatus("nyc-1", 0, (), ())
         self.verified: list[Verified] = []
+        self.unsound: list[UnsoundRow] = []
         self.repaired: list[Repaired] = []
         self.interruption: SowError | None = None
         """What interrupts each subscription before its first message, for a moment."""
@@ -542,6 +545,21 @@ class FakeClient:
                 row.expire_time_micros = None if ttl is None else NOW_MICROS + parse_micros(ttl)
             self.sequence += len(rows)
         done = Restamped(len(rows), 0 if dry_run else len(rows), 0 if dry_run or not rows else self.sequence)
+        if on_progress is not None:
+            on_progress(done)
+        return done
+
+    def check_topic(
+        self,
+        topic: str,
+        *,
+        repair: bool = False,
+        rows_max: int = 100,
+        on_progress: Callable[[TopicChecked], None] | None = None,
+    ) -> TopicChecked:
+        self._called("check_topic", topic=topic, repair=repair, rows_max=rows_max)
+        rows = tuple(self.unsound[:rows_max])
+        done = TopicChecked(10, len(self.unsound), len(self.unsound) if repair else 0, rows)
         if on_progress is not None:
             on_progress(done)
         return done

@@ -396,7 +396,7 @@ class ModelStore:
                 return Expected(refused=derived)
             keys: Sequence[bytes] = [derived]
         else:
-            keys = [key.encode() for key in request.keys or ()]
+            keys = [key if isinstance(key, bytes) else key.encode() for key in request.keys or ()]
         deleted = 0
         for key in keys:
             current = self._live(topic, key, now)
@@ -417,7 +417,7 @@ class ModelStore:
             return Expected(refused=wanted)
         changed = 0
         for text in request.keys:
-            key = text.encode()
+            key = text if isinstance(text, bytes) else text.encode()
             current = self._live(topic, key, now)
             if current is None or not _meant(request.matches, current):
                 continue

@@ -672,7 +672,7 @@ class ModelStore:
 
     # -- Comparing: not part of this world --------------------------------------------------------------------------
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int]]:
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
         raise NotImplementedError
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
@@ -681,7 +681,7 @@ class ModelStore:
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
         raise NotImplementedError
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
         raise NotImplementedError
 
 

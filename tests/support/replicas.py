@@ -93,7 +93,7 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
     comes back."""
     name = sender.options.instance
     sender.store.sync()
-    total = [0, 0, 0, 0]
+    total = [0] * len(Counts())
     source = receiver.store.replicas.sources.get(name)
     if source is None or source.identity != identity(sender):
         greet(sender, receiver)

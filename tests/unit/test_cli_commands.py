@@ -18,6 +18,7 @@ from sow_client import (
     ResourceExhausted,
     SowError,
     Unavailable,
+    UnsoundRow,
 )
 from tests.support.fake_client import NOW_MICROS, FakeClient, FakePublisher
 
@@ -358,6 +359,39 @@ def test_a_restamp_can_only_count(client: FakeClient) -> None:
     assert "0 (dry run)" in counted.stdout
     assert client.tables["orders"].rows["1"].expire_time_micros is None
     assert run(client, "topic", "restamp", "nothing", "--clear").exit_code == 1
+
+
+def test_a_check_lists_rows_of_any_key_and_ends_with_1_while_they_stay(client: FakeClient) -> None:
+    """R13."""
+    client.unsound = [UnsoundRow(b"\xff\x1b[2J", "KEY_NOT_UTF8", "key: is not well-formed UTF-8", 7, "ldn-1", 3)]
+
+    found = run(client, "topic", "check", "orders", "--rows", "5")
+    assert found.exit_code == 1
+    assert rows(found) == [
+        {
+            "topic": "orders",
+            "checked": 10,
+            "unsound": 1,
+            "removed": 0,
+            "rows": [
+                {
+                    "key": "\\xff\x1b[2J",
+                    "reason": "KEY_NOT_UTF8",
+                    "message": "key: is not well-formed UTF-8",
+                    "version": 7,
+                    "origin": "ldn-1",
+                    "payload_bytes": 3,
+                }
+            ],
+        }
+    ]
+    assert client.arguments_of("check_topic") == {"topic": "orders", "repair": False, "rows_max": 5}
+    table = run(client, "topic", "check", "orders", "--repair", "--format", "table")
+    assert table.exit_code == 0
+    assert "\\xff\\x1b[2J" in table.stdout
+    assert "\x1b[2J" not in table.stdout
+    client.unsound = []
+    assert run(client, "topic", "check", "orders").exit_code == 0
 
 
 def test_a_topic_is_deleted_only_when_forced_without_a_terminal(client: FakeClient) -> None:

@@ -52,6 +52,7 @@ IN = IncomingLink(
     applied=9,
     superseded=3,
     dropped=1,
+    rows_refused=4,
     skew=timedelta(milliseconds=3),
     last_error="",
     last_error_reason="",
@@ -118,6 +119,7 @@ def test_every_link_is_a_line_with_exact_values(client: FakeClient) -> None:
         "applied": 9,
         "superseded": 3,
         "dropped": 1,
+        "rows_refused": 4,
     }
 
 
@@ -130,6 +132,7 @@ def test_a_table_tells_trouble_below_it_and_obeys_nobody(client: FakeClient) -> 
     assert "out ldn-1: topic orders.eu is refused: it has \\x1b[2J other key fields" in shown
     assert "out ldn-1: topic orders.us is seeding\n" in shown
     assert "out ldn-1: TOPIC_DIFFERS: it has other key fields" in shown
+    assert "in ldn-1: 4 rows refused" in shown
     assert "\x1b[2J" not in shown
 
 
@@ -162,23 +165,36 @@ def test_verify_ends_with_1_when_something_differs(client: FakeClient) -> None:
         "keys_max": 7,
     }
     same, different, left_out = rows(result)
-    assert same == {"topic": "orders", "records": 1_000, "differing": 0}
-    assert different == {
-        "topic": "flights",
-        "records": 10,
-        "differing": 2,
-        "differences": [
-            {"key": "a\x1b", "version_here": 7, "version_there": 0},
-            {"key": "b", "version_here": 7, "version_there": 8},
-        ],
-    }
-    assert left_out == {"topic": "ticks", "records": 0, "differing": 0, "left_out": "expiration differs"}
+    none = {"unreadable_here": 0, "unreadable_there": 0}
+    assert same == {"topic": "orders", "records": 1_000, "differing": 0} | none
+    assert (
+        different
+        == {
+            "topic": "flights",
+            "records": 10,
+            "differing": 2,
+            "differences": [
+                {"key": "a\x1b", "version_here": 7, "version_there": 0},
+                {"key": "b", "version_here": 7, "version_there": 8},
+            ],
+        }
+        | none
+    )
+    assert left_out == {"topic": "ticks", "records": 0, "differing": 0, "left_out": "expiration differs"} | none
 
 
 def test_verify_ends_with_0_when_nothing_differs(client: FakeClient) -> None:
     client.verified = [VERIFIED[0], VERIFIED[2]]
     assert run(client, "replication", "verify", "ldn-1").exit_code == 0
     assert arguments_of(client, "verify_replication") == {"peer": "ldn-1", "topics": None, "keys_max": 100}
+
+
+def test_rows_that_could_not_be_compared_are_told_and_end_verify_with_1(client: FakeClient) -> None:
+    """R13: such a row may be at one end alone, and nobody could see it."""
+    client.verified = [replace(VERIFIED[0], unreadable_there=2)]
+    result = run(client, "replication", "verify", "ldn-1", "--format", "table")
+    assert result.exit_code == 1
+    assert "orders: 2 rows at the peer could not be compared" in result.stdout
 
 
 def test_a_table_of_what_differs_lists_the_keys(client: FakeClient) -> None:
@@ -191,10 +207,10 @@ def test_a_table_of_what_differs_lists_the_keys(client: FakeClient) -> None:
 
 
 def test_repair_tells_what_went_which_way(client: FakeClient) -> None:
-    client.repaired = [Repaired("orders", 5, 3, 2, ""), Repaired("ticks", 0, 0, 0, "key fields differ")]
+    client.repaired = [Repaired("orders", 5, 3, 2, "", 1), Repaired("ticks", 0, 0, 0, "key fields differ")]
     assert rows(run(client, "replication", "repair", "ldn-1", "--topic", "orders")) == [
-        {"topic": "orders", "differing": 5, "sent": 3, "received": 2},
-        {"topic": "ticks", "differing": 0, "sent": 0, "received": 0, "left_out": "key fields differ"},
+        {"topic": "orders", "differing": 5, "sent": 3, "received": 2, "refused": 1},
+        {"topic": "ticks", "differing": 0, "sent": 0, "received": 0, "refused": 0, "left_out": "key fields differ"},
     ]
     assert arguments_of(client, "repair_replication") == {"peer": "ldn-1", "topics": ("orders",)}
 

@@ -29,7 +29,8 @@ PUBLIC = {
     "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record",
     "RecordBatch", "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted",
     "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic",
-    "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "Verified", "View",
+    "TopicChecked", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "UnsoundRow",
+    "Verified", "View",
 }  # fmt: skip
 
 

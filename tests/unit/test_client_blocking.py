@@ -52,8 +52,10 @@ from sow_client import (
     Restamped,
     Rewound,
     Subscription,
+    TopicChecked,
     TopicSettings,
     Unavailable,
+    UnsoundRow,
     Verified,
 )
 
@@ -641,6 +643,25 @@ def test_restamp(server: Server) -> None:
         mode=admin_pb2.RESTAMP_MODE_CAP,
         lifetime=types_pb2.Lifetime(ttl_micros=3_600_000_000),
     )
+
+
+def test_check_topic(server: Server) -> None:
+    """R13."""
+    steps: list[TopicChecked] = []
+    call = server.begin(lambda: server.client.check_topic("orders", repair=True, rows_max=7, on_progress=steps.append))
+    row = admin_pb2.UnsoundRow(
+        key=b"\xff", reason=types_pb2.ERROR_REASON_KEY_NOT_UTF8, message="m", version=-1, origin="b", payload_bytes=3
+    )
+    request = server.stream(
+        "CheckTopic",
+        admin_pb2.CheckTopicResponse(checked=500, unsound=1, rows=[row]),
+        admin_pb2.CheckTopicResponse(checked=600, unsound=1, removed=1, done=True),
+    )
+    listed = (UnsoundRow(b"\xff", "KEY_NOT_UTF8", "m", -1, "b", 3),)
+    assert call.result(SECONDS_MAX) == TopicChecked(600, 1, 1, listed) == steps[-1]
+    assert request == admin_pb2.CheckTopicRequest(name="orders", repair=True, rows_max=7)
+    with pytest.raises(InvalidArgument):
+        server.client.check_topic("orders", rows_max=-1)
 
 
 def test_a_restamp_that_is_cut_or_refused(server: Server) -> None:

@@ -81,10 +81,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Instance, In
     other.close()
 
 
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4).map(str.encode)
+
+
 ROWS = st.lists(
     st.builds(
         Row,
-        key=st.binary(min_size=1, max_size=4),
+        key=KEYS,
         version=st.integers(1, 2**62),
         origin=st.sampled_from(NAMES),
         expire_time=st.sampled_from([NEVER, START + 1, START + HOUR]),
@@ -141,7 +144,7 @@ def test_another_key_shows_in_its_bucket_and_in_that_of_the_old_one(
 ) -> None:
     one, other = two
     assume(rows)
-    key = data.draw(st.binary(min_size=1, max_size=4))
+    key = data.draw(KEYS)
     assume(key not in [row.key for row in rows])
 
     one.holds(rows)
@@ -184,7 +187,7 @@ def test_sums_wrap_at_64_bits(two: tuple[Instance, Instance]) -> None:
     one, _ = two
     one.holds([Row(b"%d" % number) for number in range(100)])
 
-    (total,), (records,) = one.checksums(1)
+    (total,), (records,), _ = one.checksums(1)
 
     assert records == 100
     assert total == sum(version.checksum for version in one.versions(1, [0])) % 2**64
@@ -270,7 +273,7 @@ def test_a_commit_in_the_middle_is_not_seen(two: tuple[Instance, Instance], monk
     before = one.checksums()
 
     monkeypatch.setattr(comparing, "CHUNK", 3)
-    chunks = comparing._chunks(one.rig.store, TOPIC, START)
+    chunks = comparing._chunks(one.rig.store, TOPIC, START, comparing.Skips())
     first = next(chunks)
     one.holds([Row(b"999", version=2)])
     keys = first[1] + [key for _, more, _ in chunks for key in more]

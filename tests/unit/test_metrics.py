@@ -472,7 +472,14 @@ LINKS = admin_pb2.GetReplicationStatusResponse(
     ],
     incoming=[
         admin_pb2.IncomingLink(
-            peer="ldn-1", state="connected", cursor=8, head_sequence=10, applied=5, superseded=3, dropped=1
+            peer="ldn-1",
+            state="connected",
+            cursor=8,
+            head_sequence=10,
+            applied=5,
+            superseded=3,
+            dropped=1,
+            rows_refused=4,
         )
     ],
 )
@@ -498,6 +505,7 @@ def test_links_show_how_far_they_are_and_what_is_wrong(watched: Watched) -> None
         ("applied_total", {}, 5),
         ("superseded_total", {}, 3),
         ("dropped_total", {}, 1),
+        ("rows_refused_total", {}, 4),
     ):
         assert watched.value(f"sow_replication_{name}", peer="ldn-1", **labels) == expected, (name, labels)
 
@@ -508,6 +516,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(watched: Wat
     attach_durable(watched)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     watched.metrics.links_are(LINKS)
+    watched.store.unsound.skip(watched.store.topics.by_name["a"], [b"\xff"], 0)
     found = {}
     for metric in watched.metrics.registry.collect():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name

@@ -219,7 +219,7 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     purge(b, upto=b.store.writer.last_sequence)
     answers: list[Counts | StoreError] = []
     chunk = a.store.replicas.rows(a.topic("t"), [b"old"])
-    b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins, answers.append)
+    b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins, answers.append, source="a")
     assert b.answer(answers) == Counts(dropped=1)
     assert (live(b), tombstones(b)) == ({}, {})
     ship(b, a)

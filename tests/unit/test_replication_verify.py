@@ -55,6 +55,7 @@ class FakeStore:
         """Rows of each merge."""
         self.scans = 0
         self.refuses: Refused | None = None
+        self.unreadable = 0
         """What a merge is answered with."""
 
     def now_micros(self) -> int:
@@ -85,13 +86,13 @@ class FakeStore:
             if not row.dead and row.expire_time > now_micros
         }
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int]]:
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
         sums, records = [0] * buckets, [0] * buckets
         for key, (_, number) in self._live(topic, now_micros).items():
             bucket = zlib.crc32(key) % buckets
             sums[bucket] = (sums[bucket] + number) % 2**64
             records[bucket] += 1
-        return sums, records
+        return sums, records, self.unreadable
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
         live = self._live(topic, now_micros).items()
@@ -101,7 +102,7 @@ class FakeStore:
         found = [(key.decode(), self.rows_of[topic][key]) for key in keys if key in self.rows_of[topic]]
         return (json.dumps(found).encode(), sorted({row.origin for _, row in found})) if found else (b"", ())
 
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done) -> None:
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
         if self.refuses is not None:
             done(self.refuses)
             return
@@ -573,7 +574,7 @@ def test_a_peer_that_goes_away_ends_it_with_the_reason_and_what_was_answered_sta
 
 def test_an_answer_that_breaks_the_protocol_is_refused() -> None:
     world = World()
-    world.b.checksums = lambda topic, buckets, now_micros: ([0], [0])  # type: ignore[method-assign]  # the peer is at fault
+    world.b.checksums = lambda topic, buckets, now_micros: ([0], [0], 0)  # type: ignore[method-assign]  # the peer is at fault
 
     assert refused(world.verify)[0] == "PROTOCOL_MISMATCH"
 

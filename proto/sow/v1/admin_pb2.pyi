@@ -1851,6 +1851,7 @@ class IncomingLink(_message.Message):
     LAST_ERROR_TIME_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ROWS_REFUSED_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The sender's name."""
     state: _builtins.str
@@ -1871,6 +1872,8 @@ class IncomingLink(_message.Message):
     """The last error. Empty: none since the link is up."""
     last_error_reason: _types_pb2.ErrorReason.ValueType
     """Why the last error was; unspecified where there is none."""
+    rows_refused: _builtins.int
+    """Rows of this sender that were not taken, as no publish could have made them (rule R13), since this process runs."""
     @_builtins.property
     def last_error_time(self) -> _timestamp_pb2.Timestamp:
         """When it was."""
@@ -1894,10 +1897,11 @@ class IncomingLink(_message.Message):
         last_error_time: _timestamp_pb2.Timestamp | None = ...,
         topics: _abc.Iterable[Global___LinkTopic] | None = ...,
         last_error_reason: _types_pb2.ErrorReason.ValueType = ...,
+        rows_refused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_error_time", b"last_error_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "dropped", b"dropped", "head_sequence", b"head_sequence", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "peer", b"peer", "skew_micros", b"skew_micros", "state", b"state", "superseded", b"superseded", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "cursor", b"cursor", "dropped", b"dropped", "head_sequence", b"head_sequence", "last_error", b"last_error", "last_error_reason", b"last_error_reason", "last_error_time", b"last_error_time", "peer", b"peer", "rows_refused", b"rows_refused", "skew_micros", b"skew_micros", "state", b"state", "superseded", b"superseded", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1948,6 +1952,8 @@ class VerifyReplicationResponse(_message.Message):
     DIFFERING_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    UNREADABLE_HERE_FIELD_NUMBER: _builtins.int
+    UNREADABLE_THERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     records: _builtins.int
@@ -1956,6 +1962,10 @@ class VerifyReplicationResponse(_message.Message):
     """Keys that differ."""
     left_out: _builtins.str
     """Why the topic was left out. Empty: it was compared."""
+    unreadable_here: _builtins.int
+    """Records here that were not compared, as their key is empty or not UTF-8 (rule R13); `CheckTopic` lists them."""
+    unreadable_there: _builtins.int
+    """The same at the peer."""
     @_builtins.property
     def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
         """Some of them."""
@@ -1968,10 +1978,12 @@ class VerifyReplicationResponse(_message.Message):
         differing: _builtins.int = ...,
         differences: _abc.Iterable[Global___Difference] | None = ...,
         left_out: _builtins.str = ...,
+        unreadable_here: _builtins.int = ...,
+        unreadable_there: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "differing", b"differing", "left_out", b"left_out", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "differing", b"differing", "left_out", b"left_out", "records", b"records", "topic", b"topic", "unreadable_here", b"unreadable_here", "unreadable_there", b"unreadable_there"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2046,6 +2058,7 @@ class RepairReplicationResponse(_message.Message):
     SENT_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     differing: _builtins.int
@@ -2056,6 +2069,8 @@ class RepairReplicationResponse(_message.Message):
     """Records and tombstones that this instance took over."""
     left_out: _builtins.str
     """Why the topic was left out. Empty: it was repaired."""
+    refused: _builtins.int
+    """Records and tombstones that one end did not take, as no publish could have made them (rule R13)."""
     def __init__(
         self,
         *,
@@ -2064,14 +2079,129 @@ class RepairReplicationResponse(_message.Message):
         sent: _builtins.int = ...,
         received: _builtins.int = ...,
         left_out: _builtins.str = ...,
+        refused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["differing", b"differing", "left_out", b"left_out", "received", b"received", "sent", b"sent", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differing", b"differing", "left_out", b"left_out", "received", b"received", "refused", b"refused", "sent", b"sent", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RepairReplicationResponse: _TypeAlias = RepairReplicationResponse  # noqa: Y015
+
+@_typing.final
+class CheckTopicRequest(_message.Message):
+    """Looks for rows of a topic that no publish could have made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    ROWS_MAX_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The topic."""
+    repair: _builtins.bool
+    """true: removes them, as a delete does: with a journal entry, and at the peers."""
+    rows_max: _builtins.int
+    """How many of them to list. Unset: 100."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        repair: _builtins.bool = ...,
+        rows_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows_max", b"_rows_max", "rows_max", b"rows_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows_max", b"_rows_max", "name", b"name", "repair", b"repair", "rows_max", b"rows_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows_max: _TypeAlias = _typing.Literal["rows_max"]  # noqa: Y015
+    _WhichOneofArgType__rows_max: _TypeAlias = _typing.Literal["_rows_max", b"_rows_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows_max) -> _WhichOneofReturnType__rows_max | None: ...
+
+Global___CheckTopicRequest: _TypeAlias = CheckTopicRequest  # noqa: Y015
+
+@_typing.final
+class UnsoundRow(_message.Message):
+    """A row that no publish could have made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """Its key, of any bytes."""
+    reason: _types_pb2.ErrorReason.ValueType
+    """Why a publish of it would be refused."""
+    message: _builtins.str
+    """The same in words, with the field at fault."""
+    version: _builtins.int
+    """Its version."""
+    origin: _builtins.str
+    """The name of the instance that wrote it."""
+    payload_bytes: _builtins.int
+    """The length of its payload."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        reason: _types_pb2.ErrorReason.ValueType = ...,
+        message: _builtins.str = ...,
+        version: _builtins.int = ...,
+        origin: _builtins.str = ...,
+        payload_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "message", b"message", "origin", b"origin", "payload_bytes", b"payload_bytes", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsoundRow: _TypeAlias = UnsoundRow  # noqa: Y015
+
+@_typing.final
+class CheckTopicResponse(_message.Message):
+    """How far it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKED_FIELD_NUMBER: _builtins.int
+    UNSOUND_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    checked: _builtins.int
+    """Rows that were checked so far."""
+    unsound: _builtins.int
+    """Unsound ones among them so far."""
+    removed: _builtins.int
+    """Those that were removed so far."""
+    done: _builtins.bool
+    """true in the last response."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnsoundRow]:
+        """Unsound rows that no earlier response has listed; together at most `rows_max`."""
+
+    def __init__(
+        self,
+        *,
+        checked: _builtins.int = ...,
+        unsound: _builtins.int = ...,
+        removed: _builtins.int = ...,
+        rows: _abc.Iterable[Global___UnsoundRow] | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "done", b"done", "removed", b"removed", "rows", b"rows", "unsound", b"unsound"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTopicResponse: _TypeAlias = CheckTopicResponse  # noqa: Y015
 
 @_typing.final
 class BackupRequest(_message.Message):

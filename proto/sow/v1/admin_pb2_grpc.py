@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.DeleteTopicResponse.FromString,
                 _registered_method=True)
+        self.CheckTopic = channel.unary_stream(
+                '/sow.v1.AdminService/CheckTopic',
+                request_serializer=sow_dot_v1_dot_admin__pb2.CheckTopicRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.CheckTopicResponse.FromString,
+                _registered_method=True)
         self.Restamp = channel.unary_stream(
                 '/sow.v1.AdminService/Restamp',
                 request_serializer=sow_dot_v1_dot_admin__pb2.RestampRequest.SerializeToString,
@@ -176,6 +181,14 @@ class AdminServiceServicer(object):
 
     def DeleteTopic(self, request, context):
         """Deletes a topic with its records and journal.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckTopic(self, request, context):
+        """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
+        last response has `done` (rule R13).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,6 +333,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteTopic,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.DeleteTopicRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.DeleteTopicResponse.SerializeToString,
+            ),
+            'CheckTopic': grpc.unary_stream_rpc_method_handler(
+                    servicer.CheckTopic,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.CheckTopicRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.CheckTopicResponse.SerializeToString,
             ),
             'Restamp': grpc.unary_stream_rpc_method_handler(
                     servicer.Restamp,
@@ -538,6 +556,33 @@ class AdminService(object):
             '/sow.v1.AdminService/DeleteTopic',
             sow_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.DeleteTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sow.v1.AdminService/CheckTopic',
+            sow_dot_v1_dot_admin__pb2.CheckTopicRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.CheckTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class AdminServiceStub:
     """All topics, by name."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]
     """Deletes a topic with its records and journal."""
+    CheckTopic: _grpc.UnaryStreamMultiCallable[_admin_pb2.CheckTopicRequest, _admin_pb2.CheckTopicResponse]
+    """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
+    last response has `done` (rule R13).
+    """
     Restamp: _grpc.UnaryStreamMultiCallable[_admin_pb2.RestampRequest, _admin_pb2.RestampResponse]
     """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
@@ -91,6 +95,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """All topics, by name."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic with its records and journal."""
+    CheckTopic: _aio.UnaryStreamMultiCallable[_admin_pb2.CheckTopicRequest, _admin_pb2.CheckTopicResponse]  # type: ignore[assignment]
+    """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
+    last response has `done` (rule R13).
+    """
     Restamp: _aio.UnaryStreamMultiCallable[_admin_pb2.RestampRequest, _admin_pb2.RestampResponse]  # type: ignore[assignment]
     """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -166,6 +174,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeleteTopicResponse, _abc.Awaitable[_admin_pb2.DeleteTopicResponse]]:
         """Deletes a topic with its records and journal."""
+
+    @_abc_1.abstractmethod
+    def CheckTopic(
+        self,
+        request: _admin_pb2.CheckTopicRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.CheckTopicResponse], _abc.AsyncIterator[_admin_pb2.CheckTopicResponse]]:
+        """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
+        last response has `done` (rule R13).
+        """
 
     @_abc_1.abstractmethod
     def Restamp(

@@ -663,6 +663,9 @@ class ChecksumResponse(_message.Message):
     CHECKSUM_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    unreadable: _builtins.int
+    """Records that were left out, as their key is empty or not UTF-8 (rule R13)."""
     @_builtins.property
     def checksum(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """One a bucket: the sum of the records' checksums, modulo 2^64."""
@@ -681,10 +684,11 @@ class ChecksumResponse(_message.Message):
         checksum: _abc.Iterable[_builtins.int] | None = ...,
         records: _abc.Iterable[_builtins.int] | None = ...,
         instance: Global___Instance | None = ...,
+        unreadable: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "instance", b"instance", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "instance", b"instance", "records", b"records", "unreadable", b"unreadable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -882,19 +886,23 @@ class MergeRowsResponse(_message.Message):
 
     APPLIED_FIELD_NUMBER: _builtins.int
     PASSED_OVER_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     applied: _builtins.int
     """Applied."""
     passed_over: _builtins.int
     """There already, or older than what is there."""
+    refused: _builtins.int
+    """Not taken, as no publish could have made them (rule R13)."""
     def __init__(
         self,
         *,
         applied: _builtins.int = ...,
         passed_over: _builtins.int = ...,
+        refused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "passed_over", b"passed_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "passed_over", b"passed_over", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

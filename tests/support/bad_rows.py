@@ -1,0 +1,111 @@
+"""Rows that no publish could have made, as another instance might send them: an older release, or none at all.
+
+bad_rows.send(rig, "t", Bad(key=b"\\xff"))  # what becomes of it
+bad_rows.poison(rig, "t", Bad(key=b"\\xff"))  # as if it had come before rows of peers were checked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+from unittest import mock
+
+from sow_server.engine import replicas
+from sow_server.engine.codec import PUT, Changes, Column, encode_changes
+from sow_server.engine.errors import StoreError
+from sow_server.engine.merging import NOTHING_PURGED, Counts
+from sow_server.engine.model import NEVER
+from sow_server.engine.replicas import Identity, SeedRange
+from tests.support.stores import START, Rig
+
+PEER: Final = Identity("peer", "id", "epoch")
+
+
+class Bad(NamedTuple):
+    """A row; what is not given is as it should be."""
+
+    key: bytes = b"1"
+    payload: bytes = b"{}"
+    version: int = START
+    publish_time: int = START
+    expire_time: int = NEVER
+    kind: int = PUT
+    origin: int = 0
+
+
+def packed(rows: Sequence[Bad]) -> bytes:
+    """As an instance packs changes for another."""
+
+    def column(of: Callable[[Bad], int]) -> Column:
+        return Column([of(row) for row in rows])
+
+    none = Column([0] * len(rows))
+    return encode_changes(
+        Changes(
+            0,
+            0,
+            bytes([row.kind for row in rows]),
+            column(lambda row: row.version),
+            column(lambda row: row.publish_time),
+            column(lambda row: row.expire_time),
+            column(lambda row: row.origin),
+            none,
+            none,
+            none,
+            [row.key for row in rows],
+            [row.payload for row in rows],
+        )
+    )
+
+
+def greet(rig: Rig) -> None:
+    """The peer has said Hello; it has all the topics that the instance has."""
+    if PEER.name not in rig.store.replicas.sources:
+        answers: list[Counts | StoreError] = []
+        rig.store.replicas.begin(PEER, topics=".*", filter_text="", cursor=0, guarded=False, done=answers.append)
+        rig.answer(answers)
+    rig.store.replicas.answers(PEER.name, rig.store.replicas.topics(".*"))
+
+
+def send(rig: Rig, topic: str, *rows: Bad, origins: Sequence[str] = (PEER.name,)) -> Counts:
+    """The peer sends changes."""
+    greet(rig)
+    cursor = rig.store.replicas.sources[PEER.name].cursor
+    answers: list[Counts | StoreError] = []
+    rig.store.replicas.apply(
+        PEER.name,
+        after=cursor,
+        upto=cursor + len(rows),
+        chunks=[(topic, packed(rows))],
+        origins=origins,
+        done=answers.append,
+    )
+    return rig.answer(answers)
+
+
+def seed(rig: Rig, topic: str, *rows: Bad) -> Counts:
+    """The peer sends a snapshot."""
+    greet(rig)
+    answers: list[Counts | StoreError] = []
+    rig.store.replicas.merge(
+        PEER.name,
+        SeedRange(topic, True, True, b"", b""),
+        chunk=packed(rows),
+        origins=[PEER.name],
+        purged=NOTHING_PURGED,
+        done=answers.append,
+    )
+    return rig.answer(answers)
+
+
+def mend(rig: Rig, topic: str, *rows: Bad) -> Counts:
+    """The peer sends rows for a repair."""
+    answers: list[Counts | StoreError] = []
+    rig.store.replicas.merge_rows(rig.topic(topic), packed(rows), [PEER.name], answers.append, source=PEER.name)
+    return rig.answer(answers)
+
+
+def poison(rig: Rig, topic: str, *rows: Bad) -> None:
+    """The rows are taken whatever they are, as releases before rule R13 did."""
+    with mock.patch.object(replicas, "faults", return_value={}):
+        assert send(rig, topic, *rows).applied == len(rows)
