@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
@@ -94,8 +95,8 @@ def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once:
     """A handler of gRPC: a coroutine that answers once, or writes its answers to the context; or an async generator."""
 
     async def end(error: Exception, context: Context) -> None:
-        if isinstance(error, grpc.aio.AbortError):
-            raise error  # it has ended the call with a status of its own
+        if isinstance(error, grpc.aio.BaseError):
+            raise error  # the call has ended already: with a status of its own, or as the caller has gone
         await abort(context, _unreadable() if isinstance(error, DecodeError) else _known(error, name))
 
     async def once(request: object, context: Context) -> object:
@@ -106,14 +107,12 @@ def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once:
             raise
 
     async def many(request: object, context: Context) -> AsyncGenerator[object, None]:
-        responses = handler(_parsed(request), context)
         try:
-            async for response in responses:
-                yield response
+            async with aclosing(handler(_parsed(request), context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:  # noqa: BLE001  # as above
             await end(error, context)
-        finally:
-            await responses.aclose()
 
     return many if not answers_once and inspect.isasyncgenfunction(handler) else once
 

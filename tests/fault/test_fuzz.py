@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sow.v1 import admin_pb2, sow_pb2, types_pb2
+import sow.v1
+from sow.v1 import admin_pb2, replication_pb2, sow_pb2, types_pb2
 from sow_client import SowError
 from tests.support.server import ServerProcess, reason_of
 
@@ -37,12 +43,22 @@ key = ["/55"]
 [topics.packed]
 message_type = "msgpack"
 key = ["/id"]
+[replication]
+accept = ["peer"]
 """
-METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(
-    method
-    for service in (*sow_pb2.DESCRIPTOR.services_by_name.values(), *admin_pb2.DESCRIPTOR.services_by_name.values())
-    for method in service.methods
+MODULES: Final = [importlib.import_module(f"sow.v1.{module.name}") for module in pkgutil.iter_modules(sow.v1.__path__)]
+SERVICES: Final[tuple[ServiceDescriptor, ...]] = tuple(
+    service
+    for module in (*MODULES, health_pb2, reflection_pb2)
+    if not module.__name__.endswith("_grpc")
+    for service in module.DESCRIPTOR.services_by_name.values()
 )
+OURS: Final = "sow.v1."
+METHODS: Final[tuple[MethodDescriptor, ...]] = tuple(method for service in SERVICES for method in service.methods)
+"""All methods of all services: one that is added is fuzzed from then on."""
+ENDLESS: Final = {"Subscribe", "Watch"}
+"""Streams that go on once they stand."""
+QUIET_SECONDS: Final = 0.3
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 KNOWN: Final = {name.removeprefix("ERROR_REASON_") for name in types_pb2.ErrorReason.keys()} - {"INTERNAL"}  # noqa: SIM118  # no dict
 
@@ -75,21 +91,37 @@ def call(channel: grpc.Channel, method: MethodDescriptor, requests: list[bytes])
     path = f"/{method.containing_service.full_name}/{method.name}"
     read: Callable[[bytes], Message] = GetMessageClass(method.output_type).FromString
     write: Callable[[bytes], bytes] = bytes
+    given_up = threading.Event()
     try:
         if method.client_streaming:
             list(channel.stream_stream(path, write, read)(iter(requests), timeout=30))
-        elif method.name == "Subscribe":
+        elif method.name in ENDLESS:
             stream = channel.unary_stream(path, write, read)(requests[0], timeout=30)
-            for frame in stream:
-                if frame.WhichOneof("frame") in ("progress", "snapshot_end"):
-                    stream.cancel()  # it stands, and would go on without an end
-                    break
+
+            def give_up() -> None:
+                given_up.set()
+                stream.cancel()
+
+            quiet = threading.Timer(QUIET_SECONDS, give_up)
+            quiet.start()
+            try:
+                for frame in stream:
+                    if method.name == "Watch" or frame.WhichOneof("frame") in ("progress", "snapshot_end"):
+                        stream.cancel()  # it stands, and would go on without an end
+                        break
+            finally:
+                quiet.cancel()
         elif method.server_streaming:
             list(channel.unary_stream(path, write, read)(requests[0], timeout=30))
         else:
             channel.unary_unary(path, write, read)(requests[0], timeout=30)
     except grpc.RpcError as raised:
         error = cast(grpc.Call, raised)
+        if given_up.is_set():
+            return None
+        assert error.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), (method.full_name, error)
+        if not method.full_name.startswith(OURS) and error.code() is grpc.StatusCode.NOT_FOUND:
+            return None  # gRPC's own health service: no such service
         metadata = {name: value for name, value in error.trailing_metadata() or ()}  # noqa: C416  # tuples of gRPC's own
         details = metadata.get("grpc-status-details-bin")
         assert details is not None, f"{method.full_name}: {error.code()} without a reason: {error.details()}"
@@ -122,8 +154,64 @@ def test_random_bytes_are_refused_by_name(
     draw = random.Random(seed)
     for _ in range(40):
         call(channel, method, [draw.randbytes(draw.choice((0, 1, 2, 7, 50, 1000))) for _ in range(3)])
-    assert call(channel, method, [b"\xff" * 9]) == "INVALID_ARGUMENT"
+    assert call(channel, method, [b"\xff" * 9]) == (
+        "BATCH_DAMAGED" if method.name == "Replicate" else "INVALID_ARGUMENT"
+    )
     assert_alive(server)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_cut_messages_are_refused_by_name_or_answered(
+    server: ServerProcess, channel: grpc.Channel, method: MethodDescriptor, seed: int
+) -> None:
+    """A message that ends anywhere, and one with a byte that is another."""
+    draw = random.Random(seed)
+    whole = filled(method.input_type, draw).SerializeToString()
+    for _ in range(12):
+        at = draw.randrange(len(whole)) if whole else 0
+        damaged = bytes((*whole[:at], draw.randrange(256), *whole[at + 1 :]))
+        call(channel, method, [draw.choice((whole[:at], damaged))])
+    assert_alive(server)
+
+
+def filled(kind: Descriptor, draw: random.Random, levels: int = 6) -> Message:
+    """A message in which every field is set."""
+    message = GetMessageClass(kind)()
+    for field in kind.fields:
+        if field.message_type is not None:
+            if field.message_type.GetOptions().map_entry or levels == 0:
+                continue
+            value = filled(field.message_type, draw, levels - 1)
+            if field.is_repeated:
+                getattr(message, field.name).append(value)
+            else:
+                getattr(message, field.name).CopyFrom(value)
+        elif field.type == FieldDescriptor.TYPE_BYTES:
+            put(message, field, draw.randbytes(5))
+        elif field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+            put(message, field, "given" if field.name in ("topic", "name") else draw.choice(("1", "peer", "a.*")))
+        elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+            put(message, field, draw.random() < 0.5)
+        else:
+            put(message, field, draw.randrange(1, 4))
+    return message
+
+
+def put(message: Message, field: FieldDescriptor, value: object) -> None:
+    if field.is_repeated:
+        getattr(message, field.name).append(value)
+    else:
+        setattr(message, field.name, value)
+
+
+def test_the_server_has_no_service_that_is_not_fuzzed(channel: grpc.Channel) -> None:
+    (method,) = [method for method in METHODS if method.name == "ServerReflectionInfo"]
+    request = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    read = reflection_pb2.ServerReflectionResponse.FromString
+    (answer,) = channel.stream_stream(path, bytes, read)(iter([request]))
+    told = {service.name for service in answer.list_services_response.service}
+    assert told == {service.full_name for service in SERVICES}
 
 
 def test_text_that_is_not_utf8_is_refused_by_name(server: ServerProcess, channel: grpc.Channel) -> None:
@@ -163,6 +251,19 @@ DOCUMENTS: Final = (
     b"\x91" * 50_000,
 )
 TEXTS: Final = ("", "1", "a", "\0", "key\nline", "ü" * 600, "x" * 1025, "/id", "/a/b", "//", "/[", "default_ttl", "key")
+FILTERS: Final = (
+    "true",
+    "/id = 1",
+    "@key > 'a' AND @version >= 0",
+    "(" * 60 + "/a" + ")" * 60 + " = 1",
+    "NOT " * 60 + "/a = 1",
+    " OR ".join(["/a = 1"] * 200),
+    "/a = " + "9" * 400,
+    "/a LIKE '(a*)*$'",
+    "/id IN (" + ",".join(["1"] * 1000) + ")",
+    "@expire_time < NOW_MICROS() + 9223372036854775807",
+    "/a/b/0 / 0 > -9223372036854775808 % 0",
+)
 TOPICS: Final = ("keyed", "given", "opaque", "fix", "packed", "loose-1", "loose-2")
 NO_TOPICS: Final = ("nobody", "_reserved", "", "ü", "x" * 300, "a b")
 
@@ -189,13 +290,21 @@ def scalars(field: FieldDescriptor) -> st.SearchStrategy[object]:
             return integers.map(lambda number: number % 2**32 - 2**31)
         case FieldDescriptor.CPPTYPE_INT64:
             return integers.map(lambda number: min(number, 2**63 - 1)) | integers.map(lambda number: -(number % 2**63))
+        case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
+            return st.floats(width=32)
         case FieldDescriptor.CPPTYPE_MESSAGE:
             assert field.message_type is not None, "it is of a message type"
             return messages(field.message_type)
     if field.type == FieldDescriptor.TYPE_BYTES:
         return st.sampled_from(DOCUMENTS) | st.binary(max_size=40)
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-    if field.name == "topic":
+    if field.name == "directory":
+        return st.sampled_from(("", "relative", "\0", "/dev/null/no", "/proc/no"))
+    if field.containing_type == replication_pb2.Instance.DESCRIPTOR and field.name == "name":
+        return mostly(("peer",), NO_TOPICS)
+    if field.name in ("filter", "order_by"):
+        return mostly(FILTERS, TEXTS)
+    if field.name == "topic" or field.name == "topics":
         return mostly(TOPICS, NO_TOPICS)
     if field.name == "name":  # of a topic to administer
         return mostly(("loose-1", "loose-2", "new-1", "new-2", "keyed"), NO_TOPICS)
@@ -229,7 +338,8 @@ def test_messages_of_any_content_are_answered_or_refused_by_name(
     server: ServerProcess, channel: grpc.Channel, method: MethodDescriptor
 ) -> None:
     assert settings.default is not None
-    examples = max(1, settings.default.max_examples // (20 if method.name == "Compact" else 2))
+    heavy = method.name in ENDLESS or method.name == "Compact"
+    examples = max(1, settings.default.max_examples // (20 if heavy else 2))
 
     @settings(max_examples=examples)
     @given(st.lists(messages(method.input_type), min_size=1, max_size=3))
