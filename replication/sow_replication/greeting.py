@@ -43,6 +43,8 @@ class Known:
     row: SourceState | None
     sends: PeerState | None
     """What the sender has of this instance; None: this instance does not send to it all that it sends."""
+    head: int
+    """The last sequence of this instance; 0: it has never had a change."""
 
 
 def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
@@ -69,6 +71,8 @@ def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
         return Begin(guarded=True)
     if hello.waiting and own.name > peer.name:
         return Begin(guarded=True)  # each would wait for the other
+    if known.head == 0:
+        return Begin(guarded=False)  # nothing was ever here, so nothing is dead here, and there is nothing to wait for
     if row.wait_for == 0:
         return Wait()
     if known.sends.identity == peer and known.sends.acknowledged >= row.wait_for:

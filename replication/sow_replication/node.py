@@ -15,7 +15,9 @@ A peer that this instance sends to, as the status names it:
          do where one is accepted that has never come: to an instance that has lost its data all sources are new.
     ND3  A tombstone that goes by age leaves a mark at every peer that has not acknowledged it (`missed`), and at every
          source that ND2 does not hold for (`wait_for`), for when they come back.
-    ND4  REPLICATED is answered when every sync peer that covers the topic, and is not downgraded, has the sequence; and
+    ND4  No tombstone goes while a peer has to be heard first (RESEED_PENDING): this instance may have lost its data, so
+         that the peer is no source yet, and will bring what has been deleted here since.
+    ND5  REPLICATED is answered when every sync peer that covers the topic, and is not downgraded, has the sequence; and
          refused when fewer than `min_sync_peers` are left (rule R8).
 
 Not safe for threads: everything is called on one. The driver calls `due` and dials, `accept` for a stream that comes,
@@ -95,6 +97,8 @@ class Outgoing:
         """Topics that the peer did not have, or not all of, when its last link ended; None: there was none."""
         self.refusals: list[str] | None = None
         """Topics that the peer did not take when it was last seen; None: it was not seen since the start."""
+        self.gives_first = False
+        """Whether the peer takes nothing of this instance before this instance has taken what the peer has."""
 
     def enter(self, state: str, now_micros: int) -> None:
         """Changes its state."""
@@ -192,6 +196,8 @@ class Node:
             if sender.advanced or now - sender.since_micros >= self.options.backoff_max_micros:
                 out.backoff.succeeded()
         out.sender = None
+        if why.reason == types_pb2.ERROR_REASON_RESEED_PENDING:
+            out.gives_first = True
         told = out.trouble.is_like(why)
         out.trouble.happened(why, now)
         out.next_at_micros = now + out.backoff.failed(why.reason)
@@ -219,6 +225,7 @@ class Node:
             self.observe("link_opened", {"peer": out.peer.name})
         if out.trouble.message:
             out.trouble.passed()
+        out.gives_first = False
         out.refusals = sender.refusals()
         out.enter("seeding" if sender.seeding else "streaming", now)
         self._look_at(out, now)
@@ -288,6 +295,7 @@ class Node:
                 live=None if live is None else live.identity,
                 row=self.store.source(name),
                 sends=self.store.peer(name) if self._mutual(name, hello.topics_pattern) else None,
+                head=self.store.head(),
             ),
         )
         if incoming is None:
@@ -399,7 +407,7 @@ class Node:
     def _purge(self, now: int) -> None:
         sources = [incoming for incoming in self.incoming.values() if self._is_source(incoming.name)]
         self._round(sources, now)
-        if self._purging or self._candidate is None:
+        if self._purging or self._candidate is None or any(out.gives_first for out in self.outgoing.values()):
             return
         made_before = now - self.options.tombstone_grace_micros
         unread = [incoming.name for incoming in sources if incoming.read_time < made_before]
@@ -475,7 +483,7 @@ class Node:
     # -- REPLICATED -------------------------------------------------------------------------------------------------
 
     def replicated(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> Gate:
-        """Answers once the sync peers have the sequence (ND4): with None, or why not."""
+        """Answers once the sync peers have the sequence (ND5): with None, or why not."""
         gate = Gate(sequence, done)
         heapq.heappush(self._gates.setdefault(topic, []), (sequence, next(self._gates_made), gate))
         self._answer_gates_of(topic)

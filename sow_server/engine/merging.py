@@ -136,6 +136,7 @@ class Merge:
         self._tally = tally
         self._guard = guard
         self._buries = buries
+        self._before = earlier_numbers(names, stage.origin)
         self.not_taken: list[Dead] = []
         """What was not taken, as it is dead by the guard."""
 
@@ -216,6 +217,8 @@ class Merge:
         if False in older:
             # An equal version is known, or one of another instance: then names decide.
             alone.update(index for index, wins in enumerate(older) if not wins)
+        if not self._before.isdisjoint(rows.origins):
+            alone.update(i for i, origin in enumerate(rows.origins) if origin in self._before and heads[i] is not None)
         if topic.acts:
             now, now_bytes = stage.now, stage.now_bytes
             if min(rows.expire_times) <= now:
@@ -275,11 +278,15 @@ class Merge:
         stage, topic, tally = self._stage, self._topic, self._tally
         key, store_key, kind, origin = rows.keys[index], rows.store_keys[index], rows.kinds[index], rows.origins[index]
         head = stage.live_head(topic, key, store_key)
-        ours = self._standing(head, store_key)
+        standing = self._standing(head, store_key)
+        ours = None if standing is None else (standing[0], self._names[standing[1]])
         theirs = rows.versions[index], self._names[origin]
         if ours == theirs:
             tally.known += 1
         elif ours is not None and ours > theirs:
+            tally.superseded += 1
+        elif standing is not None and standing[1] == stage.origin and origin in self._before:
+            self._outrank(key, store_key, head, theirs[0])
             tally.superseded += 1
         elif head is None and self._guard.version and theirs <= self._guard:
             if kind in _PUTS:
@@ -298,7 +305,8 @@ class Merge:
                     # Wherever else it lives, also where it came from, it ends with this, and nothing that is newer
                     # does.
                     source, stage.source = stage.source, 0
-                    stage.bury(topic, key, store_key, version=theirs[0] + 1, origin=stage.origin)
+                    by = min(self._before, default=stage.origin)  # nothing was written here that could outrank others
+                    stage.bury(topic, key, store_key, version=theirs[0] + 1, origin=by)
                     stage.source = source
             else:
                 tally.known += 1
@@ -332,14 +340,41 @@ class Merge:
             else:
                 stage.bury(topic, key, store_key, version=theirs[0], origin=origin)
 
-    def _standing(self, head: bytes | None, store_key: bytes) -> tuple[int, str] | None:
-        """The version and origin of what is here, record or tombstone."""
+    def _outrank(self, key: bytes, store_key: bytes, head: bytes | None, version: int) -> None:
+        """Puts what this instance has written, or the tombstone of what it has deleted, anew above a version that it
+        wrote with earlier data. Those writes came before all that it has written since, whatever its clock said, so a
+        greater version does not make them newer (rule K7)."""
+        stage, topic = self._stage, self._topic
+        source, stage.source = stage.source, 0
+        stage.next_version = max(stage.next_version, version + 1)
+        if head is None:
+            stage.bury(topic, key, store_key, version=stage.next_version, origin=stage.origin)
+        else:
+            stage.put(
+                topic,
+                key,
+                store_key,
+                head,
+                stage.body(store_key),
+                change=PUT,
+                publish_time=read_header(head).publish_time_micros,
+                expire_time=read_header(head).expire_time_micros,
+            )
+        stage.source = source
+
+    def _standing(self, head: bytes | None, store_key: bytes) -> tuple[int, int] | None:
+        """The version and the origin's number of what is here, record or tombstone."""
         if head is not None:
             found = read_header(head)
-            return found.version, self._names[found.origin]
+            return found.version, found.origin
         stage = self._stage
         tombstone = stage.tombstone(store_key) if stage.may_have_tombstones(self._topic) else None
-        return None if tombstone is None else (tombstone.version, self._names[tombstone.origin])
+        return None if tombstone is None else (tombstone.version, tombstone.origin)
+
+
+def earlier_numbers(names: Sequence[str], own: int) -> set[int]:
+    """The numbers of the instance `own` for what it wrote with earlier data, under the same name (rule K7)."""
+    return {number for number, name in enumerate(names) if name == names[own] and number != own}
 
 
 def decoded(topic: str, chunk: bytes) -> Changes:

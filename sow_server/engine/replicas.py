@@ -46,7 +46,7 @@ from sow_server.engine.codec import (
 )
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.journal import Bounds, Heads, JournalCut, Retention
-from sow_server.engine.merging import NOTHING_PURGED, Counts, Dead, Merge, Purged, Tally, decoded
+from sow_server.engine.merging import NOTHING_PURGED, Counts, Dead, Merge, Purged, Tally, decoded, earlier_numbers
 from sow_server.engine.model import MICROS, RecordMatcher
 from sow_server.engine.patterns import matcher
 from sow_server.engine.rocks import META, RECORDS, TOMBSTONES, Rocks
@@ -799,8 +799,10 @@ class Replicas:
         finally:
             cursor.close()
         names = self._store.origins_in(stage)
-        # A delete right above each: wherever else it lives, it ends there, too, and nothing that is newer does.
+        # A delete right above each: wherever else it lives, it ends there, too, and nothing that is newer does. It does
+        # not count as a write of this instance, which would outrank its earlier ones.
         stage.source = 0
+        by = min(earlier_numbers(names, stage.origin), default=stage.origin)
         dead: list[Dead] = []
         for store_key, value in zip(keys, values, strict=True):
             head = read_header(value)
@@ -821,9 +823,7 @@ class Replicas:
                     )
                 )
                 stage.heads[store_key] = value[:HEADER_BYTES]
-                stage.delete(
-                    topic, store_key[4:], store_key, value[:HEADER_BYTES], version=head.version + 1, origin=stage.origin
-                )
+                stage.delete(topic, store_key[4:], store_key, value[:HEADER_BYTES], version=head.version + 1, origin=by)
         self._write_dropped(topic, source, dead)
         tally.dropped += len(dead)
         return None if following is None else following[4:]

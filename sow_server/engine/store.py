@@ -339,7 +339,7 @@ class Store:
         self._clock = clock
         self._options = options
         self.topics: Final = Topics()
-        self.instance_id, self.epoch, self.origins, self.authoritative = self._load_instance()
+        self.instance_id, self.epoch, self.origins, self._origin, self.authoritative = self._load_instance()
         """`authoritative`: the data of this epoch were restored, and are to be taken as they are (rule J14)."""
         self._backing_up = threading.Lock()
         self.policies = self._load_policies()
@@ -355,7 +355,7 @@ class Store:
             self.topics,
             clock,
             options=options.writer,
-            origin=self.origins.index(options.instance),
+            origin=self._origin,
             version_bound=unpack_i64(bounds[:8]),
             sequence_bound=unpack_i64(bounds[8:]),
             create_dynamic=self._create_dynamic if options.dynamic_topics else None,
@@ -407,8 +407,8 @@ class Store:
             raise OpenError(f"{path}: cannot be opened ({error})") from error
         try:
             if create:
-                _initialise(rocks, options.instance)
-            _check_format(rocks, path, options.instance)
+                _initialise(rocks)
+            _check_format(rocks, path)
             if not marker.exists():
                 _mark(marker)
             backups.remove_unfinished(path)
@@ -463,36 +463,46 @@ class Store:
                 self._rocks.flush()
         self._rocks.close()
 
-    def _load_instance(self) -> tuple[str, str, tuple[str, ...], bool]:
+    def _load_instance(self) -> tuple[str, str, tuple[str, ...], int, bool]:
         """(id, journal epoch, names of the instances that wrote records: a record's `origin` is an index into them,
-        whether the data are authoritative)."""
+        the index of this instance, whether the data are authoritative). Data that were made or restored get an index of
+        their own, so that what this instance wrote before, under the same name, can be told from what it writes now
+        (rule K7)."""
         instance = _instance(self._rocks)
         origins: list[str] = instance["origins"]
-        if self._options.instance not in origins:
-            origins.append(self._options.instance)
+        name, origin = self._options.instance, instance.get("origin", 0)
+        if origin is None or origin >= len(origins) or origins[origin] != name:
+            if origin is None or name not in origins:
+                origins.append(name)
+                origin = len(origins) - 1
+            else:
+                origin = origins.index(name)
             batch = Batch()
-            batch.puts[META][INSTANCE_KEY] = json.dumps({**instance, "origins": origins}).encode()
+            batch.puts[META][INSTANCE_KEY] = json.dumps({**instance, "origins": origins, "origin": origin}).encode()
             self._rocks.write(batch)
             self._rocks.sync()
-        return instance["id"], instance["epoch"], tuple(origins), instance.get("authoritative", False)
+        return instance["id"], instance["epoch"], tuple(origins), origin, instance.get("authoritative", False)
 
     def origins_in(self, stage: Stage) -> tuple[str, ...]:
         """The names of the instances that wrote records, by their numbers, as a commit leaves them."""
         return stage.new_origins or self.origins
 
     def stage_origins(self, stage: Stage, names: Sequence[str]) -> list[int]:
-        """The numbers of instances, of which those that are new are stored with the commit."""
-        known = self.origins_in(stage)
-        new = [name for name in dict.fromkeys(names) if name not in known]
+        """The numbers of the instances that another one names; those that are new are stored with the commit. This
+        instance's own name stands for what it wrote with earlier data (rule K7), and has a number of its own."""
+        known = list(self.origins_in(stage))
+        numbers = {name: number for number, name in enumerate(known) if number != self._origin}
+        new = [name for name in dict.fromkeys(names) if name not in numbers]
         if new:
             row = self._rocks.get(META, INSTANCE_KEY)
             assert row is not None, "_initialise has written it"
             if len(known) + len(new) > ORIGINS_MAX:
                 raise StoreError(Reason.INTERNAL, f"there is room for {ORIGINS_MAX} origins, and {new[0]} is one more")
-            known = stage.new_origins = (*known, *new)
-            stage.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": known}).encode()
-            stage.also.append(lambda: self._know_origins(known))
-        return [known.index(name) for name in names]
+            numbers |= {name: len(known) + index for index, name in enumerate(new)}
+            after = stage.new_origins = (*known, *new)
+            stage.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": after}).encode()
+            stage.also.append(lambda: self._know_origins(after))
+        return [numbers[name] for name in names]
 
     def _know_origins(self, names: tuple[str, ...]) -> None:
         self.origins = names
@@ -1642,11 +1652,11 @@ def _encode_topic(
     ).encode()
 
 
-def _initialise(rocks: Rocks, instance: str) -> None:
+def _initialise(rocks: Rocks) -> None:
     batch = Batch()
     batch.puts[META] = {
         FORMAT_KEY: u32(FORMAT),
-        INSTANCE_KEY: json.dumps(_new_identity() | {"origins": [instance]}).encode(),
+        INSTANCE_KEY: json.dumps(_new_identity() | {"origins": []}).encode(),
     }
     rocks.write(batch)
     rocks.sync()
@@ -1673,17 +1683,18 @@ def _restore(rocks: Rocks, path: Path, *, authoritative: bool) -> None:
     log.warning("backup_restored", data_dir=str(path), epoch=instance["epoch"], authoritative=authoritative)
 
 
-def _new_identity() -> dict[str, str]:
-    return {"id": uuid.uuid4().hex, "epoch": uuid.uuid4().hex[:12]}
+def _new_identity() -> dict[str, str | None]:
+    """Who the instance is from now on. `origin`: it gets another number for what it writes, see `_load_instance`."""
+    return {"id": uuid.uuid4().hex, "epoch": uuid.uuid4().hex[:12], "origin": None}
 
 
-def _check_format(rocks: Rocks, path: Path, instance: str) -> None:
+def _check_format(rocks: Rocks, path: Path) -> None:
     found = rocks.get(META, FORMAT_KEY)
     if found is None:
         # Killed between making the database and its first row: there is nothing in it yet.
         if any(_first_key(rocks, family) for family in FAMILIES):
             raise OpenError(f"{path}: this is no sow data, or its format is missing")
-        _initialise(rocks, instance)
+        _initialise(rocks)
     elif found != u32(FORMAT):
         raise OpenError(
             f"{path}: the data has format {int.from_bytes(found, 'big')}, this version of sow reads format {FORMAT}"

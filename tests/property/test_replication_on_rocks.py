@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.property.test_replication_simulation import Wrong, run_seed
+from tests.property.test_replication_simulation import Wrong, run_losing_seed, run_seed
 from tests.support.replica_rocks import RocksStore
-from tests.support.replica_world import Broken, Storm, Written
+from tests.support.replica_world import Broken, Make, Storm, Written
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -28,7 +28,18 @@ def test_two_thousand_lives_on_the_real_store_end_equal(tmp_path: Path, seed: in
         live(tmp_path / str(number), (seed + 200_000 + part * 1000 + number) % 2**32)
 
 
-def live(folder: Path, seed: int, kind: type[RocksStore] = RocksStore) -> None:
+@pytest.mark.parametrize("number", [0, *[pytest.param(number, marks=pytest.mark.long) for number in range(1, 101)]])
+def test_instances_that_lost_their_data_end_equal_on_the_real_store(tmp_path: Path, seed: int, number: int) -> None:
+    """K7."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    run = partial(run_losing_seed, empty=lambda: empty)
+    live(tmp_path / "life", (seed + 950_000 + number) % 2**32, run=run)
+
+
+def live(
+    folder: Path, seed: int, kind: type[RocksStore] = RocksStore, *, run: Callable[[int, Make], None] = run_seed
+) -> None:
     """One life of some instances."""
     folder.mkdir()
     stores: list[RocksStore] = []
@@ -40,7 +51,7 @@ def live(folder: Path, seed: int, kind: type[RocksStore] = RocksStore) -> None:
         return stores[-1]
 
     try:
-        run_seed(seed, make)
+        run(seed, make)
     finally:
         for store in stores:
             store.close()

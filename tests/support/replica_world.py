@@ -65,6 +65,8 @@ class Kept(NamedTuple):
     row: Row
     sequence: int
     made: int
+    own: bool = False
+    """Whether this instance has written it, with the data that it has now."""
 
 
 class Entry(NamedTuple):
@@ -295,6 +297,8 @@ class ModelStore:
         self._authoritative = authoritative
         self._queue = []
         self.disk = backup.copied()
+        for topic in self.disk.topics.values():
+            topic.rows = {key: kept._replace(own=False) for key, kept in topic.rows.items()}
         self.disk.last = max(self.disk.last, self._now())
         self._unheard = []
         self.sync()
@@ -306,18 +310,19 @@ class ModelStore:
         self.disk.last = max(self._now(), self.disk.last + 1)
         return self.disk.last
 
-    def _put(self, topic: str, key: str, row: Row, via: Identity | None) -> None:
+    def _put(self, topic: str, key: str, row: Row, via: Identity | None, *, own: bool = False) -> None:
         disk = self.disk
         disk.head += 1
         disk.journal.append(Entry(disk.head, self._now(), topic, key, row, via))
-        disk.topics[topic].rows[key] = Kept(row, disk.head, self._now())
+        disk.topics[topic].rows[key] = Kept(row, disk.head, self._now(), own)
         disk.last = max(disk.last, row.version)
 
     def _due(self, topic: ModelTopic, row: Row) -> bool:
         return topic.kind.acts and row.payload is not None and 0 < row.stamp <= self._now()
 
     def _expire(self, topic: str, key: str, row: Row) -> None:
-        self._put(topic, key, self._grace_tombstone(row), None)
+        own = self.disk.topics[topic].rows[key].own
+        self._put(topic, key, self._grace_tombstone(row), None, own=own)
 
     def _grace_tombstone(self, row: Row) -> Row:
         return Row(row.version, row.origin, 0, None, expired=True)
@@ -339,7 +344,7 @@ class ModelStore:
             row = change(live)
             if row is not None:
                 row = row._replace(version=self._mint(), origin=self._identity.name)
-                self._put(topic, key, row, None)
+                self._put(topic, key, row, None, own=True)
                 self._unheard.append(Written(self._identity.name, topic, key, row))
 
         self._submit(job)
@@ -590,6 +595,13 @@ class ModelStore:
         if kept is not None and not self._wins(change, kept.row):
             if kept.row.rank == change.rank:
                 return result._replace(known=result.known + 1)
+            return result._replace(superseded=result.superseded + 1)
+        if kept is not None and kept.own and change.origin == self._identity.name:
+            # By this instance, with data that it has lost: older than all that it has written since (K7).
+            self.disk.last = max(self.disk.last, change.version)
+            outranking = kept.row._replace(version=self._mint(), expired=False)
+            self._put(topic, key, outranking, None, own=True)
+            self._unheard.append(Written(self._identity.name, topic, key, outranking))
             return result._replace(superseded=result.superseded + 1)
         self._put(topic, key, self._stored(change), row.identity)
         return result._replace(applied=result.applied + 1)

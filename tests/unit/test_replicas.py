@@ -723,3 +723,86 @@ def test_a_link_carries_a_topic_by_its_name_and_one_without_a_journal_not(pair: 
     assert not carried(".*", "quiet")
     a.alter_topic("quiet", journal=True)
     assert carried(".*", "quiet")
+
+
+# -- an instance that has lost its data -------------------------------------------------------------------------------
+
+
+def wiped(rig: Rig, path: Path) -> Rig:
+    """The same instance with new data, and a clock that is five seconds behind."""
+    rig.close()
+    time = FakeTime(START - 5 * SECOND)
+    again = instance(path / "again", rig.options.instance, peers=["b"], time=time)
+    again.create_topic("t")
+    return again
+
+
+def test_what_an_instance_writes_after_it_lost_its_data_outranks_what_it_wrote_before(
+    pair: tuple[Rig, Rig], tmp_path: Path
+) -> None:
+    """K7: an instance was wiped, and wrote with a clock that was behind. The peer had its earlier write, of a greater
+    version, so the newer one, although acknowledged (even as REPLICATED), was gone everywhere after the seed."""
+    a, b = pair
+    a.put("t", "1", b"before")
+    a.put("t", "2", b"before")
+    ship(a, b)
+    a = wiped(a, tmp_path)
+    a.put("t", "1", b"after", ttl=30 * SECOND)
+    expire_time = live(a)["1"].expire_time_micros
+    ship(b, a)
+    assert live(a)["1"].payload == b"after"
+    assert live(a)["1"].expire_time_micros == expire_time, "it keeps the lifetime that it was given"
+    assert live(a)["1"].version > live(b)["1"].version
+    assert live(a)["2"].payload == b"before"
+    ship(a, b)
+    assert live(a)["1"] == live(b)["1"]
+    assert ship(b, a) == Counts()
+
+
+def test_a_delete_after_the_loss_holds_against_what_was_written_before(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
+    """K7: else the record that the instance had deleted came back with the seed."""
+    a, b = pair
+    a.put("t", "1", b"before")
+    ship(a, b)
+    a = wiped(a, tmp_path)
+    a.store.replicas.begin(identity(b), topics=".*", filter_text="", cursor=0, guarded=False, done=lambda _: None)
+    a.store.writer.step()
+    a.put("t", "1", b"after")
+    a.delete("t", "1")
+    ship(b, a)
+    assert live(a) == {}
+    ship(a, b)
+    assert live(b) == {}
+
+
+def test_a_newer_write_of_before_replaces_an_older_one_of_before(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
+    """K7: what came back from one peer is no write of the present life: a newer one that another peer has wins."""
+    a, b = pair
+    c = instance(tmp_path, "c", peers=["a"], time=b.time)
+    c.create_topic("t")
+    a.put("t", "1", b"first")
+    ship(a, b)
+    a.put("t", "1", b"second")
+    ship(a, c)
+    a = wiped(a, tmp_path)
+    ship(b, a)
+    assert live(a)["1"].payload == b"first"
+    ship(c, a)
+    assert live(a)["1"].payload == b"second"
+
+
+def test_data_that_were_restored_take_what_the_instance_wrote_after_the_backup(
+    pair: tuple[Rig, Rig], tmp_path: Path
+) -> None:
+    """J14, K7: the backup is older than what the peers have, though both are by the same instance."""
+    a, b = pair
+    a.put("t", "1", b"in the backup")
+    a.store.backup(tmp_path / "backup")
+    a.put("t", "1", b"after the backup")
+    ship(a, b)
+    a.close()
+    restored = Rig(tmp_path, options=a.options, time=a.time, opened=False)
+    restored.path = tmp_path / "backup"
+    restored.open()
+    ship(b, restored)
+    assert live(restored)["1"].payload == b"after the backup"

@@ -328,3 +328,55 @@ def test_a_node_of_no_peers_purges_and_dials_nobody() -> None:
     node.tick()
     assert node.due() == []
     assert node.sync_peers("T") == 0
+
+
+# -- instances that lose their data -----------------------------------------------------------------------------------
+
+
+def lose(world: World, name: str) -> None:
+    """The data of an instance are gone; it begins anew, with the topic."""
+    restore(world, world.instances[name], Disk())
+    world.instances[name].store.create("T")
+    commit(world, name)
+
+
+def test_an_instance_that_lost_its_data_is_heard_by_one_that_never_had_a_change() -> None:
+    """R4: the other one asked it to wait until it had everything up to sequence 0, which it stores as not waiting: so
+    it asked again each time, and the link stayed down until somebody published at the other end."""
+    world = world_of(*both("a", "b"))
+    lose(world, "a")
+    put(world, "a", "k", "one")
+    world.run(30 * SECOND)
+    assert payloads(world, "b") == {"k": "one"}
+
+
+def test_what_an_instance_deletes_after_it_lost_its_data_stays_deleted() -> None:
+    """ND4: the tombstone went by age before the peer had brought the record back, as a peer that had not been heard yet
+    was no source to wait for."""
+    world = world_of(*both("a", "b"))
+    put(world, "a", "k", "before")
+    world.run(SECOND)
+    world.cut("b", "a")
+    lose(world, "a")
+    put(world, "a", "k", "after")
+    delete(world, "a", "k")
+    world.run(3 * GRACE)
+    assert world.instances["a"].store.tombstones("T"), "b has asked a to wait, and has not been heard"
+    world.cuts.clear()
+    world.run(60 * SECOND)
+    assert payloads(world, "a") == payloads(world, "b") == {}
+
+
+def test_what_an_instance_writes_after_it_lost_its_data_is_newer_whatever_its_clock_says() -> None:
+    """K7."""
+    world = world_of(*both("a", "b"))
+    world.instances["a"].offset = 4 * SECOND
+    put(world, "a", "k", "before")
+    world.run(SECOND)
+    world.cut("b", "a")
+    world.instances["a"].offset = 0
+    lose(world, "a")
+    put(world, "a", "k", "after")
+    world.cuts.clear()
+    world.run(60 * SECOND)
+    assert payloads(world, "a") == payloads(world, "b") == {"k": "after"}
