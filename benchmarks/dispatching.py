@@ -134,6 +134,7 @@ class _Member:
 
     several = False
     wants_previous = False
+    conflates = False
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher

@@ -448,6 +448,7 @@ def published_facts(topic: str, done: Published) -> list[Fact]:
         ),
         Fact("sequence", done.sequence or None, str(done.sequence or display.UNKNOWN)),
         Fact("bookmark", done.bookmark, done.bookmark or "", in_lists=False),
+        Fact("delivered", done.delivered, "" if done.delivered is None else display.count(done.delivered)),
     ]
     if done.ttl_ignored:
         facts.append(Fact("ttl_ignored", True, "yes: the topic has expiration disabled"))

@@ -280,6 +280,9 @@ class Published:
     bookmark: str | None = None
     """The `start` of a subscription to what comes after it; of a record of an atomic request, after all of that. None:
     the position is not known, or the server is an older one."""
+    delivered: int | None = None
+    """Of a record that was due at once, such as with ttl 0: how many attached subscribers it was handed to (rule L7).
+    None: of every other record."""
 
     @property
     def expire_time(self) -> datetime | None:

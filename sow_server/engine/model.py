@@ -221,6 +221,8 @@ class Applied(NamedTuple):
     duplicate: bool = False
     expire_time_known: bool = True
     """False: the expire time of this duplicate is forgotten."""
+    delivered: int | None = None
+    """Of a record that was due at once: how many attached subscribers it was for (rule L7)."""
 
 
 @dataclass(slots=True)

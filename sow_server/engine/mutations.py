@@ -705,9 +705,18 @@ def _put_one(
     if ttl_mode is TtlMode.KEEP and head is not None:
         expire_time = read_header(head).expire_time_micros
     version, sequence = stage.put(
-        topic, key, store_key, head, payload, change=PUT, publish_time=stage.now, expire_time=expire_time
+        topic,
+        key,
+        store_key,
+        head,
+        payload,
+        change=PUT,
+        publish_time=stage.now,
+        expire_time=expire_time,
+        published=True,
     )
-    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=_ttl_ignored(topic, lifetime))
+    ignored = _ttl_ignored(topic, lifetime)
+    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=stage.handed_over)
 
 
 def _stage_touch(stage: Stage, job: Job, request: Touch, topic: Topic, count: int) -> Slice:

@@ -19,6 +19,7 @@ sequences from the writer's counters, which the writer takes over only after the
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -55,6 +56,8 @@ from sow_server.engine.publishers import encode as encode_publisher
 from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, STAGING, TOMBSTONES, Batch, Rocks
 from sow_server.engine.topics import UNDELIVERED_ID, Topic, Topics, undelivered_topic
 
+TAKING_SECONDS_MAX: Final = 0.05
+"""Of one commit: asking filters who is handed what is due at once. The writer does nothing else meanwhile."""
 STATISTICS_KEY: Final = b"stats/"
 PUBLISHER_KEY: Final = b"publisher/"
 
@@ -79,6 +82,7 @@ class Stage:
         "earliest",
         "expire_times",
         "founded",
+        "handed_over",
         "heads",
         "letters",
         "loader",
@@ -94,6 +98,7 @@ class Stage:
         "result",
         "source",
         "statistics",
+        "taking_seconds",
         "tombstones",
         "unstaged",
     )
@@ -143,6 +148,10 @@ class Stage:
         """What follows from it besides, whether it is a control or not; done before `after`."""
         self.result: object = None
         """What `after` has returned."""
+        self.handed_over: int | None = None
+        """Of the record that was put last: how many attached subscribers it is for, if it was due at once."""
+        self.taking_seconds = TAKING_SECONDS_MAX
+        """What is left of the time that asking for them may take."""
         self.expire_times: list[int] = []
         """Expire times of the records that this commit expires, for the lag metric."""
         self.founded: Topic | None = None
@@ -258,12 +267,15 @@ class Stage:
         expire_time: int,
         version: int | None = None,
         origin: int | None = None,
+        published: bool = False,
     ) -> tuple[int, int]:
         """Puts a record over the live one with `head`; returns its version and sequence. Its version and origin are new
         ones of this instance, unless given: those of a peer.
 
-        One that is due already is put and expired in this commit (rules L7, R5).
+        One that is due already is put and expired in this commit (rules L7, R5). One that is `published` so, and is for
+        somebody who is attached, leaves no dead letter.
         """
+        self.handed_over = None
         version, origin, sequence = self._minted(version), self.origin if origin is None else origin, self.next_sequence
         chunk = self.chunk(topic)
         new_head = header(
@@ -298,10 +310,24 @@ class Stage:
             self.count(topic, 0, len(payload) - read_header(head).payload_bytes)
         if topic.acts:
             if expire_time <= self.now:
-                self.expire(topic, key, store_key, new_head)
+                taken = self._takers(topic, key, new_head + payload) if published else 0
+                self.expire(topic, key, store_key, new_head, letter=not taken)
+                if published:
+                    self.handed_over = taken  # here, as a dead letter is put, too
             elif expire_time != NEVER and (head is None or expire_time < read_header(head).expire_time_micros):
                 self.arm(expire_time, store_key)
         return version, sequence
+
+    def _takers(self, topic: Topic, key: bytes, value: bytes) -> int:
+        """How many attached subscribers a record is for; those that were not asked in time do not count."""
+        takers = topic.takers
+        if takers is None or self.taking_seconds <= 0:
+            return 0
+        begin = time.perf_counter()
+        try:
+            return takers(key, value, begin + self.taking_seconds)
+        finally:
+            self.taking_seconds -= time.perf_counter() - begin
 
     def put_all(
         self,
@@ -441,10 +467,10 @@ class Stage:
             if load != self.loader and sequence > begin_sequence:
                 self.batch.puts[STAGING][mark_key(load, key)] = b""
 
-    def expire(self, topic: Topic, key: bytes, store_key: bytes, head: bytes) -> None:
+    def expire(self, topic: Topic, key: bytes, store_key: bytes, head: bytes, *, letter: bool = True) -> None:
         """Expires the overdue record with `head` (rule L10)."""
         due = read_header(head)
-        value = self.value(store_key) if topic.settings.dead_letter else b""
+        value = self.value(store_key) if letter and topic.settings.dead_letter else b""
         self._remove(topic, key, store_key, head, change=EXPIRE, version=due.version, origin=self.origin)
         self.expire_times.append(due.expire_time_micros)
         if value:

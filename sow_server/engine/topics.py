@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from sow_server.engine.codec import StoredStatistics, u32
 from sow_server.engine.errors import Reason, StoreError
@@ -31,6 +31,11 @@ UNDELIVERED: Final = "_undelivered"
 """The store's own topic of dead letters whose target is missing (rule T3). Clients read it, and delete from it."""
 UNDELIVERED_ID: Final = 0
 """Ids of other topics begin at 1."""
+
+
+Takers: TypeAlias = Callable[[bytes, bytes, float], int]
+"""How many attached subscribers a record is for, by its key and stored value; asked until a time of `perf_counter`, and
+from the writer's thread."""
 
 
 class Topic:
@@ -62,6 +67,7 @@ class Topic:
         "settings",
         "statistics",
         "stop",
+        "takers",
         "was_followed",
     )
 
@@ -91,6 +97,8 @@ class Topic:
         """How many follow the topic's changes as they happen; changed under the writer's cut lock."""
         self.previous_wanted = 0
         """How many of them want the records that were replaced, too; likewise."""
+        self.takers: Takers | None = None
+        """How many are attached that are handed a record which is due at once (rule L7); None: nobody follows it."""
         self.replicated = False
         """Whether peers send it or are sent it, so that what goes leaves tombstones (rule R4). Set as `followers`."""
         self.loads: tuple[tuple[int, int], ...] = ()

@@ -297,6 +297,7 @@ def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
         ttl_ignored=entry.ttl_ignored,
         duplicate=entry.duplicate,
         expire_time_unknown=not entry.expire_time_known,
+        delivered=entry.delivered,
     )
 
 

@@ -137,6 +137,7 @@ class Dispatcher:
         followed = self._topics.get(topic.id)
         if followed is None:
             followed = self._topics[topic.id] = FollowedTopic(topic)
+            topic.takers = followed.takers
             # A topic may have appeared that nobody has adopted yet; what they want of it must not be forgotten.
             followed.registered.update(dict.fromkeys([other for other in self._several if other.follows(topic)]))
         followed.registered[member] = None
@@ -167,6 +168,7 @@ class Dispatcher:
                     del followed.registered[member]
                     self._set_followers(followed)
                     if not followed.registered:
+                        followed.topic.takers = None
                         del self._topics[topic_id]
 
         self._store.follow_topics(unfollow)
@@ -176,11 +178,16 @@ class Dispatcher:
         assert member not in self._waiting, "it is about to attach already"
         assert member not in self._groups, "it is attached already"
         self._waiting[member] = at
+        for followed in self._topics.values():
+            if member in followed.registered:
+                followed.take(member)
         if not self._backlog and at <= self.synced:
             self._join_waiting(self.synced)
 
     def leave(self, member: Member) -> None:
         """The subscriber gets nothing any more, until it attaches again."""
+        for followed in self._topics.values():
+            followed.take_no_more(member)
         self._waiting.pop(member, None)
         for followed, group in self._groups.pop(member, ()):
             followed.leave(member, group)
@@ -226,7 +233,10 @@ class Dispatcher:
         self._store.follow_topics(follow)
         for followed in self._topics.values():
             for member in followed.registered:
-                if member.several and member in self._groups and followed not in [at for at, _ in self._groups[member]]:
+                if not member.several or not (member in self._groups or member in self._waiting):
+                    continue
+                followed.take(member)
+                if member in self._groups and followed not in [at for at, _ in self._groups[member]]:
                     self._join(member, followed)
 
     # -- what is committed ------------------------------------------------------------------------------------------

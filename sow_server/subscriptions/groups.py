@@ -9,8 +9,11 @@ G3  What matches nothing costs nothing per change and subscriber.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
+
+import structlog
 
 from sow_server.engine.errors import StoreError
 from sow_server.engine.fields import Entry
@@ -21,6 +24,8 @@ from sow_server.subscriptions.changes import UNKNOWN, Change
 from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of
 from sow_server.subscriptions.matching import FieldIndex, Matcher
 from sow_server.subscriptions.request import Wants
+
+log = structlog.get_logger(__name__)
 
 
 class Member(Protocol):
@@ -33,6 +38,10 @@ class Member(Protocol):
     @property
     def wants_previous(self) -> bool:
         """Whether it needs the records that changes replace."""
+
+    @property
+    def conflates(self) -> bool:
+        """Whether it may never be sent a record that is replaced, or gone, at once."""
 
     def follows(self, topic: Topic) -> bool:
         """Whether it is subscribed to a topic. From any thread."""
@@ -130,6 +139,38 @@ class FollowedTopic:
         self._index: FieldIndex[Watch] = FieldIndex()
         self._indexed_leaving: dict[Watch, None] = {}
         self._leaving = 0
+        self._taking: dict[Member, Matcher] = {}
+        self._takers: dict[str, tuple[Matcher, int]] = {}
+        """How many have each filter, of those that are attached, or are about to be (rule L7)."""
+
+    def take(self, member: Member) -> None:
+        """A subscriber will be handed what is committed from now on."""
+        view = None if member.conflates or member in self._taking else member.view(self.topic)
+        if view is not None:
+            matcher = self._taking[member] = view[0]
+            self._takers[matcher.text] = matcher, self._takers.get(matcher.text, (matcher, 0))[1] + 1
+
+    def take_no_more(self, member: Member) -> None:
+        """It will not."""
+        matcher = self._taking.pop(member, None)
+        if matcher is not None:
+            count = self._takers[matcher.text][1] - 1
+            if count:
+                self._takers[matcher.text] = matcher, count
+            else:
+                del self._takers[matcher.text]
+
+    def takers(self, key: bytes, value: bytes, give_up: float) -> int:
+        """The `engine.topics.Takers` of the topic: on the writer's thread, while others come and go."""
+        taken = 0
+        for matcher, count in list(self._takers.values()):
+            if matcher.constant is None and time.perf_counter() >= give_up:
+                break
+            try:
+                taken += count * matcher.holds_stored(key, value)
+            except Exception:
+                log.exception("filter_failed", topic=self.topic.name)  # its own matter, not that of who publishes
+        return taken
 
     @property
     def group_count(self) -> int:

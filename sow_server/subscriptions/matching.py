@@ -52,6 +52,13 @@ class Matcher:
             version.document if self._uses_payload else None, version.meta if self._uses_metadata else self._fixed
         )
 
+    def holds_stored(self, key: bytes, value: bytes) -> bool:
+        """Whether a live record matches, by its key and stored value. From any thread."""
+        if self.constant is not None:
+            return self.constant
+        assert self.filter is not None, "one that is not constant has a filter"
+        return self.filter.matches(key, value)
+
     def held_before(self, change: Change) -> bool:
         """Whether the record that a put replaced matched; one that nobody knows any more counts as if (rule J1)."""
         before = change.before

@@ -164,6 +164,10 @@ class Subscription:
     def wants_previous(self) -> bool:
         return self.request.previous
 
+    @property
+    def conflates(self) -> bool:
+        return self._conflation is not None
+
     def follows(self, topic: Topic) -> bool:
         if self._topic is not None:
             return topic is self._topic

@@ -408,3 +408,19 @@ def handed(client: Client) -> list[tuple[str, int]]:
             if change.key == "next":
                 return found
     return found
+
+
+def test_what_is_due_at_once_is_for_the_consumer_that_is_attached(server: ServerProcess) -> None:
+    """R8, L7: handed over, or dead-lettered; the answer says which."""
+    with Client(server.address) as client:
+        client.create_topic("dead")
+        client.create_topic("orders", expiration="enabled", dead_letter="dead")
+        with client.durable("orders", "billing", "/n > 1") as durable:
+            assert client.publish("orders", {"n": 1}, key="a", ttl="0s").delivered == 0
+            assert client.publish("orders", {"n": 2}, key="b", ttl="0s").delivered == 1
+            assert client.publish("orders", {"n": 3}, key="c", ttl="1h").delivered is None
+            assert [next(durable).key, next(durable).key] == ["b", "c"]
+        until(lambda: not client.describe_durable("orders", "billing").attached, DEADLINE, "the consumer to be gone")
+        assert client.publish("orders", {"n": 4}, key="d", ttl="0s").delivered == 0
+        assert sorted(record.key.split("|")[1] for record in client.query("dead")) == ["a", "d"]
+        assert [record.key for record in client.query("orders")] == ["c"]

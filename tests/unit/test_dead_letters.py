@@ -9,12 +9,13 @@ from unittest import mock
 import msgspec
 import pytest
 
-from sow_server.engine import dead_letters, store
+from sow_server.engine import dead_letters, stage, store
 from sow_server.engine.codec import decode_commit
 from sow_server.engine.dead_letters import Fate
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import (
     PERMANENT,
+    Applied,
     Delete,
     Expiration,
     Lifetime,
@@ -30,6 +31,7 @@ from sow_server.engine.model import (
 from sow_server.engine.policies import declared_of
 from sow_server.engine.rocks import COMMITS
 from sow_server.engine.topics import UNDELIVERED
+from sow_server.subscriptions.matching import Matcher
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import Follower, Subscribers, at
 
@@ -135,6 +137,108 @@ def test_a_publish_that_is_due_at_once_is_put_expired_and_copied_in_one_commit(r
     assert key == f"orders|k|{outcome.last_version}"
     assert json.loads(payload)["n"] == 2
     assert rig.journal("dead")[-1].sequence == rig.journal("orders")[-1].sequence + 1
+
+
+def publish_now(rig: Rig, *payloads: bytes, atomic: bool = False) -> list[int | None]:
+    """Publishes records with ttl 0; returns to how many subscribers each was handed."""
+    keys = [f"k{number}" for number in range(len(payloads))]
+    outcome = rig.run(
+        Publish(
+            "orders",
+            list(payloads),
+            keys,
+            lifetime=Lifetime(LifetimeKind.TTL, 0),
+            atomic=atomic,
+            want_results=True,
+        )
+    )
+    assert outcome.results is not None
+    return [result.delivered for result in outcome.results if isinstance(result, Applied)]
+
+
+def test_what_is_due_at_once_is_for_those_who_are_attached_and_else_a_dead_letter(rig: Rig) -> None:
+    """R8, L7: the filter decides; who conflates may never be sent it, and does not count. The journal is the same."""
+    subscribers = Subscribers(rig)
+    matching = [subscribers.subscribe("orders", filter="/n > 1") for _ in range(2)]
+    conflating = subscribers.subscribe("orders", conflation=SECOND)
+    rig.run(Publish("orders", [b'{"n":3}'], ["plain"], want_results=True))
+
+    assert publish_now(rig, b'{"n":1}', b'{"n":2}') == [0, 2]
+
+    assert rig.kinds("orders")[-4:] == [("put", "k0"), ("expire", "k0"), ("put", "k1"), ("expire", "k1")]
+    assert [json.loads(record.payload)["n"] for record in rig.live("dead").values()] == [1]
+    assert [key for _, key, _ in matching[0].news()] == [key for _, key, _ in matching[1].news()] == ["plain", "k1"]
+    matching[0].close()
+    assert publish_now(rig, b'{"n":2}') == [1]
+    matching[1].close()
+    assert publish_now(rig, b'{"n":2}') == [0]
+    conflating.close()
+    assert rig.topic("orders").takers is None
+    assert len(rig.live("dead")) == 2
+
+
+def test_who_is_handed_what_is_due_at_once_is_told_for_nothing_else(rig: Rig) -> None:
+    """L7: of a record with a life ahead, and on a topic that does not act on lifetimes, nobody asks."""
+    Subscribers(rig).subscribe("orders")
+    outcome = rig.run(Publish("orders", [b"{}"], ["a"], lifetime=Lifetime(LifetimeKind.TTL, SECOND), want_results=True))
+    assert outcome.results is not None
+    assert [result.delivered for result in outcome.results if isinstance(result, Applied)] == [None]
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    assert publish_now(rig, b"{}") == [None]
+    assert rig.live("dead") == {}
+
+
+def test_a_touch_or_a_restamp_that_ends_a_life_leaves_a_dead_letter_whoever_is_attached(rig: Rig) -> None:
+    """L7: the record was there for everybody; it expires as any other."""
+    subscribers = Subscribers(rig)
+    subscribers.subscribe("orders")
+    rig.put("orders", "a", b"{}")
+    rig.touch("orders", "a", ttl=0)
+    assert len(rig.live("dead")) == 1
+
+
+def test_what_is_due_at_once_is_for_the_consumer_of_a_durable_and_is_never_replayed(rig: Rig) -> None:
+    """R8, J12: a durable without a consumer has not got it; nor has one whose consumer comes later."""
+    subscribers = Subscribers(rig)
+    consumer = subscribers.attach("orders", "d", filter="/n > 1")
+    assert publish_now(rig, b'{"n":2}') == [1]
+    assert [key for _, key, _ in consumer.news()] == ["k0"]
+    consumer.close()
+    subscribers.settle()
+    assert publish_now(rig, b'{"n":3}') == [0]
+    assert subscribers.attach("orders", "d", filter="/n > 1").got() == []
+    assert [json.loads(record.payload)["n"] for record in rig.live("dead").values()] == [3]
+
+
+def test_those_who_follow_by_pattern_count_also_on_topics_created_later(rig: Rig) -> None:
+    """L7: and an atomic request is as any other."""
+    subscribers = Subscribers(rig)
+    everything = subscribers.subscribe(pattern=".*")
+    assert publish_now(rig, b"{}", b"{}", atomic=True) == [1, 1]
+    rig.create_topic("later", JSON)
+    subscribers.settle()
+    outcome = rig.run(Publish("later", [b"{}"], ["x"], lifetime=Lifetime(LifetimeKind.TTL, 0), want_results=True))
+    assert outcome.results is not None
+    assert [result.delivered for result in outcome.results if isinstance(result, Applied)] == [1]
+    assert [key for _, key, _ in everything.news()] == ["k0", "k1", "x"]
+    assert rig.live("dead") == {}
+
+
+def test_asking_who_is_attached_takes_a_bounded_time_of_a_commit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L7: who was not asked in time does not count: a dead letter too many rather than a record lost. One without a
+    filter costs nothing to ask, and a filter that fails is not the publisher's fault."""
+    subscribers = Subscribers(rig)
+    subscribers.subscribe("orders", filter="/n > 1")
+    monkeypatch.setattr(stage, "TAKING_SECONDS_MAX", 1e-9)
+    assert publish_now(rig, b'{"n":2}') == [0]
+    assert len(rig.live("dead")) == 1
+    monkeypatch.undo()
+
+    def fails(self: Matcher, key: bytes, value: bytes) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Matcher, "holds_stored", fails)
+    assert publish_now(rig, b'{"n":2}') == [0]
 
 
 def test_a_restamp_to_now_is_an_expiry(rig: Rig) -> None:
