@@ -6,7 +6,9 @@ import importlib
 import pkgutil
 import random
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, cast
 
 import grpc
@@ -23,6 +25,8 @@ from hypothesis import strategies as st
 import sow.v1
 from sow.v1 import admin_pb2, replication_pb2, sow_pb2, types_pb2
 from sow_client import SowError
+from sow_replication.wire import sealed
+from tests.support.bad_rows import Bad, packed
 from tests.support.server import ServerProcess, reason_of
 
 CONFIG: Final = """
@@ -146,13 +150,19 @@ def assert_alive(server: ServerProcess) -> None:
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
+def rounds(few: int) -> int:
+    """How often something random is tried: a few times, and as often as a property in the long run."""
+    assert settings.default is not None
+    return max(few, settings.default.max_examples // 10)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_random_bytes_are_refused_by_name(
     server: ServerProcess, channel: grpc.Channel, method: MethodDescriptor, seed: int
 ) -> None:
     """Story: bytes that are no message used to end in INTERNAL without a reason, and a traceback of gRPC's own."""
     draw = random.Random(seed)
-    for _ in range(40):
+    for _ in range(rounds(10)):
         call(channel, method, [draw.randbytes(draw.choice((0, 1, 2, 7, 50, 1000))) for _ in range(3)])
     assert call(channel, method, [b"\xff" * 9]) == (
         "BATCH_DAMAGED" if method.name == "Replicate" else "INVALID_ARGUMENT"
@@ -167,7 +177,7 @@ def test_cut_messages_are_refused_by_name_or_answered(
     """A message that ends anywhere, and one with a byte that is another."""
     draw = random.Random(seed)
     whole = filled(method.input_type, draw).SerializeToString()
-    for _ in range(12):
+    for _ in range(rounds(8)):
         at = draw.randrange(len(whole)) if whole else 0
         damaged = bytes((*whole[:at], draw.randrange(256), *whole[at + 1 :]))
         call(channel, method, [draw.choice((whole[:at], damaged))])
@@ -351,6 +361,79 @@ def test_messages_of_any_content_are_answered_or_refused_by_name(
     assert not server.faults()
 
 
+# --- between instances -----------------------------------------------------------------------------------------------
+
+PEER: Final = replication_pb2.Instance(name="peer", id="id", epoch="epoch")
+GIVEN: Final = replication_pb2.ReplicatedTopic(
+    name="given", message_type="json", separator=b"\x01", acts_on_expiration=True
+)
+NUMBERS_OF_ROWS: Final = (-(2**63), -1, 0, 1, 2**40, 2**62, 2**63 - 2, 2**63 - 1)
+
+
+def link(channel: grpc.Channel, messages: Sequence[Message]) -> str | None:
+    """A link that says Hello, and then these."""
+    (method,) = [method for method in METHODS if method.name == "Replicate"]
+    hello = replication_pb2.Hello(protocol=1, instance=PEER, topics_pattern=".*", topics=[GIVEN])
+    greeting = replication_pb2.ReplicateRequest(hello=hello)
+    return call(channel, method, [sealed(message).SerializeToString() for message in (greeting, *messages)])
+
+
+def test_sealed_messages_of_any_content_end_a_link_by_name(server: ServerProcess, channel: grpc.Channel) -> None:
+    assert settings.default is not None
+
+    @settings(max_examples=max(5, settings.default.max_examples // 2))
+    @given(st.lists(messages(replication_pb2.ReplicateRequest.DESCRIPTOR), min_size=1, max_size=3))
+    def send(requests: list[Message]) -> None:
+        link(channel, requests)
+
+    send()
+    assert_alive(server)
+    assert not server.faults()
+
+
+def test_chunks_of_any_rows_and_any_bytes_are_taken_or_refused_by_name(
+    server: ServerProcess, channel: grpc.Channel, seed: int
+) -> None:
+    """Rows that no publish could have made, and chunks that are damaged though their checksum fits."""
+    draw = random.Random(seed)
+    (merge,) = [method for method in METHODS if method.name == "MergeRows"]
+    (query,) = [method for method in METHODS if method.name == "Query"]
+
+    def number(usual: int) -> int:
+        return draw.choice(NUMBERS_OF_ROWS) if draw.random() < 0.2 else usual
+
+    for _ in range(rounds(30)):
+        rows = [
+            Bad(
+                draw.choice((b"1", b"2", b"\xff", b"", b"x" * 2000)),
+                draw.choice(DOCUMENTS),
+                number(2**40),
+                number(1),
+                number(2**63 - 1),
+                draw.choice((1, 1, 2, 3, 4, 5, 6)),
+                draw.choice((0, 0, 0, 1, 2, -1)),
+            )
+            for _ in range(draw.randrange(1, 4))
+        ]
+        chunk = packed(rows)
+        if draw.random() < 0.5:
+            at = draw.randrange(len(chunk))
+            chunk = draw.choice((chunk[:at], chunk[:at] + draw.randbytes(draw.randrange(1, 9)) + chunk[at + 1 :]))
+        crc, origins = zlib.crc32(chunk), ["peer", "\x00 no name"]
+        request = replication_pb2.MergeRowsRequest(instance=PEER, topic=GIVEN, chunk=chunk, origins=origins, crc32=crc)
+        call(channel, merge, [request.SerializeToString()])
+        changes = replication_pb2.Changes(
+            upto=draw.choice((1, 10**6)),
+            chunks=[replication_pb2.Packed(topic="given", chunk=chunk)],
+            origins=origins,
+            crc32=crc,
+        )
+        link(channel, [replication_pb2.ReplicateRequest(changes=changes)])
+        assert call(channel, query, [sow_pb2.QueryRequest(topic="given").SerializeToString()]) is None
+    assert_alive(server)
+    assert not server.faults()
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
@@ -402,17 +485,18 @@ def test_too_many_at_once_is_refused(channel: grpc.Channel, request_: Message, r
     assert call(channel, method, [request_.SerializeToString()]) == reason
 
 
-def test_a_message_beyond_the_transports_limit_ends_its_call_and_nothing_else(server: ServerProcess) -> None:
+def test_a_message_beyond_the_transports_limit_ends_its_call_and_nothing_else(tmp_path: Path) -> None:
+    """At an instance without peers; one that has some takes larger messages, as a commit may go in one."""
     request = sow_pb2.PublishRequest(
         topic="given", records=[sow_pb2.PublishRecord(key="1", payload=bytes(25 * 2**20))]
     ).SerializeToString()
-    with grpc.insecure_channel(server.address, options=OPTIONS) as channel:
+    with ServerProcess(tmp_path) as server, grpc.insecure_channel(server.address, options=OPTIONS) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary("/sow.v1.SowService/Publish", bytes, bytes)(request, timeout=30)
         assert cast(grpc.Call, refused.value).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         # The words of gRPC, by which the clients tell it from other limits.
         assert "message larger than max" in (cast(grpc.Call, refused.value).details() or "")
-    assert_alive(server)
+        assert_alive(server)
 
 
 def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.Channel) -> None:
