@@ -141,6 +141,8 @@ async def _serve(config: Config) -> int:
             sorts,
             prune_interval_micros=config.journal.prune_interval_micros,
             mark_interval_micros=config.clock.mark_interval_micros,
+            reclaim_interval_micros=config.storage.reclaim_interval_micros,
+            reclaim_records=config.storage.reclaim_records,
             go_on=lambda: not stopped.is_set(),
         )
         metrics.watch_jobs(timers.jobs)

@@ -39,6 +39,7 @@ from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiratio
 from sow_server.engine.mutations import Limits
 from sow_server.engine.patterns import PatternError, matcher
 from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, resolve_topic, tidy
+from sow_server.engine.reclaim import RECLAIM_RECORDS
 from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.rocks import RocksOptions
 from sow_server.engine.store import StoreOptions
@@ -461,6 +462,8 @@ class StorageConfig:
     commit_merged_bytes_max: int = _size(_WRITER.commit_merged_bytes_max, MIB, GIB)
     buffered_sync_micros: int = _duration(_WRITER.buffered_sync_micros, _MILLI, 50 * _MILLI)
     stall_patience_micros: int = _duration(_WRITER.stall_patience_micros, 0, 60 * MICROS)
+    reclaim_interval_micros: int = _duration(30 * MICROS, MICROS, _DAY)
+    reclaim_records: int = _count(RECLAIM_RECORDS, 1, 1_000_000_000)
     publisher_ttl_micros: int = _duration(_STORE.publisher_ttl_micros, 60 * MICROS, 3650 * _DAY)
 
 

@@ -44,14 +44,11 @@ LONG_SECONDS: Final = 60.0
 EXPORTS_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
-RECLAIM_SECONDS: Final = 30
 TRIM_SECONDS: Final = 5
 TRIM_AFTER_BYTES: Final = 32 * 2**20
 """How much ordered queries must have given back since the last time, and how much less than that they hold."""
 TRIM_REST: Final = 200
 """A trim holds the GIL, in proportion to the objects that there are: it rests for so many times what it took."""
-RECLAIM_AFTER: Final = 200_000
-"""Records, or changes of the journal, that have to be removed before compacting is worth it."""
 
 
 class Timers:
@@ -70,9 +67,12 @@ class Timers:
         *,
         prune_interval_micros: int,
         mark_interval_micros: int,
+        reclaim_interval_micros: int,
+        reclaim_records: int,
         go_on: Callable[[], bool],
     ) -> None:
-        """`go_on`: False once the server stops, which no compaction is to keep waiting; asked from any thread."""
+        """`reclaim_records`: how many records, or changes of the journal, have to be removed before compacting is worth
+        it. `go_on`: False once the server stops, which no compaction is to keep waiting; asked from any thread."""
         self._store = store
         self._clock = clock
         self._readers = readers
@@ -84,6 +84,7 @@ class Timers:
         self._next_trim = 0.0
         self._was_paused = False
         self._go_on = go_on
+        self._reclaim_records = reclaim_records
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._woken = False
@@ -101,7 +102,7 @@ class Timers:
             Job("forget_publishers", _threaded(store.forget_publishers), FORGET_SECONDS),
             Job("forget_durables", _threaded(store.forget_durables), FORGET_SECONDS),
             Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),
-            Job("reclaim", self._reclaim, RECLAIM_SECONDS),
+            Job("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
             Job("trim", _threaded(self._trim), TRIM_SECONDS),
         )
         for job in self.jobs:
@@ -208,7 +209,7 @@ class Timers:
             return
         run = asyncio.get_running_loop().run_in_executor
         try:
-            parts = await run(self._readers, self._store.reclaim, RECLAIM_AFTER, self._go_on)
+            parts = await run(self._readers, self._store.reclaim, self._reclaim_records, self._go_on)
         except RocksError as error:
             log.error("reclaim_failed", cause=str(error))
         else:

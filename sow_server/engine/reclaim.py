@@ -23,6 +23,9 @@ from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, 
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic
 
+RECLAIM_RECORDS: Final = 200_000
+"""Records, or changes of the journal, that have to be removed before compacting is worth it, unless set otherwise."""
+
 
 class Place(NamedTuple):
     """Where something was removed: records with their index entries under RECORDS, TOMBSTONES, JOURNAL, EXPIRY, or

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from sow_server.engine.reclaim import RECLAIM_RECORDS
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -22,6 +23,8 @@ def timers(
     *,
     mark_interval_micros: int = SECOND,
     prune_interval_micros: int = MINUTE,
+    reclaim_interval_micros: int = MINUTE,
+    reclaim_records: int = RECLAIM_RECORDS,
     consumers: Consumers | None = None,
     sorts: SortMemory | None = None,
 ) -> Timers:
@@ -39,5 +42,7 @@ def timers(
         sorts or SortMemory(),
         prune_interval_micros=prune_interval_micros,
         mark_interval_micros=mark_interval_micros,
+        reclaim_interval_micros=reclaim_interval_micros,
+        reclaim_records=reclaim_records,
         go_on=go_on,
     )

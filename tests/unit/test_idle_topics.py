@@ -63,6 +63,7 @@ def test_an_unused_topic_goes_when_its_time_has_passed_and_not_before(keeper: Ke
 
 @pytest.mark.parametrize("how", ["get", "query", "declare", "subscribe"])
 def test_a_use_begins_its_time_anew(keeper: Keeper, how: str) -> None:
+    """Row R12: consumer, redeclare, get."""
     keeper.create("t", idle_ttl_micros=TTL)
     rig = keeper.rig
     uses: dict[str, Callable[[], object]] = {

@@ -15,8 +15,8 @@ from sow_server.engine import store as store_module
 from sow_server.engine.codec import i64
 from sow_server.engine.errors import StoreError
 from sow_server.engine.model import Expiration, Outcome, Publish, TopicSettings
+from sow_server.engine.reclaim import RECLAIM_RECORDS
 from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
-from sow_server.timers import RECLAIM_AFTER
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.timers import timers
 
@@ -254,7 +254,7 @@ def test_the_timer_tells_from_when_on_it_is_worth_it_and_when_to_stop(
 ) -> None:
     with ThreadPoolExecutor(1) as readers:
         asyncio.run(timers(rig, readers, lambda: not stopping)._reclaim())
-    assert asked == [(RECLAIM_AFTER, not stopping)]
+    assert asked == [(RECLAIM_RECORDS, not stopping)]
 
 
 def test_the_timer_waits_until_nothing_waits_for_the_writer(rig: Rig, asked: list[tuple[int, bool]]) -> None:
@@ -273,7 +273,6 @@ def test_the_timer_waits_until_nothing_waits_for_the_writer(rig: Rig, asked: lis
 def test_a_compaction_that_fails_does_not_end_the_timer_and_is_done_the_next_time(
     rig: Rig, compacted: Ranges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sow_server.timers.RECLAIM_AFTER", 2)
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 2)
 
@@ -281,10 +280,25 @@ def test_a_compaction_that_fails_does_not_end_the_timer_and_is_done_the_next_tim
         raise Failed("no space")
 
     with ThreadPoolExecutor(1) as readers:
-        reclaim = timers(rig, readers)._reclaim
+        reclaim = timers(rig, readers, reclaim_records=2)._reclaim
         with monkeypatch.context() as broken:
             broken.setattr(rig.store._rocks, "compact", fail)
             asyncio.run(reclaim())
         assert compacted == []
         asyncio.run(reclaim())
     assert compacted.families() == [RECORDS, INDEXES, EXPIRY]
+
+
+def test_how_soon_space_is_given_back_can_be_tuned(rig: Rig, compacted: Ranges) -> None:
+    """U10, L17: with `reclaim_records` at 3 nothing is done for two records that have gone, and all for three; and it
+    is looked at every `reclaim_interval`."""
+    rig.create_topic("t", PLAIN)
+    with ThreadPoolExecutor(1) as readers:
+        jobs = timers(rig, readers, reclaim_records=3, reclaim_interval_micros=7 * SECOND)
+        assert {job.name: job.seconds for job in jobs.jobs}["reclaim"] == 7
+        expire(rig, "t", 2)
+        asyncio.run(jobs._reclaim())
+        assert compacted == []
+        expire(rig, "t", 1)
+        asyncio.run(jobs._reclaim())
+        assert compacted.families() == [RECORDS, INDEXES, EXPIRY]
