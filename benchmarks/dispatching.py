@@ -30,6 +30,7 @@ from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import ChangeFrame
 from sow_server.subscriptions.groups import FollowedTopic, Group
+from sow_server.subscriptions.judging import Unjudged
 from sow_server.subscriptions.matching import Matcher
 from sow_server.subscriptions.request import Wants
 
@@ -149,7 +150,7 @@ class _Member:
     def detached(self, position: int) -> None: ...
     def end(self, error: StoreError) -> None: ...
 
-    def push(self, frames: Sequence[ChangeFrame]) -> bool:
+    def push(self, frames: Sequence[ChangeFrame | Unjudged]) -> bool:
         return True
 
 

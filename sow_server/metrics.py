@@ -379,6 +379,11 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
         "How often dispatching was so far behind that all subscribers went on from the journal.",
         dispatcher.dropped_total,
     )
+    yield CounterMetricFamily(
+        "sow_dispatch_deferred",
+        "Changes that were left to reader threads, as the filter may take long for them; counted for each filter.",
+        dispatcher.unjudged_total,
+    )
     yield CounterMetricFamily("sow_resyncs", "Subscriptions that ended with RESYNC_REQUIRED.", hub.resyncs_total)
 
 

@@ -246,6 +246,15 @@ class Column:
             return list(range(self._first, self._first + self._length))
         return [self._first] * self._length
 
+    def part(self, start: int, stop: int) -> list[int]:
+        """The numbers from one position to another, without making a list of all."""
+        if self._numbers is not None:
+            return self._numbers[start:stop].tolist()
+        stop = min(stop, self._length)
+        if self._step:
+            return list(range(self._first + start, self._first + stop))
+        return [self._first] * max(0, stop - start)
+
     def append(self, number: int) -> None:
         """Adds one number."""
         if self._numbers is None and self._length == 1 and number == self._first + 1:

@@ -1,7 +1,8 @@
 """Text to tree. Linear in the length of the text; every error has its position. Pure.
 
-LENGTH_BYTES_MAX, NESTING_MAX, LIST_ITEMS_MAX and PATTERNS_MAX bound what one filter can cost; each has its own error.
-Nesting counts parentheses, functions, NOT, minus and chains of arithmetic, but not the operands of AND and OR.
+LENGTH_BYTES_MAX, NESTING_MAX, TERMS_MAX, FUNCTIONS_MAX, LIST_ITEMS_MAX and PATTERNS_MAX bound what one filter can cost;
+each has its own error. Nesting counts parentheses, functions, NOT, minus and chains of arithmetic, but not the operands
+of AND and OR.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sow_server.engine.patterns import PatternError, searcher
 from sow_server.filters.errors import FilterError
 from sow_server.filters.tree import (
     ARGUMENTS,
+    LITERALS,
     STEPS_MAX,
     And,
     Arithmetic,
@@ -49,11 +51,15 @@ from sow_server.filters.tree import (
     TextTest,
     arguments_text,
     literal,
-    walk,
 )
 
 LENGTH_BYTES_MAX: Final = 64 << 10
 NESTING_MAX: Final = 64
+TERMS_MAX: Final = 6_000
+"""How many comparisons, conditions, functions and calculations a filter may have. To compile them is one call that
+holds the GIL, for about 20 µs each."""
+FUNCTIONS_MAX: Final = 250
+"""How many functions a filter may call. Each may take milliseconds on a large text, and a reader thread meanwhile."""
 LIST_ITEMS_MAX: Final = 10_000
 PATTERNS_MAX: Final = 100
 """How many LIKE a filter may have: each keeps a compiled pattern in memory."""
@@ -74,8 +80,6 @@ def parse(text: str) -> Filter:
     except _Fault as fault:
         raise FilterError(fault.what, fault.position, text) from None
     assert isinstance(tree, _Part), "the transformer makes a part of every rule"
-    if sum(isinstance(node, Like) for node in walk(tree.node)) > PATTERNS_MAX:
-        raise FilterError(f"more LIKE than the limit of {PATTERNS_MAX} in one filter")
     return tree.node
 
 
@@ -98,11 +102,14 @@ def may_be_condition(expression: Expression) -> bool:
 
 
 class _Part(NamedTuple):
-    """A node with where its text begins, and how deep it is."""
+    """A node with where its text begins, how deep it is, and how many there are of what is bounded, with itself."""
 
     node: Expression
     position: int
     depth: int
+    terms: int
+    functions: int
+    patterns: int
 
 
 class _List(NamedTuple):
@@ -118,6 +125,7 @@ class _Fault(Exception):
 
 
 _Piece: TypeAlias = Token | _Part | _List
+_LEAVES: Final = (Path, Metadata, *LITERALS)
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 _STEP: Final = re.compile(r"/\[((?:[^\]\\]|\\.)+)\]|/([^/\[]+)|\[([0-9]+)\]", re.DOTALL)
@@ -136,16 +144,26 @@ def _position(piece: _Piece) -> int:
 
 
 def _built(node: Expression, pieces: Sequence[_Piece]) -> _Part:
-    depth = 1
-    for piece in pieces:
-        if isinstance(piece, _Part):
-            depth = max(depth, piece.depth + 1)
-        elif isinstance(piece, _List):
-            depth = max([depth, *[part.depth + 1 for part in piece.parts]])
     position = _position(pieces[0])
+    depth = 1
+    terms = 0 if isinstance(node, _LEAVES) else 1
+    functions = 1 if isinstance(node, Call) else 0
+    patterns = 1 if isinstance(node, Like) else 0
+    for piece in pieces:
+        for part in (piece,) if isinstance(piece, _Part) else piece.parts if isinstance(piece, _List) else ():
+            depth = max(depth, part.depth + 1)
+            terms += part.terms
+            functions += part.functions
+            patterns += part.patterns
+            if terms > TERMS_MAX:
+                raise _Fault(f"more conditions and functions than the limit of {TERMS_MAX}", part.position)
+            if functions > FUNCTIONS_MAX:
+                raise _Fault(f"more functions than the limit of {FUNCTIONS_MAX}", part.position)
+            if patterns > PATTERNS_MAX:
+                raise _Fault(f"more LIKE than the limit of {PATTERNS_MAX}", part.position)
     if depth > NESTING_MAX:
         raise _Fault(f"nested deeper than the limit of {NESTING_MAX}", position)
-    return _Part(node, position, depth)
+    return _Part(node, position, depth, terms, functions, patterns)
 
 
 def _nodes(pieces: Sequence[_Piece]) -> list[Expression]:
@@ -222,7 +240,8 @@ class _Builder(Transformer[Token, _Part]):
 
     def _perhaps_not(self, node: Expression, pieces: list[_Piece]) -> _Part:
         negated = any(isinstance(piece, Token) and piece.type == "NOT" for piece in pieces)
-        return _built(Not(node) if negated else node, pieces)
+        part = _built(node, pieces)
+        return part._replace(node=Not(node)) if negated else part
 
     def arithmetic(self, pieces: list[_Piece]) -> _Part:
         left, right = _nodes(pieces)
@@ -295,8 +314,10 @@ class _Builder(Transformer[Token, _Part]):
         return _built(Call(function, tuple(_nodes(arguments.parts))), pieces)
 
     def parenthesised(self, pieces: list[_Piece]) -> _Part:
-        (node,) = _nodes(pieces)
-        return _built(node, pieces)
+        (inner,) = [piece for piece in pieces if isinstance(piece, _Part)]
+        if inner.depth >= NESTING_MAX:
+            raise _Fault(f"nested deeper than the limit of {NESTING_MAX}", _position(pieces[0]))
+        return inner._replace(position=_position(pieces[0]), depth=inner.depth + 1)
 
     def arguments(self, pieces: list[_Piece]) -> _List:
         return _List([piece for piece in pieces if isinstance(piece, _Part)])

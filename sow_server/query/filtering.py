@@ -45,6 +45,10 @@ class RecordFilter:
     payloads: Format
     """What takes payloads apart."""
 
+    def on(self, topic: Topic) -> RecordFilter:
+        """The same filter on another topic with the same key fields, without compiling it again. Raises StoreError."""
+        return _on(topic, _Compiled(self.tree, self.text, self.predicate, self.uses_metadata), 0)
+
     def at(self, now_micros: int) -> RecordFilter:
         """The same filter at another `now`: one may be needed before the cut that has it."""
         meta = self.fixed_meta._replace(now_micros=now_micros)
@@ -64,6 +68,10 @@ def record_filter(topic: Topic, text: str, now_micros: int, *, allow_now: bool =
     except FilterError as error:
         details = {"position": str(error.position)} if error.position >= 0 else None
         raise StoreError(Reason.FILTER_INVALID, f"filter: {error.message}", field="filter", details=details) from None
+    return _on(topic, found, now_micros)
+
+
+def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:
     if found.predicate.uses_payload and topic.settings.message_type is MessageType.BINARY:
         raise StoreError(
             Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,

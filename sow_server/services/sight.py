@@ -28,6 +28,9 @@ class Sight:
         self._include, self._exclude = tuple(include), tuple(exclude)
         self._batch_size = batch_size
         self._filters: dict[tuple[object, ...], RecordFilter] = {}
+        self._by_key: dict[tuple[str, ...], RecordFilter] = {}
+        """By key fields. A topic that appears later is asked for on the event loop, where a long filter must not be
+        compiled again."""
 
     def view(self, topic: Topic) -> View:
         """What is seen of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, …"""
@@ -50,8 +53,10 @@ class Sight:
         key = topic.id, settings.key, settings.message_type, settings.separator
         found = self._filters.get(key)
         if found is None:
+            known = self._by_key.get(settings.key)
             # NOW_MICROS() is refused, so there is no now to give.
-            found = self._filters[key] = record_filter(topic, self._text, 0, allow_now=False)
+            found = record_filter(topic, self._text, 0, allow_now=False) if known is None else known.on(topic)
+            self._filters[key] = self._by_key[settings.key] = found
         return found
 
 

@@ -165,6 +165,16 @@ class Change(Version):
             entry.expire_time_micros,
         )
 
+    @property
+    def previous_value(self) -> bytes | None:
+        """The stored value of the record that was replaced, where it came along."""
+        return self._previous_value
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of payloads that are kept with it."""
+        return len(self.payload) + (0 if self._previous_value is None else len(self._previous_value))
+
     def due(self, now_micros: int) -> bool:
         """Whether a put is not handed over any more, as the record is due (rule J12)."""
         return self.expire_time <= now_micros and self._falls_due
@@ -230,9 +240,9 @@ def changes_of(
 ) -> list[Change]:
     """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone, and
     those under a key that cannot be told in a message (rule R13)."""
-    version, origin = shown(changes)
+    version, origin = shown(changes, start, stop)
     commit_time = changes.commit_time_micros
-    before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values
+    before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values[start:stop]
     kinds, keys = changes.change[start:stop], changes.keys[start:stop]
     told = all_told(keys)
     return [
@@ -242,29 +252,31 @@ def changes_of(
             kinds,
             keys,
             changes.payloads[start:stop],
-            version[start:stop],
-            changes.publish_time_micros.tolist()[start:stop],
-            changes.expire_time_micros.tolist()[start:stop],
-            origin[start:stop],
-            changes.previous.tolist()[start:stop],
-            before[start:stop],
+            version,
+            changes.publish_time_micros.part(start, stop),
+            changes.expire_time_micros.part(start, stop),
+            origin,
+            changes.previous.part(start, stop),
+            before,
             strict=True,
         )
         if kind != BURY and (told or (key and is_utf8(key)))
     ]
 
 
-def shown(changes: Changes) -> tuple[list[int], list[int]]:
-    """Versions and origins of the records that subscribers are shown: of a removal those of the record that went."""
-    version, origin = changes.version.tolist(), changes.origin.tolist()
-    if DELETE in changes.change or EXPIRE in changes.change:
-        kinds = changes.change
+def shown(changes: Changes, start: int, stop: int) -> tuple[list[int], list[int]]:
+    """Versions and origins of the records that subscribers are shown, from position `start` to `stop`: of a removal
+    those of the record that went."""
+    # Cut first: a chunk is taken block by block, and columns are as long as the chunk.
+    version, origin = changes.version.part(start, stop), changes.origin.part(start, stop)
+    kinds = changes.change[start:stop]
+    if DELETE in kinds or EXPIRE in kinds:
         version = [
             removed if kind == DELETE else own
-            for kind, own, removed in zip(kinds, version, changes.removed_version, strict=True)
+            for kind, own, removed in zip(kinds, version, changes.removed_version.part(start, stop), strict=True)
         ]
         origin = [
             removed if kind in (DELETE, EXPIRE) else own
-            for kind, own, removed in zip(kinds, origin, changes.removed_origin, strict=True)
+            for kind, own, removed in zip(kinds, origin, changes.removed_origin.part(start, stop), strict=True)
         ]
     return version, origin

@@ -3,7 +3,8 @@
     DI1  `position` is where everything up to has been given to those who are attached.
     DI2  Who attaches at a position gets everything after it and nothing before.
     DI3  The thread is held for a bounded time: commits are taken in slices, others have their turn in between.
-    DI4  Memory is bounded: a backlog that grows beyond `BACKLOG_BYTES_MAX` is dropped, and the subscribers are served
+    DI4  A filter that may take longer for a change than the event loop has is not asked here (`judging`).
+    DI5  Memory is bounded: a backlog that grows beyond `BACKLOG_BYTES_MAX` is dropped, and the subscribers are served
          from the journal instead.
 
 All of it runs on one thread, the event loop's, but for `_created`.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -24,8 +25,9 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.engine.writer import Committed
-from sow_server.subscriptions.changes import changes_of
-from sow_server.subscriptions.groups import FollowedTopic, Group, Member, layout
+from sow_server.subscriptions.changes import Change, changes_of
+from sow_server.subscriptions.groups import FollowedTopic, Group, Member, Watch, layout
+from sow_server.subscriptions.judging import EFFORT_MAX, Effort, Unjudged, largest_effort
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,12 @@ SLICE_SECONDS: Final = 0.005
 """A slice ends at whichever of these comes first. What it has found is given out then, so frames are bounded, too."""
 BLOCK_CHANGES: Final = 50
 """Changes between two looks at the clock."""
+BLOCK_OFFERS: Final = 2000
+"""Filters that are asked between two looks at the clock, about."""
+OFFER_NANOS: Final = 500
+"""What it takes to ask a filter that asks for little."""
+LOOK_NANOS: Final = EFFORT_MAX // 10
+"""Between two looks at the clock where a change is much work, by its estimate."""
 CHANGE_BYTES: Final = 200
 """What a change in the backlog takes besides its payload."""
 
@@ -43,12 +51,34 @@ Schedule = Callable[[Callable[[], None]], object]
 """Runs a callable soon, on the dispatcher's thread, such as `loop.call_soon`."""
 
 
-class _Chunk(NamedTuple):
+class _Chunk:
     """The changes of one followed topic in a commit."""
 
-    followed: FollowedTopic
-    changes: Changes
-    previous_values: Sequence[bytes | None] | None
+    __slots__ = ("_effort", "changes", "followed", "largest", "previous_values")
+
+    def __init__(
+        self,
+        followed: FollowedTopic,
+        changes: Changes,
+        previous_values: Sequence[bytes | None] | None,
+        largest: int,
+    ) -> None:
+        self.followed = followed
+        self.changes = changes
+        self.previous_values = previous_values
+        self.largest = largest
+        """Bytes of the largest change, with the record before it."""
+        self._effort: Effort | None = None
+
+    @property
+    def light(self) -> bool:
+        """Whether each of its changes is little work for all filters together."""
+        if self.largest <= self.followed.light_size:
+            return True
+        effort = self._effort
+        if effort is None:
+            effort = self._effort = largest_effort(self.followed.topic, self.changes.payloads, self.previous_values)
+        return self.followed.is_light(effort)
 
 
 class _Commit(NamedTuple):
@@ -63,22 +93,28 @@ class _Commit(NamedTuple):
 class _Slice:
     """How much of the thread's time one slice has had."""
 
-    __slots__ = ("_give_up", "bytes", "changes")
+    __slots__ = ("_give_up", "_ticks", "bytes", "changes")
 
-    def __init__(self, give_up: float) -> None:
-        self._give_up = give_up
+    def __init__(self, ticks: Callable[[], float]) -> None:
+        self._ticks = ticks
+        self._give_up = ticks() + SLICE_SECONDS
         self.changes = 0
         self.bytes = 0
 
     @property
     def over(self) -> bool:
         """Whether it is the turn of others."""
-        return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or time.perf_counter() >= self._give_up
+        return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or self.late
 
-    def block(self, payloads: Sequence[bytes], start: int) -> int:
-        """Where the next block of changes from `start` on ends."""
+    @property
+    def late(self) -> bool:
+        """Whether its time is over."""
+        return self._ticks() >= self._give_up
+
+    def block(self, payloads: Sequence[bytes], start: int, filters: int) -> int:
+        """Where the next block of changes from `start` on ends, each of which so many filters are asked for."""
         stop = start
-        last = min(len(payloads), start + BLOCK_CHANGES)
+        last = min(len(payloads), start + min(BLOCK_CHANGES, 1 + BLOCK_OFFERS // (1 + filters)))
         while stop < last and self.bytes < SLICE_BYTES:
             self.bytes += len(payloads[stop])
             stop += 1
@@ -87,11 +123,51 @@ class _Slice:
         return stop
 
 
+class _Unit:
+    """A change, or an atomic request, that may be much work for all filters together: they are asked in turn, over
+    several slices if need be."""
+
+    __slots__ = ("changes", "followed", "offers", "stop", "unjudged")
+
+    def __init__(self, followed: FollowedTopic, changes: list[Change], stop: int, position: int) -> None:
+        """`position`: everything up to here came before."""
+        self.followed = followed
+        self.changes = changes
+        self.stop = stop
+        """Where it ends in its chunk."""
+        self.unjudged: dict[Watch, None] = {}
+        """Whose filters are not asked here."""
+        self.offers: Iterator[tuple[Watch, Change, int]] = self._offers(position)
+        """Who is asked next, for which change, and the nanoseconds that it takes at most."""
+
+    def _offers(self, position: int) -> Iterator[tuple[Watch, Change, int]]:
+        for change in self.changes:
+            effort = self.followed.effort(change)
+            for watch in self.followed.concerned(change, effort):
+                if watch in self.unjudged or not watch.groups:
+                    continue
+                nanos = OFFER_NANOS if effort is None else OFFER_NANOS + effort.of(watch.cost)
+                if nanos <= EFFORT_MAX:
+                    yield watch, change, nanos
+                    continue
+                self.unjudged[watch] = None
+                for group in watch.groups.values():
+                    group.forget(position)  # what it has of the same atomic request is judged again
+
+
 class Dispatcher:
     """Owns who follows which topics, and the way from a commit to their groups."""
 
-    def __init__(self, store: Store, clock: GuardedClock, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: GuardedClock,
+        schedule: Schedule,
+        ticks: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`ticks`: seconds, by which slices are measured."""
         self._store = store
+        self._ticks = ticks
         self._clock = clock
         self._schedule = schedule
         self._scheduled = False
@@ -100,6 +176,8 @@ class Dispatcher:
         self._chunk = 0
         self._index = 0
         """Where in the first commit of the backlog the next slice goes on."""
+        self._unit: _Unit | None = None
+        """In the midst of which it goes on there; nothing is given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
         self._seen: Mapping[int, Topic] = store.topics.by_id
         self._several: tuple[Member, ...] = ()
@@ -109,6 +187,8 @@ class Dispatcher:
         self._dirty: list[Group] = []
         self.position = self.synced = store.writer.synced_sequence
         self.changes_total = 0
+        self.unjudged_total = 0
+        """How often a change, or an atomic request, was left to reader threads, for those of one filter."""
         self.dropped_total = 0
         """How often the backlog was dropped."""
         store.created = self._created
@@ -252,9 +332,15 @@ class Dispatcher:
             for chunk in commit.chunks:
                 followed = self._topics.get(chunk.topic.id)
                 if followed is not None:
-                    chunks.append(_Chunk(followed, chunk.finish(commit.commit_time_micros), chunk.previous_values))
-                    size += CHANGE_BYTES * len(chunk.payloads) + sum(map(len, chunk.payloads))
-                    size += sum([len(value) for value in chunk.previous_values or () if value is not None])
+                    sizes = list(map(len, chunk.payloads))
+                    size += CHANGE_BYTES * len(sizes) + sum(sizes)
+                    largest = max(sizes, default=0)
+                    before = [len(value) for value in chunk.previous_values or () if value is not None]
+                    if before:
+                        size += sum(before)
+                        largest += max(before)
+                    changes = chunk.finish(commit.commit_time_micros)
+                    chunks.append(_Chunk(followed, changes, chunk.previous_values, largest))
             if chunks or commit.dropped:
                 self._backlog.append(_Commit(commit.last_sequence, chunks, commit.dropped, size))
                 self._backlog_bytes += size
@@ -285,16 +371,17 @@ class Dispatcher:
             log.exception("dispatch_failed")
             self._backlog.clear()
             self._dirty.clear()
+            self._unit = None
             self._backlog_bytes = self._chunk = self._index = 0
             self.position = self.synced
             for followed in list(self._topics.values()):
                 self._end_all(followed, _unexpected())
 
     def _dispatch_slice(self) -> None:
-        slice_ = _Slice(time.perf_counter() + SLICE_SECONDS)
+        slice_ = _Slice(self._ticks)
         while self._backlog and not slice_.over:
             commit = self._backlog[0]
-            if self._chunk == self._index == 0:
+            if self._chunk == self._index == 0 and self._unit is None:
                 self._join_waiting(commit.last_sequence - 1)
             self._dispatch_some(commit, slice_)
             if self._chunk == len(commit.chunks):
@@ -305,7 +392,8 @@ class Dispatcher:
                 for topic in commit.dropped:
                     self._flush(self.position)
                     self._topic_deleted(topic)
-        self._flush(self.position)
+        if self._unit is None:
+            self._flush(self.position)
         if self._backlog:
             self._run_soon()
         else:
@@ -319,24 +407,102 @@ class Dispatcher:
             chunk = commit.chunks[self._chunk]
             changes = chunk.changes
             count = len(changes.keys)
-            start, stop = self._index, count if changes.atomic else slice_.block(changes.payloads, self._index)
-            if changes.atomic:
-                self._flush(self.position)  # atomic requests have frames of their own
-                slice_.changes += count
-            elif any(group.several and group.topic is not chunk.followed.topic for group in self._dirty):
-                self._flush(changes.first_sequence + start - 1)  # FR1, in the order of all topics
-            self._dispatch(chunk, start, stop, now)
-            self.changes_total += stop - start
-            self._index = stop
+            filters = chunk.followed.asked_count
+            in_one_go = not changes.atomic or filters <= 1 or count * filters <= BLOCK_OFFERS
+            if self._unit is not None or not (in_one_go and chunk.light):
+                if not self._dispatch_unit(chunk, slice_, now):
+                    return
+                stop = self._index
+            else:
+                start = self._index
+                stop = count if changes.atomic else slice_.block(changes.payloads, start, filters)
+                if changes.atomic:
+                    self._flush(self.position)  # atomic requests have frames of their own
+                    slice_.changes += count
+                else:
+                    self._flush_other_topics(chunk.followed, changes.first_sequence + start - 1)
+                self._dispatch(chunk, start, stop, now)
+                self.changes_total += stop - start
+                self._index = stop
+                reached = changes.first_sequence + stop - 1
+                if changes.atomic:
+                    self._flush(reached, after=self.position, atomic=True)
+                self.position = reached
             if stop == count:
                 self._chunk += 1
                 self._index = 0
-            reached = changes.first_sequence + stop - 1
-            if changes.atomic:
-                self._flush(reached, after=self.position, atomic=True)
-            self.position = reached
             if slice_.over:
                 return
+
+    def _dispatch_unit(self, chunk: _Chunk, slice_: _Slice, now_micros: int) -> bool:
+        """Goes on with a change, or an atomic request, that may be much work; whether it is done."""
+        followed, changes = chunk.followed, chunk.changes
+        unit, position = self._unit, self.position
+        if unit is None:
+            start = self._index
+            stop = len(changes.keys) if changes.atomic else start + 1
+            if changes.atomic:
+                self._flush(position)
+            else:
+                self._flush_other_topics(followed, changes.first_sequence + start - 1)
+            slice_.bytes += sum(map(len, changes.payloads[start:stop]))
+            found = [] if followed.quiet else self._changes(chunk, start, stop)
+            unit = self._unit = _Unit(followed, found, stop, position)
+        try:
+            if not self._ask(unit, slice_, now_micros):
+                return False
+        except Exception:
+            log.exception("dispatch_failed", topic=followed.topic.name)
+            self._end_all(followed, _unexpected())
+        self._unit = None
+        reached = changes.first_sequence + unit.stop - 1
+        self._leave_to_readers(unit, after=position, reached=reached, atomic=changes.atomic)
+        if changes.atomic:
+            self._flush(reached, after=position, atomic=True)
+        self.changes_total += unit.stop - self._index
+        slice_.changes += unit.stop - self._index
+        self._index = unit.stop
+        self.position = reached
+        return True
+
+    def _ask(self, unit: _Unit, slice_: _Slice, now_micros: int) -> bool:
+        """Asks the filters of a unit, for as long as the slice lasts; whether all have been asked."""
+        nanos_left = LOOK_NANOS
+        for watch, change, nanos in unit.offers:
+            watch.offer(change, now_micros, self._dirty)
+            nanos_left -= nanos
+            if nanos_left <= 0:
+                if slice_.late:
+                    return False
+                nanos_left = LOOK_NANOS
+        return True
+
+    def _leave_to_readers(self, unit: _Unit, *, after: int, reached: int, atomic: bool) -> None:
+        """Gives those whose filters were not asked what they have to ask them for."""
+        if not unit.unjudged:
+            return
+        groups = {group: watch for watch in unit.unjudged for group in watch.groups.values()}
+        others = [group for group in self._dirty if group not in groups]
+        self._dirty = [group for group in self._dirty if group in groups]
+        self._flush(after)  # what came before
+        self._dirty = others
+        removes = all(change.removes for change in unit.changes)
+        topic = unit.followed.topic
+        for group, watch in groups.items():
+            if removes and not group.wants.leaving:
+                continue
+            self.unjudged_total += 1
+            left = Unjudged(
+                topic, watch.matcher, group.wants, unit.changes, after=after, bookmark=reached, atomic=atomic
+            )
+            for member in list(group.members):
+                if not member.push([left]):
+                    self.leave(member)
+
+    def _flush_other_topics(self, followed: FollowedTopic, bookmark: int) -> None:
+        """FR1, in the order of all topics."""
+        if any(group.several and group.topic is not followed.topic for group in self._dirty):
+            self._flush(bookmark)
 
     def _dispatch(self, chunk: _Chunk, start: int, stop: int, now_micros: int) -> None:
         followed, dirty = chunk.followed, self._dirty
@@ -344,20 +510,24 @@ class Dispatcher:
         if followed.quiet:
             return
         try:
-            for change in changes_of(
-                topic,
-                chunk.changes,
-                start=start,
-                stop=stop,
-                find=lambda sequence: self._find(topic, sequence),
-                previous_values=chunk.previous_values,
-                live=True,
-            ):
+            for change in self._changes(chunk, start, stop):
                 followed.dispatch(change, now_micros, dirty)
         except Exception:
             # A fault of ours: those who follow this topic have to hear of it, the others are none the worse.
             log.exception("dispatch_failed", topic=topic.name)
             self._end_all(followed, _unexpected())
+
+    def _changes(self, chunk: _Chunk, start: int, stop: int) -> list[Change]:
+        topic = chunk.followed.topic
+        return changes_of(
+            topic,
+            chunk.changes,
+            start=start,
+            stop=stop,
+            find=lambda sequence: self._find(topic, sequence),
+            previous_values=chunk.previous_values,
+            live=True,
+        )
 
     def _find(self, topic: Topic, sequence: int) -> Entry | None:
         """The previous change of a key: of what was staged just before anybody wanted to know."""
@@ -384,9 +554,13 @@ class Dispatcher:
     # -- what goes wrong --------------------------------------------------------------------------------------------
 
     def _drop_backlog(self) -> None:
-        """The filters take longer than the publishers: everybody goes on from the journal (DI4)."""
+        """The filters take longer than the publishers: everybody goes on from the journal (DI5)."""
         log.warning("dispatch_behind", backlog_bytes=self._backlog_bytes, changes_behind=self.synced - self.position)
         self.dropped_total += 1
+        if self._unit is not None:
+            self._unit = None
+            for group in self._dirty:
+                group.forget(self.position)  # all of it comes from the journal
         self._flush(self.position)
         for member in list(self._groups):
             self.leave(member)

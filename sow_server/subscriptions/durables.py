@@ -846,18 +846,16 @@ class Consumers:
                 continue
             upto = min(synced, topic.statistics.last_sequence)
             if durable.position < upto:
-                try:
-                    read = self._scan(topic, durable, upto)
-                except StoreError as error:
-                    # Its topic is of another message type by now: that must not keep others from being pruned.
-                    log.warning("scan_skipped", topic=topic.name, durable=durable.name, cause=error.message)
-                    continue
-                yield Scan(topic, durable, read)
+                yield Scan(topic, durable, self._scan(topic, durable, upto))
 
     def _scan(self, topic: Topic, durable: Durable, upto: int) -> Callable[[], int | None]:
-        replay_ = self._replay(topic, durable.filter)
-
         def read() -> int | None:
+            try:
+                replay_ = self._replay(topic, durable.filter)  # parses and compiles, which may take a while
+            except StoreError as error:
+                # Its topic is of another message type by now: that must not keep others from being pruned.
+                log.warning("scan_skipped", topic=topic.name, durable=durable.name, cause=error.message)
+                return None
             position = durable.position
             for _ in range(SCAN_STEPS):
                 found = replay_.read(position, upto, {})

@@ -5,6 +5,7 @@ topic ── watch (one filter) ── group (one kind of wants) ── members
 G1  A change is decoded once and a filter asked once, however many subscribers there are.
 G2  A filter that says which values a field must have is found by the value, not asked for every change.
 G3  What matches nothing costs nothing per change and subscriber.
+G4  `light` changes are offered at once; of any other the dispatcher gives each filter its turn (`concerned`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,20 @@ import structlog
 from sow_server.engine.errors import StoreError
 from sow_server.engine.fields import Entry
 from sow_server.engine.topics import Topic
+from sow_server.filters.cost import Cost
 from sow_server.filters.tree import Field
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import UNKNOWN, Change
 from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of
+from sow_server.subscriptions.judging import (
+    DECODING,
+    EFFORT_MAX,
+    Effort,
+    Unjudged,
+    cost_of_matching,
+    cost_of_rows,
+    effort_of,
+)
 from sow_server.subscriptions.matching import FieldIndex, Matcher
 from sow_server.subscriptions.request import Wants
 
@@ -52,8 +63,8 @@ class Member(Protocol):
     def joined(self, position: int) -> None:
         """From here on it gets what comes after `position`."""
 
-    def push(self, frames: Sequence[ChangeFrame]) -> bool:
-        """Takes frames; False: there is no room, it leaves, and has taken none."""
+    def push(self, frames: Sequence[ChangeFrame | Unjudged]) -> bool:
+        """Takes frames, and what is to be judged first; False: there is no room, it leaves, and has taken none."""
 
     def detached(self, position: int) -> None:
         """It gets nothing any more; what came up to `position` it has."""
@@ -75,6 +86,10 @@ class Group:
         self.members: dict[Member, None] = {}
         self.rows: list[Row] = []
 
+    def forget(self, position: int) -> None:
+        """Drops its rows of what came after a position."""
+        self.rows = [row for row in self.rows if row.sequence <= position]
+
     def take(self, *, bookmark: int, after: int, atomic: bool) -> list[ChangeFrame]:
         """The frames of its rows, which it lets go of."""
         rows, self.rows = self.rows, []
@@ -94,10 +109,12 @@ class Group:
 class Watch:
     """One filter on one topic, and the groups that have it."""
 
-    __slots__ = ("groups", "leaving", "matcher", "points")
+    __slots__ = ("cost", "groups", "leaving", "matcher", "points")
 
     def __init__(self, matcher: Matcher, points: tuple[Field, tuple[Entry, ...]] | None) -> None:
         self.matcher = matcher
+        self.cost = cost_of_matching(matcher)
+        """Of a change, for all of its groups."""
         self.points = points
         self.groups: dict[tuple[Wants, bool], Group] = {}
         self.leaving: list[Group] = []
@@ -171,6 +188,11 @@ class FollowedTopic:
             except Exception:
                 log.exception("filter_failed", topic=self.topic.name)  # its own matter, not that of who publishes
         return taken
+        self._cost = DECODING
+        """Of a change, for all watches."""
+        self.light_size = 0
+        """A change of so many bytes is little work for all filters together, whatever is in it."""
+        self._add_cost(Cost())
 
     @property
     def group_count(self) -> int:
@@ -190,6 +212,7 @@ class FollowedTopic:
                 self._index.add(*watch.points, watch)
             elif matcher.constant is not False:
                 self._asked.append(watch)
+            self._add_cost(watch.matcher.cost)
         key = wants, member.several
         group = watch.groups.get(key)
         if group is None:
@@ -199,6 +222,9 @@ class FollowedTopic:
                 self._leaving += 1
                 if watch.points is not None:
                     self._indexed_leaving[watch] = None
+            cost = cost_of_rows(wants)
+            watch.cost = watch.cost.plus(cost)
+            self._add_cost(cost)
         group.members[member] = None
         return group
 
@@ -209,6 +235,9 @@ class FollowedTopic:
             return
         watch = self._watches[group.filter_text]
         del watch.groups[group.wants, group.several]
+        cost = cost_of_rows(group.wants)
+        watch.cost = watch.cost.minus(cost)
+        self._add_cost(Cost().minus(cost))
         if group.wants.leaving:
             watch.leaving.remove(group)
             self._leaving -= 1
@@ -216,6 +245,7 @@ class FollowedTopic:
                 self._indexed_leaving.pop(watch, None)
         if not watch.groups:
             del self._watches[group.filter_text]
+            self._add_cost(Cost().minus(watch.matcher.cost))
             if watch.points is not None:
                 self._index.remove(*watch.points, watch)
             elif watch in self._asked:
@@ -235,6 +265,38 @@ class FollowedTopic:
         if self._index:
             for watch in self._found(change):
                 watch.offer(change, now_micros, dirty)
+
+    # -- what may take long -----------------------------------------------------------------------------------------
+
+    def _add_cost(self, cost: Cost) -> None:
+        self._cost = total = self._cost.plus(cost)
+        self.light_size = (EFFORT_MAX - total.once) // (total.per_byte + total.per_element)
+
+    @property
+    def asked_count(self) -> int:
+        """Filters that every change is offered to."""
+        return len(self._asked)
+
+    def is_light(self, effort: Effort) -> bool:
+        """Whether it is little work for all filters together."""
+        return effort.of(self._cost) <= EFFORT_MAX
+
+    def effort(self, change: Change) -> Effort | None:
+        """What a change takes; None: it is little work for all filters together."""
+        effort = effort_of(self.topic, change.payload, change.previous_value)
+        return None if self.is_light(effort) else effort
+
+    def concerned(self, change: Change, effort: Effort | None) -> list[Watch]:
+        """The filters that a change is offered to, and maybe some more: to find those by the values of a document takes
+        time, too."""
+        if change.removes and not self._leaving:
+            return []
+        if not self._index:
+            return list(self._asked)
+        lookup = DECODING.plus(Cost(per_element=self._index.lookup_nanos))
+        if effort is not None and effort.of(lookup) > EFFORT_MAX:
+            return list(self._watches.values())
+        return self._asked + self._found(change)
 
     def _found(self, change: Change) -> list[Watch]:
         found = self._index.candidates(change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -42,13 +43,14 @@ class Hub:
         *,
         options: HubOptions | None = None,
         elapsed: Callable[[], int] = boot_micros,
+        ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Before the store is started: from then on it follows the writer."""
         self._store = store
         self._clock = clock
         self._elapsed = elapsed
         self._options = options or HubOptions()
-        self.dispatcher: Final = Dispatcher(store, clock, schedule)
+        self.dispatcher: Final = Dispatcher(store, clock, schedule, ticks)
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0

@@ -11,6 +11,7 @@ from typing import Final, Generic, TypeVar
 
 from sow_server.engine.fields import Entry, Kind, entries
 from sow_server.filters.bounds import bounds_of
+from sow_server.filters.cost import ELEMENT, Cost, cost_of
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.subscriptions.changes import UNKNOWN, Change, Version
 from sow_server.subscriptions.request import RecordFilter
@@ -25,17 +26,21 @@ T = TypeVar("T")
 class Matcher:
     """A filter on versions of records; None: everything matches."""
 
-    __slots__ = ("_fixed", "_matches", "_uses_metadata", "_uses_payload", "constant", "filter")
+    __slots__ = ("_fixed", "_matches", "_uses_metadata", "constant", "cost", "filter", "uses_payload")
 
     def __init__(self, record_filter: RecordFilter | None) -> None:
         self.filter = record_filter
         if record_filter is None:
             self.constant: bool | None = True
+            self.cost = Cost()
+            self.uses_payload = False
             return
         predicate = record_filter.predicate
         self.constant = predicate.constant
         self._matches = predicate.matches
-        self._uses_payload = predicate.uses_payload
+        self.uses_payload = predicate.uses_payload
+        self.cost = Cost() if predicate.constant is not None else cost_of(record_filter.tree)
+        """Of one evaluation, without decoding the payload."""
         self._uses_metadata = record_filter.uses_metadata
         self._fixed = record_filter.fixed_meta
 
@@ -49,7 +54,7 @@ class Matcher:
         if self.constant is not None:
             return self.constant
         return self._matches(
-            version.document if self._uses_payload else None, version.meta if self._uses_metadata else self._fixed
+            version.document if self.uses_payload else None, version.meta if self._uses_metadata else self._fixed
         )
 
     def holds_stored(self, key: bytes, value: bytes) -> bool:
@@ -113,12 +118,17 @@ class FieldIndex(Generic[T]):
                 del self._tables[field]
         self._rebuild()
 
+    @property
+    def lookup_nanos(self) -> int:
+        """What it takes to look an element of an array up."""
+        return ELEMENT * len(self._asked)
+
     def _rebuild(self) -> None:
         self._asked = [(field if isinstance(field, Path) else None, table) for field, table in self._tables.items()]
 
     def candidates(self, version: Version) -> list[T]:
         """Those who wait for a value that the record has, each once."""
-        found: list[T] = []
+        found: dict[T, None] = {}
         for path, table in self._asked:
             have: list[Entry] = (
                 [(Kind.TEXT, version.key.decode())] if path is None else entries(version.document, path.steps)
@@ -127,5 +137,5 @@ class FieldIndex(Generic[T]):
                 waiting = table.get(entry)
                 if waiting is not None:
                     # One of several points may have been found by another of them.
-                    found = list(dict.fromkeys(found + waiting)) if found else list(waiting)
-        return found
+                    found.update(dict.fromkeys(waiting))
+        return list(found)

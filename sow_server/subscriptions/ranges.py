@@ -329,14 +329,14 @@ class _Found:
         if self.share is not None:
             self._add_shared(changes, start, stop, self.share)
             return stop
-        versions, origins = shown(changes)
+        versions, origins = shown(changes, start, stop)
         columns, kinds = self.columns, changes.change[start:stop]
         columns.keys.extend(changes.keys[start:stop])
         columns.payloads.extend(changes.payloads[start:stop])
-        columns.headers.version.extend(versions[start:stop])
+        columns.headers.version.extend(versions)
         columns.headers.publish_time.extend(changes.publish_time_micros.tolist()[start:stop])
         columns.headers.expire_time.extend(changes.expire_time_micros.tolist()[start:stop])
-        columns.headers.origin.extend(origins[start:stop])
+        columns.headers.origin.extend(origins)
         columns.headers.sequence.extend(range(changes.first_sequence + start, changes.first_sequence + stop))
         columns.ops.extend(kinds.translate(_OPS))
         columns.reasons.extend(kinds.translate(_REASONS))
@@ -348,7 +348,7 @@ class _Found:
         if not chosen:
             return
         pick: itemgetter[Any] = itemgetter(*chosen, chosen[0])  # one more, so that it is always a tuple
-        versions, origins = shown(changes)
+        versions, origins = shown(changes, 0, len(changes.keys))
         headers, columns = self.columns.headers, self.columns
         columns.keys.extend(pick(changes.keys)[:-1])
         columns.payloads.extend(payloads := pick(changes.payloads)[:-1])

@@ -1,12 +1,14 @@
 """Serving a subscriber from the journal: those who start in the past, and those who cannot keep up (rules S4, S6, J1).
 
-RP1  A step reads a bounded number of changes, from one cut of the journal, and never beyond what is durable.
+RP1  A step reads a bounded number of changes, for a bounded time as far as its filter allows that (an atomic request is
+     read whole), from one cut of the journal, and never beyond what is durable.
 RP2  What the journal has discarded since the last step is noticed before anything is read: `Gap`.
 RP3  Several topics are read in the total order, by walking the commits.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +26,7 @@ from sow_server.subscriptions.request import Wants
 
 READ_CHANGES: Final = 2000
 READ_COMMITS: Final = 1000
+READ_SECONDS: Final = 0.05
 """What one step looks at, at most, so that a reader thread is not held for long."""
 
 
@@ -140,13 +143,15 @@ class _Found:
         self._rows: list[Row] = []
         self._size = 0
         self._looked_at = 0
+        self._give_up = time.perf_counter() + READ_SECONDS
+        self._late = False
         self._topic: Topic | None = None
         self._wants = Wants()
 
     @property
     def full(self) -> bool:
         """Whether this is enough for one step."""
-        return self._looked_at >= READ_CHANGES or self._size >= FRAME_BYTES
+        return self._late or self._looked_at >= READ_CHANGES or self._size >= FRAME_BYTES
 
     def add(self, cut: JournalCut, topic: Topic, changes: Changes, view: tuple[Matcher, Wants], start: int) -> int:
         """Adds a chunk from a position in it on, all of it when it is atomic; returns the sequence that was reached."""
@@ -166,8 +171,9 @@ class _Found:
             if row is not None:
                 self._rows.append(row)
                 self._size += row.size
-                if self._size >= FRAME_BYTES and not changes.atomic:
-                    break
+            self._late = time.perf_counter() >= self._give_up
+            if (self._late or self._size >= FRAME_BYTES) and not changes.atomic:
+                break
         else:
             reached = changes.first_sequence + stop - 1  # also over those that are told to nobody
         self._looked_at += stop - start

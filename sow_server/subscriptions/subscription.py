@@ -33,6 +33,7 @@ from sow_server.subscriptions.frames import (
     SnapshotBegin,
     SnapshotEnd,
 )
+from sow_server.subscriptions.judging import Unjudged
 from sow_server.subscriptions.matching import Matcher
 from sow_server.subscriptions.replay import Gap, Replay, Replayed
 from sow_server.subscriptions.request import Request, Snapshot, Wants
@@ -50,10 +51,17 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What the change that was next to be judged comes to."""
+
+    frames: list[ChangeFrame]
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Run this on a reader thread, then give its result to `Subscription.took`."""
 
-    run: Callable[[], SnapshotBatch | Replayed | Gap | None]
+    run: Callable[[], SnapshotBatch | Replayed | Judged | Gap | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +122,12 @@ class Subscription:
         self._accepted: dict[int, int] = {}
         self._position = 0
         self._covered = 0
-        """Everything up to here has been sent, or is in `_out`, or conflated."""
+        """Everything up to here has been sent, or is in `_out` or `_unjudged`, or conflated."""
         self._out: deque[ChangeFrame] = deque()
         """To be sent."""
-        self._live: deque[ChangeFrame] = deque()
+        self._unjudged: deque[ChangeFrame | Unjudged] = deque()
+        """To be judged first; frames among them wait for their turn."""
+        self._live: deque[ChangeFrame | Unjudged] = deque()
         """While it is behind: what has come since it attached."""
         self._queued = 0
         self._together = False
@@ -194,7 +204,7 @@ class Subscription:
         self._durable = True
         self.wake()
 
-    def push(self, frames: Sequence[ChangeFrame]) -> bool:
+    def push(self, frames: Sequence[ChangeFrame | Unjudged]) -> bool:
         size = sum([frame.size for frame in frames])
         queued = self.queued_bytes
         if queued and queued + size > self._queue_bytes_max:
@@ -208,8 +218,19 @@ class Subscription:
         self.wake()
         return True
 
-    def _arrive(self, frames: Sequence[ChangeFrame]) -> None:
+    def _arrive(self, frames: Sequence[ChangeFrame | Unjudged]) -> None:
         """Frames whose turn it is."""
+        ready: list[ChangeFrame] = []
+        for frame in frames:
+            if self._unjudged or isinstance(frame, Unjudged):
+                self._unjudged.append(frame)
+                self._queued += frame.size
+            else:
+                ready.append(frame)
+        self._pass_on(ready)
+
+    def _pass_on(self, frames: Sequence[ChangeFrame]) -> None:
+        """Frames that nothing is in front of."""
         if self._conflation is not None:
             self._conflation.add(frames)
         else:
@@ -299,6 +320,7 @@ class Subscription:
         if self._snapshot is not None:
             self._snapshot.close()
         self._out.clear()
+        self._unjudged.clear()
         self._live.clear()
         self._closed(self)
 
@@ -316,6 +338,13 @@ class Subscription:
             frame = self._next_frame()
             if frame is not None:
                 return self._send(frame)
+            if self._unjudged:
+                judging = self._judge()
+                if judging is None:
+                    continue
+                if self._elapsed() < self._progress_at or self._together:
+                    return judging
+                return self._progress()
             if self._error is not None:
                 raise self._error
             if self._elapsed() >= self._progress_at and not self._together:
@@ -327,7 +356,7 @@ class Subscription:
             if step is not None:
                 return step
 
-    def took(self, result: SnapshotBatch | Replayed | Gap | None) -> None:
+    def took(self, result: SnapshotBatch | Replayed | Judged | Gap | None) -> None:
         """Hears the result of a `Read`."""
         match result:
             case SnapshotBatch():
@@ -335,6 +364,10 @@ class Subscription:
             case Replayed():
                 self._arrive(result.frames)
                 self._covered = result.position
+            case Judged():
+                unjudged = self._unjudged.popleft()
+                self._queued -= unjudged.size
+                self._pass_on(result.frames)
             case Gap():
                 self._error = self._error or self._resync(result)
             case None:
@@ -402,12 +435,30 @@ class Subscription:
                 return frame
             self._position = frame.bookmark  # all of it has fallen due: nothing to tell
 
+    def _judge(self) -> Step | None:
+        """Has what is next judged; None: frames had waited for their turn, which it is now."""
+        first = self._unjudged[0]
+        if isinstance(first, Unjudged):
+            now = self._clock.now_micros()
+            return Read(lambda: Judged(first.judge(now)))
+        while self._unjudged and not isinstance(self._unjudged[0], Unjudged):
+            frame = self._unjudged.popleft()
+            assert isinstance(frame, ChangeFrame), "the loop has looked"
+            self._queued -= frame.size
+            self._pass_on((frame,))
+        return None
+
+    @property
+    def _complete(self) -> int:
+        """Everything up to here has been sent, or is in `_out`, or conflated."""
+        return self._unjudged[0].after if self._unjudged else self._covered
+
     def _cover(self) -> None:
         """Nothing waits in `_out`: how far that means everything has been told."""
-        if self._attached and not self._behind:
+        if self._attached and not self._behind and not self._unjudged:
             self._covered = max(self._covered, self._dispatcher.position)
         if not self._conflation:
-            self._position = max(self._position, self._covered)
+            self._position = max(self._position, self._complete)
 
     def _conflate(self, now_micros: int) -> bool:
         """Emits what has been conflated, when it is time; whether there is something in `_out` then."""
@@ -415,12 +466,12 @@ class Subscription:
         if not conflation or (elapsed < conflation.due_at(elapsed) and self._error is None):
             return False
         frames = conflation.take(
-            after=self._position, bookmark=self._covered, now_micros=now_micros, elapsed_micros=elapsed
+            after=self._position, bookmark=self._complete, now_micros=now_micros, elapsed_micros=elapsed
         )
         self._out += frames
         self._queued += sum([frame.size for frame in frames])
         if not frames:
-            self._position = self._covered
+            self._position = self._complete
         return bool(frames)
 
     def _catch_up(self) -> Step | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import json
 import shutil
 import tempfile
@@ -51,7 +52,7 @@ from sow_server.engine.stage import Stage
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.writer import Writer, WriterOptions
 from sow_server.filters import Meta, parse
-from sow_server.subscriptions import dispatch, replay, snapshot
+from sow_server.subscriptions import dispatch, groups, replay, snapshot
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     Frame,
@@ -381,9 +382,19 @@ class SubscriptionMachine(RuleBasedStateMachine):
             self.patches.close()
             shutil.rmtree(self.directory)
 
-    @initialize(queue=st.sampled_from([600, 1500, 10**6]), first=st.lists(asks, min_size=1, max_size=4))
-    def begin(self, queue: int, first: list[dict[str, object]]) -> None:
+    @initialize(
+        queue=st.sampled_from([600, 1500, 10**6]),
+        effort=st.sampled_from([None, None, 0, 4_000, 10**7]),
+        first=st.lists(asks, min_size=1, max_size=4),
+    )
+    def begin(self, queue: int, effort: int | None, first: list[dict[str, object]]) -> None:
+        """`effort`: what a filter may take for a change on the event loop; then every change is looked at closely, and
+        slices end in its midst. None: as in service, where all of this is little work."""
         self.queue_bytes_max = queue
+        if effort is not None:
+            self.patches.enter_context(mock.patch.object(groups, "EFFORT_MAX", -(10**9)))
+            self.patches.enter_context(mock.patch.object(dispatch, "EFFORT_MAX", effort))
+            self.patches.enter_context(mock.patch.object(dispatch, "LOOK_NANOS", 1))
         for name, settings_ in TOPICS.items():
             self.rig.create_topic(name, settings_)
         # The oracle has to hear of the topic without a journal from its first change on.
@@ -393,7 +404,9 @@ class SubscriptionMachine(RuleBasedStateMachine):
             self._subscribe(**ask)  # type: ignore[arg-type]  # by their names
 
     def _open_hub(self) -> None:
-        self.subscribers = Subscribers(self.rig, queue_bytes_max=self.queue_bytes_max)
+        looks = itertools.count()
+        ticks = lambda: next(looks) * dispatch.SLICE_SECONDS / 3  # noqa: E731  # a slice ends at the third look
+        self.subscribers = Subscribers(self.rig, ticks=ticks, queue_bytes_max=self.queue_bytes_max)
         self._watch_quiet()
 
     def _watch_quiet(self) -> None:

@@ -9,6 +9,7 @@ assert follower.rows() == [("put", "a", b'{"px":3}')]
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -120,7 +121,8 @@ def request(
 class Subscribers:
     """Owns the hub of a rig's open store; make another one when the rig has been opened again."""
 
-    def __init__(self, rig: Rig, **options: int) -> None:
+    def __init__(self, rig: Rig, *, ticks: Callable[[], float] = time.perf_counter, **options: int) -> None:
+        """`ticks`: seconds, by which slices of dispatching are measured."""
         self.rig = rig
         self.loop = Loop()
         self.hub = Hub(
@@ -129,6 +131,7 @@ class Subscribers:
             self.loop.call_soon,
             options=HubOptions(**options),
             elapsed=lambda: rig.time.elapsed_micros,
+            ticks=ticks,
         )
         self.consumers = Consumers(
             rig.store,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 
 from sow_server.filters import FilterError, parse, print_filter, print_path
-from sow_server.filters.parser import LENGTH_BYTES_MAX, LIST_ITEMS_MAX, NESTING_MAX, PATTERNS_MAX
+from sow_server.filters.parser import (
+    FUNCTIONS_MAX,
+    LENGTH_BYTES_MAX,
+    LIST_ITEMS_MAX,
+    NESTING_MAX,
+    PATTERNS_MAX,
+    TERMS_MAX,
+)
 from sow_server.filters.tree import (
     STEPS_MAX,
     And,
@@ -296,7 +307,17 @@ def test_the_bounds_each_have_their_error() -> None:
     parse("/a like 'x' or " * (PATTERNS_MAX - 1) + "/a like 'x'")
     with pytest.raises(FilterError) as caught:
         parse("/a like 'x' or " * PATTERNS_MAX + "/a like 'x'")
-    assert caught.value.message == "more LIKE than the limit of 100 in one filter"
+    assert caught.value.message.startswith("more LIKE than the limit of 100 at 1500\n")
+    parse("/a not like 'x' and not /a like 'x' and " * (PATTERNS_MAX // 2 - 1) + "/a like 'x'")
+    for text, limit in (("/a = 1", TERMS_MAX - 1), ("ABS(/a) > 1", FUNCTIONS_MAX)):
+        parse(" or ".join([text] * limit))
+        with pytest.raises(FilterError) as caught:
+            parse(" or ".join([text] * (limit + 1)))
+        assert (
+            f"than the limit of {limit + (limit != FUNCTIONS_MAX)} at {limit * (len(text) + 4)}\n"
+            in caught.value.message
+        )
+    assert parse("(" * 3 + "ABS(/a) = 1" + ")" * 3) == parse("ABS(/a) = 1")
 
 
 def test_a_pattern_has_a_bound_on_its_memory() -> None:
@@ -354,3 +375,51 @@ def test_minus_before_a_number_belongs_to_it() -> None:
 
 def test_not_is_part_of_the_condition_where_there_is_such_a_form() -> None:
     assert parse("/a NOT IN (1)") == Not(In(A, (Number(1),))) == parse("NOT /a IN (1)")
+
+
+def digits(count: int) -> str:
+    return "1" * count
+
+
+SHAPES: Final[dict[str, Callable[[int], str]]] = {
+    "a number with a letter behind": lambda size: "/a = " + digits(size) + "x",
+    "a number with two points": lambda size: "/a = " + digits(size) + "." + digits(size) + ".",
+    "a number in a list": lambda size: "/a IN (" + digits(size) + "_)",
+    "blanks": lambda size: "/a = 1" + " " * size + "=",
+    "a word and blanks": lambda size: "/a = A" + " " * size,
+    "BEGINS and blanks": lambda size: "/a BEGINS" + " " * size,
+    "lines": lambda size: "\n" * size + "=",
+    "open parentheses": lambda size: "(" * size,
+    "NOTs": lambda size: "NOT " * (size // 4),
+    "minus signs": lambda size: "-" * size,
+    "a text without an end": lambda size: "/a = '" + "x" * size,
+    "escapes without an end": lambda size: "/a = '" + "\\'" * (size // 2),
+    "names in brackets without an end": lambda size: "/[a" * (size // 3),
+    "a path in brackets without an end": lambda size: "[/a" * (size // 3),
+    "subscripts": lambda size: "/a" + "[1]" * (size // 3),
+    "a subscript without an end": lambda size: "/a[" + digits(size),
+    "an end that is missing": lambda size: " AND ".join(["/a = 1"] * (size // 11)) + " AND",
+    "a list without an end": lambda size: "/a IN (" + ",".join(["1"] * (size // 2)),
+    "conditions": lambda size: " OR ".join([f"/a{number} = {number}" for number in range(size // 16)]),
+    "arguments": lambda size: "CONCAT(" + ",".join(["/a"] * (size // 3)) + ") = 'x'",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parsing_takes_time_in_proportion_to_the_text(shape: str) -> None:
+    """A number of 30,000 digits with a letter behind took minutes: every way to divide the digits between two
+    repetitions was tried. Four such filters kept everybody waiting. Of four times the text the work is about fourfold;
+    quadratic would be sixteenfold."""
+
+    def work(size: int) -> float:
+        text, best = SHAPES[shape](size), math.inf
+        for _ in range(3):
+            begin = time.thread_time()
+            with contextlib.suppress(FilterError):
+                parse(text)
+            best = min(best, time.thread_time() - begin)
+        return best
+
+    work(500)
+    short, long = work(2_000), work(8_000)
+    assert long < 9 * short + 0.005

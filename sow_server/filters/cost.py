@@ -1,0 +1,141 @@
+"""What evaluating a filter on one record takes at most, estimated from its tree. Pure.
+
+The estimate is for the worst record of a size: each field that is read may be all of it, as one text or as one array.
+It decides where a filter runs, never what it answers.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sow_server.filters.tree import (
+    And,
+    Arithmetic,
+    Between,
+    Call,
+    Compare,
+    Expression,
+    Filter,
+    Function,
+    In,
+    IsNull,
+    Like,
+    Matches,
+    Metadata,
+    Negate,
+    Not,
+    Or,
+    Path,
+    Text,
+    TextTest,
+    children,
+)
+
+
+class Cost(NamedTuple):
+    """Nanoseconds: once, per byte of the payload, and per element of its arrays."""
+
+    once: int = 0
+    per_byte: int = 0
+    per_element: int = 0
+
+    def plus(self, other: Cost) -> Cost:
+        """Both, one after the other."""
+        return Cost(self.once + other.once, self.per_byte + other.per_byte, self.per_element + other.per_element)
+
+    def minus(self, other: Cost) -> Cost:
+        """What is left when the other one goes."""
+        return Cost(self.once - other.once, self.per_byte - other.per_byte, self.per_element - other.per_element)
+
+    def of(self, size: int, elements: int) -> int:
+        """For a payload of `size` bytes whose arrays have so many elements at most."""
+        return self.once + self.per_byte * size + self.per_element * elements
+
+
+NODE: Final = 150
+ELEMENT: Final = 500
+"""A comparison with one element of an array."""
+TEXT_BYTE: Final = 10
+"""LOWER, REPLACE and the like, per byte of the text that they make."""
+PATTERN_BYTE: Final = 50
+LARGEST_TEXT: Final = 2**20 * TEXT_BYTE
+"""A function gives no text that is longer (values V6)."""
+
+
+class _Size(NamedTuple):
+    """How long a text may be: so many times the payload, and so many characters more."""
+
+    times: int
+    more: int
+
+
+def cost_of(tree: Filter) -> Cost:
+    """The cost of a filter, without that of decoding the payload."""
+    total = Cost()
+    waiting: list[Expression] = [tree]
+    while waiting:
+        node = waiting.pop()
+        total = total.plus(_own(node))
+        if isinstance(node, In) or (isinstance(node, Matches) and len(node.texts) > 1):
+            waiting.append(node.operand)  # lists hold literals alone
+        else:
+            waiting.extend(children(node))
+    return total
+
+
+def _own(node: Expression) -> Cost:
+    match node:
+        case Path(steps):
+            return Cost(NODE * len(steps), 0, ELEMENT)
+        case Call(Function.LOWER | Function.UPPER | Function.TRIM | Function.SUBSTR | Function.LENGTH):
+            return _text(_size(node.arguments[0]))
+        case Call(Function.REPLACE | Function.CONCAT):
+            return _text(_size(node))
+        case Like(operand, _):
+            size = _size(operand)
+            return Cost(NODE + PATTERN_BYTE * size.more, PATTERN_BYTE * size.times, ELEMENT)
+        case Matches(test, operand, texts):
+            size, count = _size(operand), len(texts)
+            bytes_ = count if test is TextTest.CONTAINS else 0
+            return Cost(NODE * count + bytes_ * size.more, bytes_ * size.times, ELEMENT + NODE * count)
+        case Compare() | In() | IsNull():
+            return Cost(NODE, 0, ELEMENT)
+        case Between():
+            return Cost(NODE, 0, 4 * ELEMENT)
+        case And() | Or() | Not() | Negate() | Arithmetic() | Call() | Metadata():
+            return Cost(NODE, 0, 0)
+        case _:
+            return Cost()
+
+
+def _text(size: _Size) -> Cost:
+    # A text that would be longer than the largest is null, so more than that is never worked on.
+    return Cost(NODE + min(TEXT_BYTE * size.more, LARGEST_TEXT), TEXT_BYTE * size.times)
+
+
+def _size(expression: Expression) -> _Size:
+    """How long the text of a value may be."""
+    match expression:
+        case Text(value):
+            return _Size(0, len(value))
+        case Path() | Metadata():
+            return _Size(1, 0)
+        case Call(Function.LOWER | Function.UPPER, (argument,)):
+            return _size(argument)
+        case Call(Function.TRIM | Function.SUBSTR, (argument, *_)):
+            return _size(argument)
+        case Call(Function.REPLACE, (argument, Text(old), Text(new))):
+            growth = -(-len(new) // len(old)) if len(new) > len(old) > 0 else 1
+            size = _size(argument)
+            return _bounded(size.times * growth, size.more * growth)
+        case Call(Function.REPLACE):
+            return _Size(0, 2**20)
+        case Call(Function.CONCAT | Function.COALESCE | Function.IF, arguments):
+            sizes = [_size(argument) for argument in arguments]
+            return _bounded(sum([size.times for size in sizes]), sum([size.more for size in sizes]))
+        case _:
+            return _Size(0, 30)  # a number
+
+
+def _bounded(times: int, more: int) -> _Size:
+    return _Size(min(times, 2**20), min(more, 2**20))

@@ -1,0 +1,272 @@
+"""A filter that takes long keeps nobody waiting but its own subscribers, and they miss nothing (rule S6)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sow_server.engine.errors import Reason
+from sow_server.engine.model import Expiration, MessageType, Publish, TopicSettings
+from sow_server.filters import parse
+from sow_server.filters.cost import cost_of
+from sow_server.filters.parser import FUNCTIONS_MAX
+from sow_server.subscriptions import dispatch, groups, replay
+from sow_server.subscriptions.judging import EFFORT_MAX, effort_of
+from sow_server.subscriptions.matching import Matcher
+from tests.support.stores import SECOND, Rig
+from tests.support.subscribers import EARLIEST, Follower, Subscribers
+
+SLOW = "LENGTH(REPLACE(LOWER(/s), 'a', 'b')) > 2"
+QUICK = "@key != 'x'"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    rig.create_topic("orders", TopicSettings(expiration=Expiration.ENABLED))
+    rig.create_topic("quiet", TopicSettings(expiration=Expiration.ENABLED, journal=False))
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def subscribers(rig: Rig) -> Subscribers:
+    return Subscribers(rig)
+
+
+def document(size: int) -> bytes:
+    return b'{"s":"%s"}' % (b"A" * size)
+
+
+LARGE = document(400_000)
+SMALL = document(9)
+
+
+def told(follower: Follower) -> list[tuple[str, str, int]]:
+    """What happened to which key, and how large it was."""
+    return [(what, key, len(payload)) for what, key, payload in follower.news()]
+
+
+class Asked:
+    """Counts where filters are asked: while changes are dispatched, or while a subscriber reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, subscribers: Subscribers) -> None:
+        self.dispatching: list[str] = []
+        self.reading: list[str] = []
+        self._running = False
+        original, run = Matcher.holds, subscribers.hub.dispatcher._run_slice
+
+        def holds(matcher: Matcher, version: object) -> bool:
+            (self.dispatching if self._running else self.reading).append(matcher.text)
+            return original(matcher, version)  # type: ignore[arg-type]  # as it came
+
+        def run_slice() -> None:
+            self._running = True
+            run()
+            self._running = False
+
+        monkeypatch.setattr(Matcher, "holds", holds)
+        monkeypatch.setattr(subscribers.hub.dispatcher, "_run_slice", run_slice)
+
+
+@pytest.mark.parametrize("topic", ["orders", "quiet"])
+@pytest.mark.parametrize("options", [{}, {"oof": True}, {"changes": True}, {"conflation": SECOND, "oof": True}])
+def test_a_filter_that_may_take_long_is_asked_by_readers_in_its_turn(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch, topic: str, options: dict[str, int]
+) -> None:
+    """300 nested functions on a record of 1 MB kept every Get waiting for 3.1 s. Order, focus and bookmarks hold, also
+    without a journal."""
+    slow = subscribers.subscribe(topic, filter=SLOW, **options)  # type: ignore[arg-type]  # flags by their names
+    quick = subscribers.subscribe(topic, filter=QUICK)
+    asked = Asked(monkeypatch, subscribers)
+    for key, payload in (("a", SMALL), ("a", LARGE), ("b", LARGE), ("b", document(1)), ("c", SMALL)):
+        rig.put(topic, key, payload)
+    rig.delete(topic, "a")
+    subscribers.settle()
+    assert QUICK in asked.dispatching
+    assert len(quick.pump()) == 5, "it does not wait"
+    before = len(asked.dispatching)
+    changed = [("put", "a", len(SMALL)), ("put", "a", len(LARGE)), ("put", "b", len(LARGE))]
+    if "conflation" in options:
+        assert told(slow) == changed[:1]
+        rig.time.tick(SECOND)
+        assert told(slow) == [("put", "c", len(SMALL)), ("oof deleted", "a", len(LARGE))]
+    elif "changes" in options:
+        left = [("put", "b", len(document(1))), ("put", "c", len(SMALL)), ("delete", "a", len(LARGE))]
+        assert told(slow) == changed + left
+    elif "oof" in options:
+        left = [("oof match", "b", len(document(1))), ("put", "c", len(SMALL)), ("oof deleted", "a", len(LARGE))]
+        assert told(slow) == changed + left
+    else:
+        assert told(slow) == [*changed, ("put", "c", len(SMALL))]
+    assert len(asked.dispatching) == before
+    assert any("LENGTH" in text for text in asked.reading)
+    assert slow.subscription.position == quick.subscription.position == 6
+    assert slow.subscription.queued_bytes == 0
+    assert not slow.subscription.behind
+
+
+def test_equal_subscribers_share_what_readers_judge(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers = [subscribers.subscribe("orders", filter=SLOW) for _ in range(3)]
+    asked = Asked(monkeypatch, subscribers)
+    rig.put("orders", "a", LARGE)
+    for follower in followers:
+        assert told(follower) == [("put", "a", len(LARGE))]
+    assert len(asked.reading) == 1
+    assert asked.dispatching == []
+
+
+def test_an_atomic_request_is_judged_whole(rig: Rig, subscribers: Subscribers) -> None:
+    """S5: one large record in it, and all of it is judged by readers, in one frame."""
+    slow = subscribers.subscribe("orders", filter=SLOW)
+    quick = subscribers.subscribe("orders", filter=QUICK)
+    rig.put("orders", "first", SMALL)
+    rig.run(Publish("orders", [SMALL, LARGE, SMALL], ["a", "b", "c"], atomic=True))
+    rig.put("orders", "last", SMALL)
+    for follower in (slow, quick):
+        assert [key for _, key, _ in told(follower)] == ["first", "a", "b", "c", "last"]
+        whole = [frame for frame in follower.change_frames() if frame.atomic]
+        assert sum(len(frame.rows) for frame in whole) == 3
+        assert [frame.more for frame in whole] == [*[True] * (len(whole) - 1), False]
+        assert whole[-1].bookmark == 4
+
+
+def test_what_waits_to_be_judged_is_bounded(rig: Rig) -> None:
+    """SU3: beyond its queue the subscriber is served from the journal, and nothing is missing or comes twice."""
+    subscribers = Subscribers(rig, queue_bytes_max=1_000_000)
+    slow = subscribers.subscribe("orders", filter=SLOW)
+    for number in range(6):
+        rig.put("orders", f"k{number}", LARGE)
+    subscribers.settle()
+    assert slow.subscription.behind
+    assert slow.subscription.queued_bytes <= 1_000_000
+    assert [key for _, key, _ in told(slow)] == [f"k{number}" for number in range(6)]
+    assert not slow.subscription.behind
+
+
+def test_a_bookmark_says_nothing_of_what_is_not_judged_yet(rig: Rig, subscribers: Subscribers) -> None:
+    """SU2."""
+    slow = subscribers.subscribe("orders", filter=SLOW, progress=SECOND)
+    rig.put("orders", "a", LARGE)
+    rig.put("orders", "x", SMALL)
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    slow.pump(frames_max=1)
+    assert slow.bookmark == 0
+    assert [key for _, key, _ in told(slow)] == ["a", "x"]
+    assert slow.bookmark == 2
+
+
+def test_a_slice_ends_between_two_filters(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many filters, each of them allowed, must not take a turn of the loop together. Nothing is told before all have
+    been asked, and then everything."""
+    monkeypatch.setattr(groups, "EFFORT_MAX", 0)  # every change is looked at closely
+    looks = itertools.count()
+    monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
+    subscribers = Subscribers(rig, ticks=lambda: next(looks) * dispatch.SLICE_SECONDS / 2)
+    followers = [subscribers.subscribe("orders", filter=f"LENGTH(/s) > {number}") for number in range(10)]
+    rig.put("orders", "a", SMALL)
+    subscribers.sync()
+    turns = 0
+    while subscribers.loop.turn():
+        turns += 1
+        if subscribers.hub.dispatcher.position == 0:
+            assert all(follower.pump() == [] for follower in followers)
+    assert turns > 4
+    assert [told(follower) for follower in followers] == [[("put", "a", len(SMALL))]] * 9 + [[]]
+
+
+@pytest.mark.parametrize("what", ["backlog is dropped", "one leaves", "topic is deleted"])
+def test_what_happens_in_the_midst_of_a_change(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(groups, "EFFORT_MAX", 0)
+    monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
+    looks = itertools.count()
+    subscribers = Subscribers(rig, ticks=lambda: next(looks) * dispatch.SLICE_SECONDS / 2)
+    followers = [subscribers.subscribe("orders", filter=f"LENGTH(/s) > {number}") for number in range(8)]
+    for key in ("a", "b"):
+        rig.put("orders", key, SMALL)
+    subscribers.sync()
+    subscribers.loop.turn()
+    assert subscribers.hub.dispatcher._unit is not None
+    if what == "backlog is dropped":
+        monkeypatch.setattr(dispatch, "BACKLOG_BYTES_MAX", -1)
+        rig.put("orders", "c", SMALL)
+        subscribers.sync()
+        subscribers.loop.turn()
+        subscribers.loop.turn()
+        monkeypatch.setattr(dispatch, "BACKLOG_BYTES_MAX", 10**9)
+    elif what == "one leaves":
+        followers.pop().close()
+        followers.pop(0).close()
+    else:
+        rig.delete_topic("orders")
+    subscribers.settle()
+    keys = ["a", "b", "c"] if what == "backlog is dropped" else ["a", "b"]
+    for follower in followers:
+        assert [key for _, key, _ in told(follower)] == keys
+        if what == "topic is deleted":
+            assert follower.error is not None
+            assert follower.error.reason is Reason.TOPIC_DELETED
+
+
+def test_a_step_of_a_replay_ends_when_its_time_is_over(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RP1: 2000 changes of some milliseconds each would hold a reader thread for long."""
+    for number in range(5):
+        rig.put("orders", f"k{number}", SMALL)
+    monkeypatch.setattr(replay, "READ_SECONDS", -1.0)
+    read, found = replay.Replay.read, []
+
+    def reading(*arguments: object) -> replay.Replayed | replay.Gap:
+        found.append(read(*arguments))  # type: ignore[arg-type]  # as they came
+        return found[-1]
+
+    monkeypatch.setattr(replay.Replay, "read", reading)
+    follower = subscribers.subscribe("orders", filter=SLOW, start=EARLIEST)
+    assert [row.key for row in follower.changes()] == [b"k%d" % number for number in range(5)]
+    assert [one.position for one in found if isinstance(one, replay.Replayed)] == [1, 2, 3, 4, 5]
+
+
+# --- the estimate ----------------------------------------------------------------------------------------------------
+
+
+def nanos(rig: Rig, text: str, payload: bytes) -> int:
+    return effort_of(rig.topic("orders"), payload, None).of(cost_of(parse(text)))
+
+
+def test_what_is_usual_is_little_work(rig: Rig) -> None:
+    order = b'{"id":17,"symbol":"IBM","price":101.5,"legs":[{"px":1},{"px":2}],"note":"%s"}' % (b"x" * 4000)
+    for text in ("/price > 9 AND /symbol IN ('IBM', 'MSFT')", "/legs/px > 1 OR LOWER(/note) LIKE '^x'", "@key = 'a'"):
+        assert nanos(rig, text, order) < EFFORT_MAX / 5, text
+
+
+@pytest.mark.parametrize(
+    ("text", "payload"),
+    [
+        (SLOW, document(2_000_000)),
+        (" OR ".join([f"LENGTH(TRIM(/s)) = {number}" for number in range(FUNCTIONS_MAX // 2)]), document(20_000)),
+        ("LENGTH(" + "REPLACE(" * 6 + "/s" + ", 'a', 'aaaaaaaaaa')" * 6 + ") > 1", document(100)),
+        ("LENGTH(REPLACE(/s, 'a', /s)) > 1", document(100)),
+        ("LENGTH(CONCAT(" + ",".join(["/s"] * 2000) + ")) > 1", document(1000)),
+        ("/s CONTAINS (" + ",".join([f"'{number}'" for number in range(5000)]) + ")", document(100_000)),
+        (" OR ".join([f"/s LIKE 'a{number}|b'" for number in range(100)]), document(20_000)),
+        (" OR ".join([f"/a > {number}" for number in range(3000)]), b'{"a":[' + b"1," * 1000 + b"1]}"),
+        ("/a/b/c > 1 AND /a BETWEEN 1 AND /b", b'{"a":[' + b"1," * 100_000 + b"1]}"),
+    ],
+)
+def test_what_may_take_long_is_known_by_its_form(rig: Rig, text: str, payload: bytes) -> None:
+    assert nanos(rig, text, payload) > EFFORT_MAX
+
+
+def test_arrays_are_looked_for_where_there_may_be_some(rig: Rig) -> None:
+    for kind, elements in ((MessageType.JSON, 3), (MessageType.MSGPACK, 7), (MessageType.FIX, 1)):
+        rig.create_topic(kind.name, TopicSettings(message_type=kind))
+        assert effort_of(rig.topic(kind.name), b"[1,2,3]", None).elements == elements
+    header = b"[," * 20
+    assert effort_of(rig.topic("orders"), b"{}", header + b"{}").elements == 2, "no bytes of the header"
