@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from typing import Final, NamedTuple, TypeVar
 
+from sow_server.engine.codec import read_header
 from sow_server.engine.model import RecordMatcher
 from sow_server.engine.soundness import Fault, row_fault
 from sow_server.engine.soundness import Limits as RowLimits
@@ -49,7 +50,7 @@ async def selected(
     scan = Scan(store, query)
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
-        matches = given.at(scan.cut.now_micros).matches
+        matches = _unless_unchanged(given.at(scan.cut.now_micros).matches, scan.cut.sequence)
         found: list[bytes] = []
         while True:
             reading = loop.run_in_executor(readers, scan.step)
@@ -64,6 +65,12 @@ async def selected(
             yield Selected(found, matches)
     finally:
         close_after(scan, reading)
+
+
+def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
+    """Asks the filter only of records that have changed since they were found. It may take long, and it is the writer
+    that asks again, for whom everybody waits."""
+    return lambda key, value: read_header(value).sequence <= sequence or matches(key, value)
 
 
 async def count_selected(store: Store, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False) -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from sow_server.engine.errors import Reason
-from sow_server.engine.model import Expiration, MessageType, Publish, TopicSettings
+from sow_server.engine.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
 from sow_server.filters import parse
 from sow_server.filters.cost import cost_of
 from sow_server.filters.parser import FUNCTIONS_MAX
+from sow_server.services import selection
 from sow_server.subscriptions import dispatch, groups, replay
 from sow_server.subscriptions.judging import EFFORT_MAX, effort_of
 from sow_server.subscriptions.matching import Matcher
@@ -231,6 +235,39 @@ def test_a_step_of_a_replay_ends_when_its_time_is_over(
     follower = subscribers.subscribe("orders", filter=SLOW, start=EARLIEST)
     assert [row.key for row in follower.changes()] == [b"k%d" % number for number in range(5)]
     assert [one.position for one in found if isinstance(one, replay.Replayed)] == [1, 2, 3, 4, 5]
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+def test_the_writer_asks_a_filter_only_of_what_has_changed_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delete by filter asked its filter of every record twice, the second time in the writer's thread."""
+    asked: list[bytes] = []
+    unless_unchanged = selection._unless_unchanged
+
+    def counting(matches: RecordMatcher, sequence: int) -> RecordMatcher:
+        def counted(key: bytes, value: bytes) -> bool:
+            asked.append(key)
+            return matches(key, value)
+
+        return unless_unchanged(counted, sequence)
+
+    monkeypatch.setattr(selection, "_unless_unchanged", counting)
+    for key in "abc":
+        rig.put("orders", key, SMALL)
+
+    async def select() -> selection.Selected:
+        with ThreadPoolExecutor(1) as readers:
+            async with aclosing(selection.selected(rig.store, readers, rig.topic("orders"), SLOW)) as batches:
+                return await anext(batches)
+
+    found = asyncio.run(select())
+    assert found.keys == [b"a", b"b", b"c"]
+    rig.put("orders", "b", document(1))
+    rig.put("orders", "c", document(7))
+    rig.run(Delete("orders", found.keys, matches=found.matches))
+    assert [key for key in "abc" if rig.get("orders", key) is None] == ["a", "c"]
+    assert asked == [b"b", b"c"]
 
 
 # --- the estimate ----------------------------------------------------------------------------------------------------
