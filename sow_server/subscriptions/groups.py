@@ -156,6 +156,11 @@ class FollowedTopic:
         self._index: FieldIndex[Watch] = FieldIndex()
         self._indexed_leaving: dict[Watch, None] = {}
         self._leaving = 0
+        self._cost = DECODING
+        """Of a change, for all watches."""
+        self.light_size = 0
+        """A change of so many bytes is little work for all filters together, whatever is in it."""
+        self._add_cost(Cost())
         self._taking: dict[Member, Matcher] = {}
         self._takers: dict[str, tuple[Matcher, int]] = {}
         """How many have each filter, of those that are attached, or are about to be (rule L7)."""
@@ -188,11 +193,6 @@ class FollowedTopic:
             except Exception:
                 log.exception("filter_failed", topic=self.topic.name)  # its own matter, not that of who publishes
         return taken
-        self._cost = DECODING
-        """Of a change, for all watches."""
-        self.light_size = 0
-        """A change of so many bytes is little work for all filters together, whatever is in it."""
-        self._add_cost(Cost())
 
     @property
     def group_count(self) -> int:
