@@ -46,6 +46,7 @@ def _run(given: argparse.Namespace) -> int:
                 listen=given.listen,
                 prune_interval=given.prune_interval,
                 accept_clock=given.accept_clock,
+                accept_loss=given.accept_loss,
                 insecure=given.insecure,
                 authoritative=given.authoritative,
             ),
@@ -98,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         "--accept-clock",
         action="store_true",
         help="start although the clock is far from the last time that the data has seen: the clock is right",
+    )
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="start although the end of the log is missing: what was in it is lost, and all other data holds",
     )
     parser.add_argument(
         "--authoritative",

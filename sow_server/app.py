@@ -99,6 +99,7 @@ async def _serve(config: Config) -> int:
         options=store_options(config),
         observer=metrics,
         accept_clock=config.accept_clock,
+        accept_loss=config.accept_loss,
         authoritative=config.authoritative,
     )
     readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")

@@ -586,8 +586,8 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How this server is set up. `accept_clock` and `authoritative` hold for this start alone, so no file can set
-    them."""
+    """How this server is set up. `accept_clock`, `accept_loss` and `authoritative` hold for this start alone, so no
+    file can set them."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     storage: StorageConfig = StorageConfig()
@@ -607,6 +607,7 @@ class Config:
     topics: Mapping[str, Declared] = field(default_factory=lambda: MappingProxyType({}))
     """What the file writes of each topic, and nothing else."""
     accept_clock: bool = False
+    accept_loss: bool = False
     authoritative: bool = False
 
     @property
@@ -727,6 +728,7 @@ class Overrides:
     listen: str | None = None
     prune_interval: str | None = None
     accept_clock: bool = False
+    accept_loss: bool = False
     insecure: bool = False
     authoritative: bool = False
 
@@ -1002,6 +1004,7 @@ def _override(config: Config, overrides: Overrides) -> Config:
         server=server,
         journal=journal,
         accept_clock=overrides.accept_clock,
+        accept_loss=overrides.accept_loss,
         authoritative=overrides.authoritative,
     )
 

@@ -42,6 +42,7 @@ ALARM_SECONDS_MIN: Final = 0.001
 LONG_SECONDS: Final = 60.0
 """A job that is still running after so long is logged, once a run."""
 EXPORTS_SECONDS: Final = 1
+KEEP_MARK_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 TRIM_SECONDS: Final = 5
@@ -98,6 +99,7 @@ class Timers:
             Job("prune", self._prune, prune_interval_micros / MICROS),
             Job("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
             Job("clock_mark", _threaded(store.mark_clock), mark_interval_micros / MICROS),
+            Job("mark", _threaded(store.keep_mark), KEEP_MARK_SECONDS),
             Job("save_peers", _threaded(store.replicas.save_peers), SAVE_PEERS_SECONDS),
             Job("forget_publishers", _threaded(store.forget_publishers), FORGET_SECONDS),
             Job("forget_durables", _threaded(store.forget_durables), FORGET_SECONDS),

@@ -556,6 +556,27 @@ class Rocks:
             raise Failed("the store is closed") from None
 
 
+def first_log_needed(path: Path) -> int:
+    """The number of the first write-ahead log that the database at `path`, which is not open, needs.
+
+    It changes nothing, and reads the logs that there are: it may take as long as a start. Raises RocksError.
+    """
+    options = RocksOptions()
+    try:
+        database = rocksdict.Rdict(
+            str(path),
+            options=_database_options(options, create=False),
+            column_families={name: _family_options(name, options) for name in FAMILIES},
+            access_type=rocksdict.AccessType.read_only(False),
+        )
+        try:
+            return database.property_int_value("rocksdb.min-log-number-to-keep") or 0
+        finally:
+            database.close()
+    except Exception as error:
+        raise _translate(error) from error
+
+
 def disk_bytes(path: Path) -> int:
     """Bytes that the files below `path` take on disk."""
     total = 0

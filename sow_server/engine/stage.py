@@ -56,10 +56,15 @@ from sow_server.engine.publishers import encode as encode_publisher
 from sow_server.engine.rocks import EXPIRY, INDEXES, META, RECORDS, STAGING, TOMBSTONES, Batch, Rocks
 from sow_server.engine.topics import UNDELIVERED_ID, Topic, Topics, undelivered_topic
 
-TAKING_SECONDS_MAX: Final = 0.05
-"""Of one commit: asking filters who is handed what is due at once. The writer does nothing else meanwhile."""
+TOPIC_KEY: Final = b"topic/"
+REARM_KEY: Final = b"rearm/"
+INDEX_KEY: Final = b"index/"
+INSTANCE_KEY: Final = b"instance"
+NEXT_TOPIC_KEY: Final = b"next_topic"
 STATISTICS_KEY: Final = b"stats/"
 PUBLISHER_KEY: Final = b"publisher/"
+TAKING_SECONDS_MAX: Final = 0.05
+"""Of one commit: asking filters who is handed what is due at once. The writer does nothing else meanwhile."""
 
 
 class Stage:

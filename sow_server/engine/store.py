@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -60,6 +60,10 @@ from sow_server.engine.indexes import (
 )
 from sow_server.engine.journal import Heads, JournalCut, Ledger
 from sow_server.engine.loads import LoadOptions, Loads
+from sow_server.engine.losses import settle
+from sow_server.engine.mark import MARK, Bounds, Differs, LogsMissing, Mark, Marker, check
+from sow_server.engine.mark import load as load_mark
+from sow_server.engine.mark import save as save_mark
 from sow_server.engine.model import (
     MICROS,
     NEVER,
@@ -109,9 +113,19 @@ from sow_server.engine.rocks import (
     RocksError,
     RocksOptions,
     disk_bytes,
+    first_log_needed,
 )
 from sow_server.engine.soundness import Reports, is_utf8, readable
-from sow_server.engine.stage import PUBLISHER_KEY, STATISTICS_KEY, Stage
+from sow_server.engine.stage import (
+    INDEX_KEY,
+    INSTANCE_KEY,
+    NEXT_TOPIC_KEY,
+    PUBLISHER_KEY,
+    REARM_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
+    Stage,
+)
 from sow_server.engine.topics import (
     ONLY_WHILE_EMPTY,
     UNDELIVERED,
@@ -135,17 +149,12 @@ from sow_server.engine.writer import (
 
 log = structlog.get_logger(__name__)
 
-TOPIC_KEY: Final = b"topic/"
-REARM_KEY: Final = b"rearm/"
-INDEX_KEY: Final = b"index/"
 POLICY_KEY: Final = b"policy/"
 OPERATOR_POLICY_KEY: Final = b"opolicy/"
 FORMAT_KEY: Final = b"format"
 ACCEPTED_KEY: Final = b"accepted"
 ORIGINS_MAX: Final = 2**16
 """Names of instances that wrote records: a record has two bytes for the number of one."""
-INSTANCE_KEY: Final = b"instance"
-NEXT_TOPIC_KEY: Final = b"next_topic"
 DELIVER_KEY: Final = b"deliver/"
 REARM_CHUNK: Final = 1000
 REARM_ROUND: Final = 10_000
@@ -331,10 +340,18 @@ class Store:
     """Owns the data directory: the database, the topics, the writer. Make one with `Store.open`."""
 
     def __init__(
-        self, path: Path, rocks: Rocks, clock: GuardedClock, options: StoreOptions, observer: Observer
+        self,
+        path: Path,
+        rocks: Rocks,
+        clock: GuardedClock,
+        options: StoreOptions,
+        observer: Observer,
+        marker: Marker,
     ) -> None:
         """Use `Store.open`."""
         self._path = path
+        self._marker = marker
+        self._marking_failed = False
         self._rocks = rocks
         self._clock = clock
         self._options = options
@@ -383,10 +400,12 @@ class Store:
         options: StoreOptions | None = None,
         observer: Observer | None = None,
         accept_clock: bool = False,
+        accept_loss: bool = False,
         authoritative: bool = False,
     ) -> Store:
         """Opens, or makes, the store in the directory `path`. A backup becomes an instance of its own there (rule J14);
-        `authoritative`: one whose data peers take as they are. Raises OpenError with one clear message."""
+        `authoritative`: one whose data peers take as they are. `accept_loss`: goes on where the end of the log is
+        missing (rule X4). Raises OpenError with one clear message."""
         options = options or StoreOptions()
         clock = clock or GuardedClock()
         database = path / backups.DATABASE
@@ -394,10 +413,15 @@ class Store:
         try:
             path.mkdir(parents=True, exist_ok=True)
             create = not marker.exists()
-            if create and database.exists() and any(database.glob("*.sst")):
+            marked = load_mark(path)
+            if create and (marked is not None or (database.exists() and any(_tables_and_logs(database)))):
                 raise OpenError(f"{path}: the file SOW is missing, but there is data; restore it from a backup")
             if create and (database / "CURRENT").exists():
                 create = False  # made, but killed before it was marked
+            if marked is not None:
+                marked = _held_against_mark(path, marked, accept_loss=accept_loss)
+            elif (path / MARK).exists():
+                log.warning("mark_unreadable", data_dir=str(path), effect="whether all is there cannot be told")
             rocks = Rocks(database, options.rocks, create=create)
         except Locked:
             raise OpenError(f"{path}: another sow-server is using this data directory") from None
@@ -414,6 +438,8 @@ class Store:
             backups.remove_unfinished(path)
             if rocks.table_bytes() <= options.verify_at_start_bytes:
                 rocks.verify()
+            if marked is not None and marked.accepted_after is not None:
+                settle(rocks, marked.bounds, _new_identity())
             if backups.is_backup(path):
                 _restore(rocks, path, authoritative=authoritative)
             elif authoritative and not _instance(rocks).get("authoritative", False):
@@ -424,8 +450,9 @@ class Store:
             clock.start(_high_water(rocks), accept=accept_clock)
             if accept_clock:
                 _accept_clock(rocks, clock.now_micros())
-            store = cls(path, rocks, clock, options, observer or NoObserver())
+            store = cls(path, rocks, clock, options, observer or NoObserver(), Marker(path, marked))
             store._resolve_at_open()
+            store._write_mark()
             return store
         except Damaged as error:
             rocks.close()
@@ -461,7 +488,27 @@ class Store:
             # The next start then has no log to replay. Nothing depends on it: what is acknowledged is in the log.
             with contextlib.suppress(RocksError):
                 self._rocks.flush()
+        self.keep_mark()
         self._rocks.close()
+
+    def keep_mark(self) -> None:
+        """Writes down, outside of the database, what of it is on disk (rule X4): once a second, and not from the event
+        loop, as it syncs."""
+        try:
+            self._write_mark()
+        except OSError as error:
+            if not self._marking_failed:
+                self._marking_failed = True
+                log.error("mark_failed", cause=str(error), effect="a loss at the end of the log may go unnoticed")
+
+    def _write_mark(self) -> None:
+        writer = self.writer
+        sequence, bounds = writer.synced_sequence, writer.bounds
+        # Between two commits: of a write that fails half-way RocksDB takes back what it has added to a log. One may
+        # have failed just before, and that is known once the logs are synced.
+        with writer.cut_lock:
+            sizes = self._marker.log_sizes()
+        self._marker.write(sizes, sequence, Bounds(*bounds), lambda: writer.failure is None)
 
     def _load_instance(self) -> tuple[str, str, tuple[str, ...], int, bool]:
         """(id, journal epoch, names of the instances that wrote records: a record's `origin` is an index into them,
@@ -1707,6 +1754,35 @@ def _first_key(rocks: Rocks, family: str) -> bytes | None:
         return next(cursor.keys(b"", None, limit=1), None)
     finally:
         cursor.close()
+
+
+def _tables_and_logs(database: Path) -> Iterator[Path]:
+    """The files of a database that hold data, if it has lost the others."""
+    yield from database.glob("*.sst")
+    if not (database / "CURRENT").exists():
+        yield from (path for path in database.glob("*.log") if path.stat().st_size)
+
+
+def _held_against_mark(path: Path, marked: Mark, *, accept_loss: bool) -> Mark:
+    """Holds a database against its mark; returns the mark, with the loss that is accepted. Raises OpenError."""
+    if marked.accepted_after is not None:
+        return marked  # a start that was to settle it has been interrupted
+    try:
+        check(path, marked, lambda: first_log_needed(path / backups.DATABASE))
+    except Differs as error:
+        raise OpenError(f"{path}: the data is damaged ({error}); restore it from a backup or a replica") from error
+    except LogsMissing as error:
+        if not accept_loss:
+            raise OpenError(
+                f"{path}: the end of the log is missing ({error}); restore it from a backup or a replica, or start "
+                "once with --accept-loss to go on without"
+            ) from error
+        marked = replace(marked, number=marked.number + 1, accepted_after=error.after)
+        save_mark(path, marked)
+        log.warning(
+            "loss_accepted", data_dir=str(path), after_sequence=error.after, upto=marked.sequence, what=str(error)
+        )
+    return marked
 
 
 def _mark(marker: Path) -> None:

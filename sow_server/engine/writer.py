@@ -254,6 +254,11 @@ class Writer:
         """Everything up to this sequence is durable, so followers may see it (rule S7)."""
         return self._synced_sequence
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Up to where versions and sequences are reserved, on disk."""
+        return self._version_bound, self._sequence_bound
+
     def follow(self, follow: Follow) -> None:
         """From the next commit on, tells `follow`, too, of changes. Before `start`, or under the cut lock."""
         self._followers.append(follow)

@@ -57,8 +57,8 @@ from sow_server.engine.model import (
 from sow_server.engine.mutations import Limits
 from sow_server.engine.publishers import decode as decode_publisher
 from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS
-from sow_server.engine.stage import PUBLISHER_KEY
-from sow_server.engine.store import REARM_KEY, StoreOptions
+from sow_server.engine.stage import PUBLISHER_KEY, REARM_KEY
+from sow_server.engine.store import StoreOptions
 from sow_server.engine.topics import Topic
 from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
 from tests.support.indexes import check_indexes

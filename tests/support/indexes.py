@@ -6,7 +6,8 @@ from sow_server.engine.codec import HEADER_BYTES
 from sow_server.engine.indexes import entry_keys
 from sow_server.engine.payloads import index_paths
 from sow_server.engine.rocks import INDEXES, META, RECORDS
-from sow_server.engine.store import INDEX_KEY, Store
+from sow_server.engine.stage import INDEX_KEY
+from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 
 

@@ -104,7 +104,10 @@ def _read_notes(side: Path) -> Noted | None:
     for line in (side / "notes").read_text().split("\n")[:-1]:
         match json.loads(line):
             case {"logs": sizes}:
-                noted.logs = sizes
+                for name, size in sizes.items():  # of two threads that sync, the one that began later may be done first
+                    noted.logs[name] = max(size, noted.logs.get(name, 0))
+            case {"log": name, "size": size}:
+                noted.logs[name] = max(size, noted.logs.get(name, 0))
             case {"inode": inode, "content": content}:
                 noted.content[inode] = base64.b64decode(content)
             case {"folder": folder, "names": names}:

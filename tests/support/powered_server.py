@@ -55,6 +55,11 @@ class Notes:
 
         def noted(number: int) -> None:
             path = Path(os.readlink(f"/proc/self/fd/{number}"))
+            if path.suffix == LOGS and path.parent == self._data / backups.DATABASE:
+                size = os.fstat(number).st_size
+                fsync(number)
+                self._write({"log": path.name, "size": size})
+                return
             mine = path.is_relative_to(self._data) and not set(LEFT_ALONE) & set(path.relative_to(self._data).parts)
             note: Note = {}
             if mine:

@@ -52,7 +52,7 @@ def test_the_store_goes_on_as_if_there_had_been_no_backup(rig: Rig, tmp_path: Pa
     rig.reopen()
     assert (rig.store.instance_id, rig.store.epoch) == (instance, epoch)
     assert payloads(rig.store, "c", "d") == [b"c", b"d"]
-    assert sorted(file.name for file in rig.path.iterdir()) == ["SOW", "db"]
+    assert sorted(file.name for file in rig.path.iterdir()) == ["MARK", "SOW", "db"]
     rig.close()
 
 
@@ -175,7 +175,7 @@ def test_on_another_file_system_it_is_copied_and_appears_whole(
     (tmp_path / "elsewhere").mkdir()
     rig.store.backup(tmp_path / "elsewhere" / "backup")
     assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["backup"]
-    assert sorted(file.name for file in rig.path.iterdir()) == ["SOW", "db"]
+    assert sorted(file.name for file in rig.path.iterdir()) == ["MARK", "SOW", "db"]
     restored = opened(rig, tmp_path / "elsewhere" / "backup")
     assert payloads(restored, "a", "c") == [b"a", b"c"]
     restored.close()
@@ -193,7 +193,7 @@ def test_what_fails_leaves_nothing_behind_and_the_store_goes_on(
         rig.store.backup(tmp_path / "backup")
     monkeypatch.undo()
     assert not (tmp_path / "backup").exists()
-    assert sorted(file.name for file in rig.path.iterdir()) == ["SOW", "db"]
+    assert sorted(file.name for file in rig.path.iterdir()) == ["MARK", "SOW", "db"]
     rig.put("orders", "d", b"d")
     rig.store.backup(tmp_path / "backup")
     rig.close()

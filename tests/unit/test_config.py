@@ -79,6 +79,7 @@ def test_without_a_file_everything_has_a_default_and_topics_are_dynamic(
     assert found.metrics.listen == ""
     assert dict(found.topics) == {}
     assert not found.accept_clock
+    assert not found.accept_loss
 
 
 def test_the_defaults_of_the_engine_are_the_defaults_of_the_file() -> None:
@@ -111,12 +112,21 @@ def test_paths_are_relative_to_the_file_and_on_the_command_line_to_the_working_d
 def test_the_command_line_wins_over_the_file(write: Write) -> None:
     path = write('[server]\nlisten = "127.0.0.1:1"\n[journal]\nprune_interval = "5m"')
     found = load(
-        path, Overrides(listen="[::1]:2", prune_interval="10s", accept_clock=True, insecure=True, authoritative=True)
+        path,
+        Overrides(
+            listen="[::1]:2",
+            prune_interval="10s",
+            accept_clock=True,
+            accept_loss=True,
+            insecure=True,
+            authoritative=True,
+        ),
     )
     assert found.server.listen == "[::1]:2"
     assert found.journal.prune_interval_micros == 10 * MICROS
     assert found.server.insecure
     assert found.accept_clock
+    assert found.accept_loss
     assert found.authoritative
 
 

@@ -14,7 +14,8 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.expiry import Sweep
 from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
 from sow_server.engine.rocks import META, Cursor
-from sow_server.engine.store import REARM_KEY, StoreOptions
+from sow_server.engine.stage import REARM_KEY
+from sow_server.engine.store import StoreOptions
 from sow_server.engine.writer import WriterOptions
 from tests.support.stores import DAY, MINUTE, SECOND, Rig
 

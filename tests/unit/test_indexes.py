@@ -27,7 +27,7 @@ from sow_server.engine.model import (
 )
 from sow_server.engine.policies import declared_of
 from sow_server.engine.rocks import INDEXES, META, RECORDS, Batch, Stalled
-from sow_server.engine.store import INDEX_KEY
+from sow_server.engine.stage import INDEX_KEY, TOPIC_KEY
 from sow_server.engine.topics import check_settings
 from sow_server.engine.writer import WriterOptions
 from tests.support.indexes import check_indexes
@@ -624,7 +624,7 @@ def test_indexes_survive_a_restart(rig: Rig, restart: str) -> None:
 
 def test_data_from_before_there_were_indexes_opens(rig: Rig) -> None:
     topic = rig.create_topic("orders", ORDERS, index=())
-    key = store.TOPIC_KEY + topic.prefix
+    key = TOPIC_KEY + topic.prefix
     fields = json.loads(dict(rig.rows(META))[key])
     del fields["indexes"], fields["next_index"], fields["settings"]["index"]
     batch = Batch()

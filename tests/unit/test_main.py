@@ -58,7 +58,7 @@ def test_every_option_reaches_the_configuration(started: list[Config], tmp_path:
     file = tmp_path / "sow.toml"
     file.write_text('[log]\nlevel = "error"\n')
     options = ["--data-dir", "d", "--listen", "0.0.0.0:1", "--prune-interval", "5s", "--accept-clock", "--insecure"]
-    options.append("--authoritative")
+    options += ["--accept-loss", "--authoritative"]
     assert program.main(["--config", str(file), *options]) == 0
     (found,) = started
     assert found.log.level == "error"
@@ -66,6 +66,7 @@ def test_every_option_reaches_the_configuration(started: list[Config], tmp_path:
     assert found.server.listen == "0.0.0.0:1"
     assert found.journal.prune_interval_micros == 5_000_000
     assert found.accept_clock
+    assert found.accept_loss
     assert found.authoritative
     assert found.server.insecure
 

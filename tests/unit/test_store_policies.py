@@ -15,8 +15,8 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.policies import Declared, Policy, PolicyTarget
 from sow_server.engine.rocks import EXPIRY, META, Batch, Stalled
-from sow_server.engine.stage import Stage
-from sow_server.engine.store import TOPIC_KEY, Store, StoreOptions
+from sow_server.engine.stage import TOPIC_KEY, Stage
+from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.topics import Topic
 from tests.support.stores import BINARY, DAY, HOUR, MINUTE, SECOND, FaultyRocks, Rig
 

@@ -1,0 +1,139 @@
+"""What becomes of a store that has lost the end of its write-ahead log, once an operator has accepted that (rule X4).
+
+The column families are written to table files one by one, so that after such a loss one has changes that another one
+lacks. The records are what counts. The rest is made to fit them:
+
+    LO1  Figures, expiry entries and indexes are made anew from the records.
+    LO2  The journal is let go, and the epoch and the id of the instance are new: bookmarks are refused, durables are
+         told of a gap, peers begin anew with it.
+    LO3  Versions, sequences and ids of topics go on above whatever may have been given out.
+    LO4  Loads that had not ended are dropped.
+    LO5  It can be done again from the start, whenever it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Final
+
+from sow_server.engine.codec import (
+    HEADER_BYTES,
+    StoredStatistics,
+    decode_statistics,
+    encode_statistics,
+    i64,
+    record,
+    u32,
+    unpack_i64,
+)
+from sow_server.engine.expiry import FLOOR_KEY
+from sow_server.engine.indexes import index_prefix
+from sow_server.engine.loads import LOAD_KEY
+from sow_server.engine.mark import Bounds
+from sow_server.engine.model import NEVER
+from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS, STAGING, Batch, Rocks
+from sow_server.engine.stage import (
+    INDEX_KEY,
+    INSTANCE_KEY,
+    NEXT_TOPIC_KEY,
+    REARM_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
+)
+from sow_server.engine.writer import BOUNDS_KEY
+
+MARGIN: Final = 10_000_000
+"""How far above the marked bounds versions (10 s) and sequences go on: the mark may be a second old."""
+TOPICS_MARGIN: Final = 1_000
+CHUNK: Final = 1_000
+_END: Final = b"\xff" * 32
+
+
+def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bounds:
+    """Makes the rest of a store fit its records; returns the bounds above which versions and sequences go on.
+    `identity`: the one that is new. Raises RocksError."""
+    topics = {key[len(TOPIC_KEY) :]: json.loads(value) for key, value in _rows(rocks, TOPIC_KEY)}
+    batch = Batch()
+    batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING)]
+    batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY) for key, _ in _rows(rocks, prefix)]
+    batch.deletes[META].append(FLOOR_KEY)
+    rocks.write(batch)
+    found = _settle_records(rocks, topics)
+
+    stored = rocks.get(META, BOUNDS_KEY) or bytes(16)
+    bounds = Bounds(
+        max(unpack_i64(stored[:8]), marked.version, found.version) + MARGIN,
+        max(unpack_i64(stored[8:]), marked.sequence, found.sequence) + MARGIN,
+    )
+    batch = Batch()
+    meta = batch.puts[META]
+    for prefix, fields in topics.items():
+        row = rocks.get(META, STATISTICS_KEY + prefix)
+        figures = StoredStatistics() if row is None else decode_statistics(row)
+        figures = figures._replace(records=found.records[prefix], record_bytes=found.record_bytes[prefix])
+        meta[STATISTICS_KEY + prefix] = encode_statistics(figures.trimmed(bounds.sequence))
+        for index_id in fields.get("indexes", {}).values():
+            meta[INDEX_KEY + index_prefix(int.from_bytes(prefix, "big"), index_id)] = prefix
+    used = max([int.from_bytes(prefix, "big") for prefix in found.prefixes | topics.keys()], default=0)
+    next_topic = max(int.from_bytes(rocks.get(META, NEXT_TOPIC_KEY) or u32(1), "big"), used + 1)
+    meta[NEXT_TOPIC_KEY] = u32(next_topic + TOPICS_MARGIN)
+    meta[BOUNDS_KEY] = i64(bounds.version) + i64(bounds.sequence)
+    row = rocks.get(META, INSTANCE_KEY)
+    assert row is not None, "opening has written it"
+    instance: dict[str, Any] = json.loads(row)
+    origins = instance["origins"] + [f"lost-{number}" for number in range(len(instance["origins"]), found.origins)]
+    meta[INSTANCE_KEY] = json.dumps(instance | identity | {"origins": origins, "authoritative": False}).encode()
+    rocks.write(batch)
+    rocks.sync()
+    return bounds
+
+
+class _Found:
+    """What the records tell."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.sequence = 0
+        self.origins = 0
+        self.prefixes: set[bytes] = set()
+        self.records: Counter[bytes] = Counter()
+        self.record_bytes: Counter[bytes] = Counter()
+
+
+def _settle_records(rocks: Rocks, topics: dict[bytes, Any]) -> _Found:
+    """Puts the expiry entries of all records, and drops the records of topics that are lost."""
+    found = _Found()
+    cursor = rocks.cursor(RECORDS, fill_cache=False)
+    start: bytes | None = b""
+    try:
+        while start is not None:
+            keys: list[bytes] = []
+            values: list[bytes] = []
+            start = cursor.fill(start, _END, CHUNK, keys, values)
+            batch = Batch()
+            for key, value in zip(keys, values, strict=True):
+                one, prefix = record(key[4:], value), key[:4]
+                found.version = max(found.version, one.version)
+                found.sequence = max(found.sequence, one.sequence)
+                found.origins = max(found.origins, one.origin + 1)
+                found.prefixes.add(prefix)
+                if prefix not in topics:
+                    batch.deletes[RECORDS].append(key)
+                    continue
+                found.records[prefix] += 1
+                found.record_bytes[prefix] += len(key) - 4 + len(value) - HEADER_BYTES
+                if one.expire_time_micros != NEVER:
+                    batch.puts[EXPIRY][i64(one.expire_time_micros) + key] = b""
+            rocks.write(batch)
+    finally:
+        cursor.close()
+    return found
+
+
+def _rows(rocks: Rocks, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    cursor = rocks.cursor(META)
+    try:
+        return list(cursor.rows(prefix, prefix + b"\xff"))
+    finally:
+        cursor.close()

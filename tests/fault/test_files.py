@@ -1,0 +1,405 @@
+"""Each kind of file of a data directory damaged, emptied, swapped and deleted: told, or harmless (rule X4).
+
+Story: a log that was emptied or removed between two starts was taken for the torn end that a power cut leaves, and
+records that had been acknowledged as on disk were gone without a word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+import pytest
+
+from sow_server.engine.errors import OpenError
+from sow_server.engine.mark import MARK
+from sow_server.engine.model import Delete, Durability, Expiration, Publish
+from sow_server.engine.rocks import Failed, RocksOptions
+from sow_server.engine.store import Store, StoreOptions
+from tests.fault.audit import Audit
+from tests.support.server import until
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "durability.md"
+HARMLESS: Final = "harmless"
+DAMAGED: Final = "damaged"
+MISSING: Final = "end missing"
+ABSENT: Final = "cannot be opened"
+SAID: Final = {
+    DAMAGED: "the data is damaged",
+    MISSING: "the end of the log is missing",
+    ABSENT: "cannot be opened",
+    "SOW missing": "the file SOW is missing, but there is data",
+}
+ACTS: Final = ("damaged", "emptied", "swapped", "deleted")
+OUTCOMES: Final[dict[str, tuple[str, str, str, str]]] = {
+    "SOW": (HARMLESS, HARMLESS, HARMLESS, "SOW missing"),
+    "MARK": (HARMLESS, HARMLESS, DAMAGED, HARMLESS),
+    "db/CURRENT": (DAMAGED, DAMAGED, HARMLESS, DAMAGED),
+    "db/MANIFEST-*": (DAMAGED, DAMAGED, DAMAGED, ABSENT),
+    "db/*.log": (DAMAGED, MISSING, DAMAGED, MISSING),
+    "db/*.sst": (DAMAGED, DAMAGED, DAMAGED, DAMAGED),
+    "db/OPTIONS-*": (HARMLESS,) * 4,
+    "db/IDENTITY": (HARMLESS,) * 4,
+    "db/LOG": (HARMLESS,) * 4,
+    "db/LOCK": (HARMLESS,) * 4,
+    "db/rocksdict-config.json": (HARMLESS,) * 4,
+}
+"""What a start makes of a file, by what has happened to it, in the order of `ACTS`; as in `docs/durability.md`."""
+CELLS: Final = [
+    pytest.param(name, act, outcome, id=f"{name}-{act}")
+    for name, outcomes in OUTCOMES.items()
+    for act, outcome in zip(ACTS, outcomes, strict=True)
+]
+RECORDS: Final = 120
+_cache_bytes = itertools.count(2**24)
+
+
+def options() -> StoreOptions:
+    """With a block cache of its own, as copies of a table share what is cached of it."""
+    return StoreOptions(
+        rocks=RocksOptions(
+            block_cache_bytes=next(_cache_bytes), records_memtable_bytes=2**16, other_memtable_bytes=2**20
+        )
+    )
+
+
+def write(store: Store, keys: range) -> None:
+    for key in keys:
+        payload = b'{"n":%d,"pad":"%s"}' % (key, bytes([97 + key % 26]) * 1000)
+        store.run(Publish("kept", [payload], [str(key)], durability=Durability.BUFFERED))
+
+
+def busy(store: Store) -> bool:
+    """Whether RocksDB is writing tables, so that its files change."""
+    database = store._rocks._open()
+    return any(
+        database.property_int_value(f"rocksdb.{name}")
+        for name in ("mem-table-flush-pending", "num-running-flushes", "compaction-pending", "num-running-compactions")
+    )
+
+
+def killed(path: Path, keys: range) -> Path:
+    """What a process leaves that was killed a moment after its mark: records in tables and in several logs."""
+    store = Store.open(path, options=options())
+    store.create_topic("kept", {"expiration": Expiration.ENABLED, "index": ("/n",)}, lambda _: None)
+    store.writer.step()
+    store._rocks.flush()
+    write(store, keys)
+    store.sync()
+    until(lambda: not busy(store), 20, "RocksDB to have done its work")
+    store.keep_mark()
+    copy = path.with_name(path.name + "-killed")
+    shutil.copytree(path, copy)
+    store.close()
+    return copy
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return killed(tmp_path_factory.mktemp("left") / "data", range(RECORDS))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return killed(tmp_path_factory.mktemp("other") / "data", range(1000, 1000 + RECORDS))
+
+
+@pytest.fixture
+def data(tmp_path: Path, left: Path) -> Path:
+    copy = tmp_path / "data"
+    shutil.copytree(left, copy)
+    return copy
+
+
+def logs(data: Path) -> list[Path]:
+    """The logs that hold something, in their order."""
+    return sorted(path for path in (data / "db").glob("*.log") if path.stat().st_size)
+
+
+def tables(data: Path) -> list[Path]:
+    return sorted((data / "db").glob("*.sst"))
+
+
+def newest(data: Path, name: str) -> Path:
+    return logs(data)[-1] if name == "db/*.log" else max(data.glob(name))
+
+
+def opened(data: Path, *, accept_loss: bool = False) -> Store:
+    return Store.open(data, options=options(), accept_loss=accept_loss)
+
+
+def refusal(data: Path) -> str:
+    with pytest.raises(OpenError) as refused:
+        opened(data).close()
+    message = str(refused.value)
+    assert message.startswith(f"{data}: ")
+    assert "\n" not in message
+    return message
+
+
+def keys_of(store: Store) -> set[str]:
+    cut = store.cut(store.topics.find("kept"))
+    keys: list[bytes] = []
+    following: bytes | None = cut.topic.prefix
+    while following is not None:
+        following, _ = cut.fill(following, 1000, keys, [])
+    cut.close()
+    return {key.decode() for key in keys}
+
+
+def kept(data: Path) -> set[str]:
+    """The keys of a store that opens, and whose parts agree."""
+    store = opened(data)
+    try:
+        Audit().check(store)
+        return keys_of(store)
+    finally:
+        store.close()
+
+
+def all_of(count: int = RECORDS) -> set[str]:
+    return set(map(str, range(count)))
+
+
+def test_what_a_killed_process_leaves_opens(data: Path) -> None:
+    assert len(logs(data)) > 1
+    assert tables(data)
+    assert kept(data) == all_of()
+    assert kept(data) == all_of()
+
+
+@pytest.mark.parametrize(("name", "act", "outcome"), CELLS)
+def test_a_file_is_told_or_harmless(data: Path, other: Path, name: str, act: str, outcome: str) -> None:
+    found = newest(data, name)
+    if act == "damaged":
+        content = bytearray(found.read_bytes())
+        middle = len(content) // 2
+        content[middle : middle + 64] = bytes(byte ^ 0xFF for byte in content[middle : middle + 64])
+        found.write_bytes(content)
+    elif act == "emptied":
+        os.truncate(found, 0)
+    elif act == "swapped":
+        shutil.copyfile(newest(other, name), found)
+    else:
+        found.unlink()
+    if outcome == HARMLESS:
+        assert kept(data) == all_of()
+    else:
+        assert SAID[outcome] in refusal(data)
+
+
+def test_the_page_has_what_the_tests_show() -> None:
+    lines = PAGE.read_text().splitlines()
+    for name, outcomes in OUTCOMES.items():
+        (line,) = [line for line in lines if line.startswith(f"| `{name}` |") and line.count("|") == 7]
+        assert [cell.strip() for cell in line.split("|")[3:-1]] == list(outcomes), name
+
+
+def swap(one: Path, another: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(another.read_bytes())
+    another.write_bytes(content)
+
+
+def delete(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def cut_short(path: Path, *, by: int) -> None:
+    os.truncate(path, path.stat().st_size - by)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(lambda data: logs(data)[0].unlink(), MISSING, id="oldest-log-deleted"),
+        pytest.param(lambda data: logs(data)[len(logs(data)) // 2].unlink(), MISSING, id="middle-log-deleted"),
+        pytest.param(lambda data: delete(*logs(data)), MISSING, id="all-logs-deleted"),
+        pytest.param(lambda data: cut_short(logs(data)[0], by=1), MISSING, id="oldest-log-cut"),
+        pytest.param(lambda data: cut_short(logs(data)[-1], by=1), MISSING, id="newest-log-cut"),
+        pytest.param(lambda data: swap(logs(data)[0], logs(data)[-1]), DAMAGED, id="two-logs-swapped"),
+        pytest.param(lambda data: tables(data)[0].unlink(), DAMAGED, id="oldest-table-deleted"),
+        pytest.param(lambda data: swap(tables(data)[0], tables(data)[-1]), DAMAGED, id="two-tables-swapped"),
+        pytest.param(lambda data: cut_short(next((data / "db").glob("MANIFEST-*")), by=10), DAMAGED, id="manifest-cut"),
+        pytest.param(lambda data: shutil.rmtree(data / "db"), DAMAGED, id="database-deleted"),
+    ],
+)
+def test_what_else_may_happen_to_files_is_told(data: Path, spoil: Callable[[Path], object], said: str) -> None:
+    spoil(data)
+    assert SAID[said] in refusal(data)
+    assert SAID[said] in refusal(data), "and again, as the refusal has changed nothing"
+
+
+def test_the_database_of_an_empty_store_in_the_place_of_ours_is_told(data: Path, tmp_path: Path) -> None:
+    """RocksDB opens it, finds no table in it, and removes ours as needless."""
+    opened(tmp_path / "empty").close()
+    for pattern in ("MANIFEST-*", "CURRENT"):
+        for path in (data / "db").glob(pattern):
+            path.unlink()
+        for path in (tmp_path / "empty" / "db").glob(pattern):
+            shutil.copy(path, data / "db")
+    assert "not of the database" in refusal(data)
+    assert tables(data)
+
+
+def test_the_refusal_says_what_is_missing_and_a_way_on(data: Path) -> None:
+    store = opened(data)
+    before = store.writer.last_sequence
+    store.keep_mark()
+    write(store, range(RECORDS, RECORDS + 5))
+    last = store.writer.last_sequence
+    store.sync()
+    store.keep_mark()
+    copy = data.with_name("copy")
+    shutil.copytree(data, copy)
+    store.close()
+    log = logs(copy)[-1]
+    log.unlink()
+    message = refusal(copy)
+    assert f"{log.name} is missing" in message
+    assert f"all up to {last} were on disk" in message
+    assert f"changes after sequence {before} are missing" in message
+    assert "--accept-loss" in message
+
+
+def test_after_an_orderly_stop_the_mark_is_exact(data: Path) -> None:
+    store = opened(data)
+    write(store, range(RECORDS, RECORDS + 5))
+    copy, rocks = data.with_name("copy"), store._rocks
+    store._rocks = mock.Mock(wraps=rocks)  # its flushes fail, so that the records are in the log alone
+    store._rocks.flush.side_effect = Failed("no space")
+    store._rocks.close.side_effect = lambda: shutil.copytree(data, copy)
+    store.close()
+    rocks.close()
+    assert logs(copy)
+    cut_short(logs(copy)[-1], by=1)
+    assert SAID[MISSING] in refusal(copy)
+
+
+def test_what_was_written_after_the_last_mark_passes_for_a_torn_end(data: Path) -> None:
+    """Else a power cut would be refused."""
+    store = opened(data)
+    write(store, range(RECORDS, RECORDS + 5))
+    store.sync()
+    copy = data.with_name("copy")
+    shutil.copytree(data, copy)
+    store.close()
+    os.truncate(logs(copy)[-1], 0)
+    assert kept(copy) == all_of()
+
+
+def test_data_without_a_mark_opens_and_gets_one(data: Path) -> None:
+    """Those of a version before there were marks, and backups."""
+    (data / MARK).unlink()
+    assert kept(data) == all_of()
+    assert (data / MARK).exists()
+
+
+def test_a_torn_write_of_the_mark_leaves_the_one_before(data: Path) -> None:
+    content = bytearray((data / MARK).read_bytes())
+    half = len(content) // 2
+    for start in (0, half):
+        torn = bytes(content[:start]) + b"\xff" * 100 + bytes(content[start + 100 :])
+        (data / MARK).write_bytes(torn)
+        copy = data.with_name(f"copy-{start}")
+        shutil.copytree(data, copy)
+        assert kept(copy) == all_of()
+
+
+# --- a loss that is accepted -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["oldest", "newest", "cut", "all"])
+def short(data: Path, request: pytest.FixtureRequest) -> Path:
+    """Data of which a part of the log is missing."""
+    found = logs(data)
+    match request.param:
+        case "oldest":
+            found[0].unlink()
+        case "newest":
+            found[-1].unlink()
+        case "cut":
+            cut_short(found[-1], by=found[-1].stat().st_size // 2)
+        case _:
+            delete(*found)
+    return data
+
+
+def test_an_accepted_loss_leaves_a_store_whose_parts_agree(short: Path) -> None:
+    """The column families go to table files one by one: without more than the log's loss, an index or the journal would
+    tell of records that are gone, and the other way round."""
+    before = opened_elsewhere(short)
+    store = opened(short, accept_loss=True)
+    assert store.epoch != before
+    Audit().check(store)
+    found = keys_of(store)
+    assert found <= all_of()
+    write(store, range(5))
+    Audit().check(store)
+    store.close()
+    assert kept(short) == found | all_of(5)
+
+
+def opened_elsewhere(short: Path) -> str:
+    """The epoch of the data before."""
+    (original,) = [path for path in short.parent.glob("data") if path == short]
+    copy = original.with_name("before")
+    shutil.copytree(original, copy)
+    (copy / MARK).unlink()
+    store = opened(copy)
+    epoch = store.epoch
+    store.close()
+    return epoch
+
+
+def test_after_an_accepted_loss_versions_and_sequences_are_not_given_out_again(short: Path, left: Path) -> None:
+    copy = short.with_name("whole")
+    shutil.copytree(left, copy)
+    whole = opened(copy)
+    version, sequence = whole.writer.bounds
+    whole.close()
+    store = opened(short, accept_loss=True)
+    outcome = store.run(Publish("kept", [b"{}"], ["new"]))
+    store.close()
+    assert outcome.last_sequence > sequence
+    assert outcome.last_version > version
+
+
+def test_a_start_that_is_killed_while_it_settles_a_loss_is_done_again(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logs are gone by then, so that nothing would be missing any more."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sow_server.engine.store.settle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            opened(short, accept_loss=True)
+    store = opened(short)
+    Audit().check(store)
+    store.close()
+
+
+def test_accepting_a_loss_where_there_is_none_changes_nothing(data: Path) -> None:
+    store = opened(data, accept_loss=True)
+    epoch = store.epoch
+    assert keys_of(store) == all_of()
+    store.close()
+    store = opened(data)
+    assert store.epoch == epoch
+    store.close()
+
+
+def test_a_deleted_record_stays_deleted_when_nothing_is_missing(data: Path) -> None:
+    store = opened(data)
+    store.run(Delete("kept", ["3"]))
+    store.close()
+    assert kept(data) == all_of() - {"3"}
