@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -200,6 +201,7 @@ class Replication:
         sender.wake = wake
         hearing = asyncio.create_task(_hear(call, sender))
         connecting = asyncio.create_task(call.wait_for_connection())
+        numbers = itertools.count(1)
         try:
             # A write waits for the connection: for ever, where the call is cancelled before that is up.
             await asyncio.wait([connecting, hearing], return_when=asyncio.FIRST_COMPLETED)
@@ -210,7 +212,7 @@ class Replication:
                 if read is not None:
                     self._read(sender, read)
                 if message is not None:
-                    if not await _written(call, sealed(message)):
+                    if not await _written(call, sealed(message, next(numbers))):
                         await asyncio.wait([hearing])  # it learns why
                 elif read is None:
                     await wakened.wait()
@@ -266,8 +268,9 @@ async def _hear(
     sender: Sender,
 ) -> None:
     try:
+        numbers = itertools.count(1)
         async for response in call:
-            sender.received(opened(replication_pb2.ReplicateResponse, response))
+            sender.received(opened(replication_pb2.ReplicateResponse, response, next(numbers)))
         sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the peer has ended the link"))
     except grpc.aio.AioRpcError as error:
         sender.fail(refused_by(error, sender.peer.address))
@@ -326,12 +329,13 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
 
         receiver.wake = wake
         hearing = asyncio.create_task(_take(request_iterator, receiver, room))
+        numbers = itertools.count(1)
         try:
             while True:
                 wakened.clear()
                 message = receiver.next_message()
                 if message is not None:
-                    yield sealed(message)
+                    yield sealed(message, next(numbers))
                 elif receiver.failure is not None:
                     break
                 else:
@@ -395,8 +399,9 @@ async def _in_thread(readers: Executor, work: Callable[[], T]) -> T:
 
 async def _take(requests: AsyncIterator[replication_pb2.Sealed], receiver: Receiver, room: asyncio.Event) -> None:
     try:
+        numbers = itertools.count(1)
         async for request in requests:
-            receiver.received(opened(replication_pb2.ReplicateRequest, request))
+            receiver.received(opened(replication_pb2.ReplicateRequest, request, next(numbers)))
             while receiver.full and receiver.failure is None:
                 room.clear()
                 await room.wait()

@@ -21,6 +21,7 @@ PREFIX: Final = "ERROR_REASON_"
 DETAILS: Final = "grpc-status-details-bin"
 MESSAGE_CHARACTERS_MAX: Final = 500
 """A longer message is cut: trailers beyond 8 KiB do not arrive."""
+_NUMBER_MAX: Final = 2**32 - 1
 _UNREACHABLE: Final = re.compile(
     r"failed to connect to all addresses; last error: [A-Z_]+: (?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?|errors resolving .*: "
@@ -95,17 +96,21 @@ def reason_name(reason: Reason) -> str:
     return types_pb2.ErrorReason.Name(reason).removeprefix(PREFIX)
 
 
-def sealed(message: Message) -> replication_pb2.Sealed:
-    """A message of a link as it travels."""
+def sealed(message: Message, number: int = 0) -> replication_pb2.Sealed:
+    """A message of a link as it travels; `number`: which one of its direction it is, 0: they are not numbered."""
     written = message.SerializeToString()
-    return replication_pb2.Sealed(message=written, crc32=zlib.crc32(written))
+    number &= _NUMBER_MAX
+    return replication_pb2.Sealed(message=written, crc32=zlib.crc32(written, number), number=number)
 
 
-def opened(kind: type[M], given: replication_pb2.Sealed) -> M:
-    """A message of a link that has come. Raises Refused (BATCH_DAMAGED)."""
-    if zlib.crc32(given.message) == given.crc32:
-        try:
-            return kind.FromString(given.message)
-        except DecodeError:
-            pass
-    raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a message does not match its checksum")
+def opened(kind: type[M], given: replication_pb2.Sealed, number: int = 0) -> M:
+    """A message of a link that has come as the one with this number. Raises Refused (BATCH_DAMAGED)."""
+    if zlib.crc32(given.message, given.number) != given.crc32:
+        raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a message does not match its checksum")
+    if given.number not in (0, number & _NUMBER_MAX):
+        missing = f"message {given.number} has come where {number} was to come"
+        raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, missing)
+    try:
+        return kind.FromString(given.message)
+    except DecodeError:
+        raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a message cannot be read") from None

@@ -559,13 +559,13 @@ class Sender:
         self.answers: list[replication_pb2.ReplicateResponse] = []
         with grpc.insecure_channel(instance.server.address) as channel:
             call = replication_pb2_grpc.ReplicationServiceStub(channel).Replicate(
-                iter([sealed(message) for message in messages]),
+                iter([sealed(message, number) for number, message in enumerate(messages, 1)]),
                 metadata=(("authorization", f"Bearer {TOKEN}"),),
                 timeout=20,
             )
             try:
-                for response in call:
-                    self.answers.append(opened(replication_pb2.ReplicateResponse, response))
+                for number, response in enumerate(call, 1):
+                    self.answers.append(opened(replication_pb2.ReplicateResponse, response, number))
             except grpc.RpcError as error:
                 self.reason = reason_name(refused_by(error, instance.server.address).reason)  # type: ignore[arg-type]  # has what it reads of the other kind
 

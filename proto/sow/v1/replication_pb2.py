@@ -25,59 +25,59 @@ _sym_db = _symbol_database.Default()
 from sow.v1 import types_pb2 as sow_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sow/v1/replication.proto\x12\x06sow.v1\x1a\x12sow/v1/types.proto\"3\n\x08Instance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"q\n\x0fReplicatedTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x03(\t\x12\x14\n\x0cmessage_type\x18\x03 \x01(\t\x12\x11\n\tseparator\x18\x04 \x01(\x0c\x12\x1a\n\x12\x61\x63ts_on_expiration\x18\x05 \x01(\x08\"(\n\x06Sealed\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\"\xc9\x01\n\x10ReplicateRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\r.sow.v1.HelloH\x00\x12 \n\x06topics\x18\x02 \x01(\x0b\x32\x0e.sow.v1.TopicsH\x00\x12\"\n\x07\x63hanges\x18\x03 \x01(\x0b\x32\x0f.sow.v1.ChangesH\x00\x12\x1c\n\x04seed\x18\x04 \x01(\x0b\x32\x0c.sow.v1.SeedH\x00\x12&\n\theartbeat\x18\x05 \x01(\x0b\x32\x11.sow.v1.HeartbeatH\x00\x42\t\n\x07message\"\xe1\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\"\n\x08instance\x18\x02 \x01(\x0b\x32\x10.sow.v1.Instance\x12\x16\n\x0etopics_pattern\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\'\n\x06topics\x18\x05 \x03(\x0b\x32\x17.sow.v1.ReplicatedTopic\x12\x15\n\rhead_sequence\x18\x06 \x01(\x03\x12\x12\n\nnow_micros\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x08\x12\x15\n\rauthoritative\x18\t \x01(\x08\"1\n\x06Topics\x12\'\n\x06topics\x18\x01 \x03(\x0b\x32\x17.sow.v1.ReplicatedTopic\"\xbc\x01\n\x07\x43hanges\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x03\x12\x0c\n\x04upto\x18\x02 \x01(\x03\x12\x1e\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x0e.sow.v1.Packed\x12\x0f\n\x07origins\x18\x04 \x03(\t\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12\x15\n\rhead_sequence\x18\x06 \x01(\x03\x12\x12\n\nnow_micros\x18\x07 \x01(\x03\x12\r\n\x05probe\x18\x08 \x01(\x03\x12\x1a\n\x12\x63ommit_time_micros\x18\t \x01(\x03\"&\n\x06Packed\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\xb5\x01\n\x04Seed\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x08\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x11\n\tafter_key\x18\x04 \x01(\x0c\x12\x10\n\x08upto_key\x18\x05 \x01(\x0c\x12\r\n\x05\x63hunk\x18\x06 \x01(\x0c\x12\x0f\n\x07origins\x18\x07 \x03(\t\x12\r\n\x05\x63rc32\x18\x08 \x01(\x07\x12\x16\n\x0epurged_version\x18\t \x01(\x03\x12\x15\n\rpurged_origin\x18\n \x01(\t\"S\n\tHeartbeat\x12\x15\n\rhead_sequence\x18\x01 \x01(\x03\x12\x0c\n\x04upto\x18\x02 \x01(\x03\x12\x12\n\nnow_micros\x18\x03 \x01(\x03\x12\r\n\x05probe\x18\x04 \x01(\x03\"\x96\x01\n\x11ReplicateResponse\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.sow.v1.WelcomeH\x00\x12,\n\x0c\x61\x63knowledged\x18\x02 \x01(\x0b\x32\x14.sow.v1.AcknowledgedH\x00\x12$\n\x05topic\x18\x03 \x01(\x0b\x32\x13.sow.v1.TopicAnswerH\x00\x42\t\n\x07message\"\x99\x01\n\x07Welcome\x12\"\n\x08instance\x18\x01 \x01(\x0b\x32\x10.sow.v1.Instance\x12\x13\n\x06\x63ursor\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12#\n\x06topics\x18\x03 \x03(\x0b\x32\x13.sow.v1.TopicAnswer\x12\x11\n\treturning\x18\x04 \x01(\x08\x12\x12\n\nnow_micros\x18\x05 \x01(\x03\x42\t\n\x07_cursor\"\x88\x01\n\x0bTopicAnswer\x12\r\n\x05topic\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.sow.v1.TopicState\x12\x11\n\tafter_key\x18\x03 \x01(\x0c\x12#\n\x06reason\x18\x04 \x01(\x0e\x32\x13.sow.v1.ErrorReason\x12\x0f\n\x07message\x18\x05 \x01(\t\"R\n\x0c\x41\x63knowledged\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05probe\x18\x02 \x01(\x03\x12\x12\n\nnow_micros\x18\x03 \x01(\x03\x12\r\n\x05seeds\x18\x04 \x01(\x03\"\x82\x01\n\x0f\x43hecksumRequest\x12\"\n\x08instance\x18\x01 \x01(\x0b\x32\x10.sow.v1.Instance\x12&\n\x05topic\x18\x02 \x01(\x0b\x32\x17.sow.v1.ReplicatedTopic\x12\x0f\n\x07\x62uckets\x18\x03 \x01(\r\x12\x12\n\nnow_micros\x18\x04 \x01(\x03\"m\n\x10\x43hecksumResponse\x12\x10\n\x08\x63hecksum\x18\x01 \x03(\x06\x12\x0f\n\x07records\x18\x02 \x03(\r\x12\"\n\x08instance\x18\x03 \x01(\x0b\x32\x10.sow.v1.Instance\x12\x12\n\nunreadable\x18\x04 \x01(\x04\"}\n\x13ListVersionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x03 \x03(\r\x12\x12\n\nnow_micros\x18\x04 \x01(\x03\x12\"\n\x08instance\x18\x05 \x01(\x0b\x32\x10.sow.v1.Instance\"F\n\x14ListVersionsResponse\x12\x0b\n\x03key\x18\x01 \x03(\t\x12\x0f\n\x07version\x18\x02 \x03(\x10\x12\x10\n\x08\x63hecksum\x18\x03 \x03(\x06\"R\n\x10\x46\x65tchRowsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x03(\t\x12\"\n\x08instance\x18\x03 \x01(\x0b\x32\x10.sow.v1.Instance\"3\n\x11\x46\x65tchRowsResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0f\n\x07origins\x18\x02 \x03(\t\"\x8d\x01\n\x10MergeRowsRequest\x12\"\n\x08instance\x18\x01 \x01(\x0b\x32\x10.sow.v1.Instance\x12&\n\x05topic\x18\x02 \x01(\x0b\x32\x17.sow.v1.ReplicatedTopic\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x12\x0f\n\x07origins\x18\x04 \x03(\t\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\"J\n\x11MergeRowsResponse\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x03\x12\x13\n\x0bpassed_over\x18\x02 \x01(\x03\x12\x0f\n\x07refused\x18\x03 \x01(\x03*r\n\nTopicState\x12\x1b\n\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TOPIC_STATE_SEEDED\x10\x01\x12\x16\n\x12TOPIC_STATE_WANTED\x10\x02\x12\x17\n\x13TOPIC_STATE_REFUSED\x10\x03\x32\xd5\x02\n\x12ReplicationService\x12/\n\tReplicate\x12\x0e.sow.v1.Sealed\x1a\x0e.sow.v1.Sealed(\x01\x30\x01\x12=\n\x08\x43hecksum\x12\x17.sow.v1.ChecksumRequest\x1a\x18.sow.v1.ChecksumResponse\x12K\n\x0cListVersions\x12\x1b.sow.v1.ListVersionsRequest\x1a\x1c.sow.v1.ListVersionsResponse0\x01\x12@\n\tFetchRows\x12\x18.sow.v1.FetchRowsRequest\x1a\x19.sow.v1.FetchRowsResponse\x12@\n\tMergeRows\x12\x18.sow.v1.MergeRowsRequest\x1a\x19.sow.v1.MergeRowsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sow/v1/replication.proto\x12\x06sow.v1\x1a\x12sow/v1/types.proto\"3\n\x08Instance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"q\n\x0fReplicatedTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x03(\t\x12\x14\n\x0cmessage_type\x18\x03 \x01(\t\x12\x11\n\tseparator\x18\x04 \x01(\x0c\x12\x1a\n\x12\x61\x63ts_on_expiration\x18\x05 \x01(\x08\"8\n\x06Sealed\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x12\x0e\n\x06number\x18\x03 \x01(\r\"\xc9\x01\n\x10ReplicateRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\r.sow.v1.HelloH\x00\x12 \n\x06topics\x18\x02 \x01(\x0b\x32\x0e.sow.v1.TopicsH\x00\x12\"\n\x07\x63hanges\x18\x03 \x01(\x0b\x32\x0f.sow.v1.ChangesH\x00\x12\x1c\n\x04seed\x18\x04 \x01(\x0b\x32\x0c.sow.v1.SeedH\x00\x12&\n\theartbeat\x18\x05 \x01(\x0b\x32\x11.sow.v1.HeartbeatH\x00\x42\t\n\x07message\"\xe1\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\"\n\x08instance\x18\x02 \x01(\x0b\x32\x10.sow.v1.Instance\x12\x16\n\x0etopics_pattern\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\'\n\x06topics\x18\x05 \x03(\x0b\x32\x17.sow.v1.ReplicatedTopic\x12\x15\n\rhead_sequence\x18\x06 \x01(\x03\x12\x12\n\nnow_micros\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x08\x12\x15\n\rauthoritative\x18\t \x01(\x08\"1\n\x06Topics\x12\'\n\x06topics\x18\x01 \x03(\x0b\x32\x17.sow.v1.ReplicatedTopic\"\xbc\x01\n\x07\x43hanges\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x03\x12\x0c\n\x04upto\x18\x02 \x01(\x03\x12\x1e\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x0e.sow.v1.Packed\x12\x0f\n\x07origins\x18\x04 \x03(\t\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12\x15\n\rhead_sequence\x18\x06 \x01(\x03\x12\x12\n\nnow_micros\x18\x07 \x01(\x03\x12\r\n\x05probe\x18\x08 \x01(\x03\x12\x1a\n\x12\x63ommit_time_micros\x18\t \x01(\x03\"&\n\x06Packed\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\xb5\x01\n\x04Seed\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x08\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x11\n\tafter_key\x18\x04 \x01(\x0c\x12\x10\n\x08upto_key\x18\x05 \x01(\x0c\x12\r\n\x05\x63hunk\x18\x06 \x01(\x0c\x12\x0f\n\x07origins\x18\x07 \x03(\t\x12\r\n\x05\x63rc32\x18\x08 \x01(\x07\x12\x16\n\x0epurged_version\x18\t \x01(\x03\x12\x15\n\rpurged_origin\x18\n \x01(\t\"S\n\tHeartbeat\x12\x15\n\rhead_sequence\x18\x01 \x01(\x03\x12\x0c\n\x04upto\x18\x02 \x01(\x03\x12\x12\n\nnow_micros\x18\x03 \x01(\x03\x12\r\n\x05probe\x18\x04 \x01(\x03\"\x96\x01\n\x11ReplicateResponse\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.sow.v1.WelcomeH\x00\x12,\n\x0c\x61\x63knowledged\x18\x02 \x01(\x0b\x32\x14.sow.v1.AcknowledgedH\x00\x12$\n\x05topic\x18\x03 \x01(\x0b\x32\x13.sow.v1.TopicAnswerH\x00\x42\t\n\x07message\"\x99\x01\n\x07Welcome\x12\"\n\x08instance\x18\x01 \x01(\x0b\x32\x10.sow.v1.Instance\x12\x13\n\x06\x63ursor\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12#\n\x06topics\x18\x03 \x03(\x0b\x32\x13.sow.v1.TopicAnswer\x12\x11\n\treturning\x18\x04 \x01(\x08\x12\x12\n\nnow_micros\x18\x05 \x01(\x03\x42\t\n\x07_cursor\"\x88\x01\n\x0bTopicAnswer\x12\r\n\x05topic\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.sow.v1.TopicState\x12\x11\n\tafter_key\x18\x03 \x01(\x0c\x12#\n\x06reason\x18\x04 \x01(\x0e\x32\x13.sow.v1.ErrorReason\x12\x0f\n\x07message\x18\x05 \x01(\t\"R\n\x0c\x41\x63knowledged\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05probe\x18\x02 \x01(\x03\x12\x12\n\nnow_micros\x18\x03 \x01(\x03\x12\r\n\x05seeds\x18\x04 \x01(\x03\"\x82\x01\n\x0f\x43hecksumRequest\x12\"\n\x08instance\x18\x01 \x01(\x0b\x32\x10.sow.v1.Instance\x12&\n\x05topic\x18\x02 \x01(\x0b\x32\x17.sow.v1.ReplicatedTopic\x12\x0f\n\x07\x62uckets\x18\x03 \x01(\r\x12\x12\n\nnow_micros\x18\x04 \x01(\x03\"m\n\x10\x43hecksumResponse\x12\x10\n\x08\x63hecksum\x18\x01 \x03(\x06\x12\x0f\n\x07records\x18\x02 \x03(\r\x12\"\n\x08instance\x18\x03 \x01(\x0b\x32\x10.sow.v1.Instance\x12\x12\n\nunreadable\x18\x04 \x01(\x04\"}\n\x13ListVersionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x03 \x03(\r\x12\x12\n\nnow_micros\x18\x04 \x01(\x03\x12\"\n\x08instance\x18\x05 \x01(\x0b\x32\x10.sow.v1.Instance\"F\n\x14ListVersionsResponse\x12\x0b\n\x03key\x18\x01 \x03(\t\x12\x0f\n\x07version\x18\x02 \x03(\x10\x12\x10\n\x08\x63hecksum\x18\x03 \x03(\x06\"R\n\x10\x46\x65tchRowsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x03(\t\x12\"\n\x08instance\x18\x03 \x01(\x0b\x32\x10.sow.v1.Instance\"3\n\x11\x46\x65tchRowsResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0f\n\x07origins\x18\x02 \x03(\t\"\x8d\x01\n\x10MergeRowsRequest\x12\"\n\x08instance\x18\x01 \x01(\x0b\x32\x10.sow.v1.Instance\x12&\n\x05topic\x18\x02 \x01(\x0b\x32\x17.sow.v1.ReplicatedTopic\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x12\x0f\n\x07origins\x18\x04 \x03(\t\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\"J\n\x11MergeRowsResponse\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x03\x12\x13\n\x0bpassed_over\x18\x02 \x01(\x03\x12\x0f\n\x07refused\x18\x03 \x01(\x03*r\n\nTopicState\x12\x1b\n\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TOPIC_STATE_SEEDED\x10\x01\x12\x16\n\x12TOPIC_STATE_WANTED\x10\x02\x12\x17\n\x13TOPIC_STATE_REFUSED\x10\x03\x32\xd5\x02\n\x12ReplicationService\x12/\n\tReplicate\x12\x0e.sow.v1.Sealed\x1a\x0e.sow.v1.Sealed(\x01\x30\x01\x12=\n\x08\x43hecksum\x12\x17.sow.v1.ChecksumRequest\x1a\x18.sow.v1.ChecksumResponse\x12K\n\x0cListVersions\x12\x1b.sow.v1.ListVersionsRequest\x1a\x1c.sow.v1.ListVersionsResponse0\x01\x12@\n\tFetchRows\x12\x18.sow.v1.FetchRowsRequest\x1a\x19.sow.v1.FetchRowsResponse\x12@\n\tMergeRows\x12\x18.sow.v1.MergeRowsRequest\x1a\x19.sow.v1.MergeRowsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sow.v1.replication_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOPICSTATE']._serialized_start=2581
-  _globals['_TOPICSTATE']._serialized_end=2695
+  _globals['_TOPICSTATE']._serialized_start=2597
+  _globals['_TOPICSTATE']._serialized_end=2711
   _globals['_INSTANCE']._serialized_start=56
   _globals['_INSTANCE']._serialized_end=107
   _globals['_REPLICATEDTOPIC']._serialized_start=109
   _globals['_REPLICATEDTOPIC']._serialized_end=222
   _globals['_SEALED']._serialized_start=224
-  _globals['_SEALED']._serialized_end=264
-  _globals['_REPLICATEREQUEST']._serialized_start=267
-  _globals['_REPLICATEREQUEST']._serialized_end=468
-  _globals['_HELLO']._serialized_start=471
-  _globals['_HELLO']._serialized_end=696
-  _globals['_TOPICS']._serialized_start=698
-  _globals['_TOPICS']._serialized_end=747
-  _globals['_CHANGES']._serialized_start=750
-  _globals['_CHANGES']._serialized_end=938
-  _globals['_PACKED']._serialized_start=940
-  _globals['_PACKED']._serialized_end=978
-  _globals['_SEED']._serialized_start=981
-  _globals['_SEED']._serialized_end=1162
-  _globals['_HEARTBEAT']._serialized_start=1164
-  _globals['_HEARTBEAT']._serialized_end=1247
-  _globals['_REPLICATERESPONSE']._serialized_start=1250
-  _globals['_REPLICATERESPONSE']._serialized_end=1400
-  _globals['_WELCOME']._serialized_start=1403
-  _globals['_WELCOME']._serialized_end=1556
-  _globals['_TOPICANSWER']._serialized_start=1559
-  _globals['_TOPICANSWER']._serialized_end=1695
-  _globals['_ACKNOWLEDGED']._serialized_start=1697
-  _globals['_ACKNOWLEDGED']._serialized_end=1779
-  _globals['_CHECKSUMREQUEST']._serialized_start=1782
-  _globals['_CHECKSUMREQUEST']._serialized_end=1912
-  _globals['_CHECKSUMRESPONSE']._serialized_start=1914
-  _globals['_CHECKSUMRESPONSE']._serialized_end=2023
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=2025
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=2150
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=2152
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=2222
-  _globals['_FETCHROWSREQUEST']._serialized_start=2224
-  _globals['_FETCHROWSREQUEST']._serialized_end=2306
-  _globals['_FETCHROWSRESPONSE']._serialized_start=2308
-  _globals['_FETCHROWSRESPONSE']._serialized_end=2359
-  _globals['_MERGEROWSREQUEST']._serialized_start=2362
-  _globals['_MERGEROWSREQUEST']._serialized_end=2503
-  _globals['_MERGEROWSRESPONSE']._serialized_start=2505
-  _globals['_MERGEROWSRESPONSE']._serialized_end=2579
-  _globals['_REPLICATIONSERVICE']._serialized_start=2698
-  _globals['_REPLICATIONSERVICE']._serialized_end=3039
+  _globals['_SEALED']._serialized_end=280
+  _globals['_REPLICATEREQUEST']._serialized_start=283
+  _globals['_REPLICATEREQUEST']._serialized_end=484
+  _globals['_HELLO']._serialized_start=487
+  _globals['_HELLO']._serialized_end=712
+  _globals['_TOPICS']._serialized_start=714
+  _globals['_TOPICS']._serialized_end=763
+  _globals['_CHANGES']._serialized_start=766
+  _globals['_CHANGES']._serialized_end=954
+  _globals['_PACKED']._serialized_start=956
+  _globals['_PACKED']._serialized_end=994
+  _globals['_SEED']._serialized_start=997
+  _globals['_SEED']._serialized_end=1178
+  _globals['_HEARTBEAT']._serialized_start=1180
+  _globals['_HEARTBEAT']._serialized_end=1263
+  _globals['_REPLICATERESPONSE']._serialized_start=1266
+  _globals['_REPLICATERESPONSE']._serialized_end=1416
+  _globals['_WELCOME']._serialized_start=1419
+  _globals['_WELCOME']._serialized_end=1572
+  _globals['_TOPICANSWER']._serialized_start=1575
+  _globals['_TOPICANSWER']._serialized_end=1711
+  _globals['_ACKNOWLEDGED']._serialized_start=1713
+  _globals['_ACKNOWLEDGED']._serialized_end=1795
+  _globals['_CHECKSUMREQUEST']._serialized_start=1798
+  _globals['_CHECKSUMREQUEST']._serialized_end=1928
+  _globals['_CHECKSUMRESPONSE']._serialized_start=1930
+  _globals['_CHECKSUMRESPONSE']._serialized_end=2039
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=2041
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=2166
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=2168
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=2238
+  _globals['_FETCHROWSREQUEST']._serialized_start=2240
+  _globals['_FETCHROWSREQUEST']._serialized_end=2322
+  _globals['_FETCHROWSRESPONSE']._serialized_start=2324
+  _globals['_FETCHROWSRESPONSE']._serialized_end=2375
+  _globals['_MERGEROWSREQUEST']._serialized_start=2378
+  _globals['_MERGEROWSREQUEST']._serialized_end=2519
+  _globals['_MERGEROWSRESPONSE']._serialized_start=2521
+  _globals['_MERGEROWSRESPONSE']._serialized_end=2595
+  _globals['_REPLICATIONSERVICE']._serialized_start=2714
+  _globals['_REPLICATIONSERVICE']._serialized_end=3055
 # @@protoc_insertion_point(module_scope)

@@ -125,26 +125,31 @@ Global___ReplicatedTopic: _TypeAlias = ReplicatedTopic  # noqa: Y015
 @_typing.final
 class Sealed(_message.Message):
     """A message of a link. A flipped bit, wherever it is, must end the link and never be applied: a position that is wrong by
-    one bit would lose changes for good, and what TCP checks lets one in 65,536 pass.
+    one bit would lose changes for good, and what TCP checks lets one in 65,536 pass. A flipped bit may also have a whole
+    message vanish, as HTTP/2 passes over frames of a type that it does not know: so messages are numbered.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     message: _builtins.bytes
     """A ReplicateRequest or ReplicateResponse."""
     crc32: _builtins.int
-    """CRC-32 of its bytes."""
+    """CRC-32 of its bytes, begun with the number."""
+    number: _builtins.int
+    """Which message of its direction it is on this stream, from 1 on. 0: they are not numbered."""
     def __init__(
         self,
         *,
         message: _builtins.bytes = ...,
         crc32: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "message", b"message", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
