@@ -108,8 +108,8 @@ def test_a_link_and_a_repair_take_what_is_sound_and_go_on(server: ServerProcess,
 
     with grpc.insecure_channel(server.address) as channel:
         stub = replication_pb2_grpc.ReplicationServiceStub(channel)
-        for answer in stub.Replicate(requests()):
-            response = opened(replication_pb2.ReplicateResponse, answer)
+        for number, answer in enumerate(stub.Replicate(requests()), 1):
+            response = opened(replication_pb2.ReplicateResponse, answer, number)
             welcomed.set()
             if response.acknowledged.sequence == 12:
                 (link,) = client.replication_status().incoming
