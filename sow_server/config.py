@@ -660,7 +660,7 @@ class _TopicForm(_DefaultsForm):
     key: tuple[str, ...] = _knob(_TOPIC.key, _Texts('key paths such as ["/id"]'))
     message_type: MessageType = _named(_TOPIC.message_type)
     journal: bool = _flag(_TOPIC.journal)
-    separator: str = _knob(_TOPIC.separator.decode("latin-1"), _Text(r"[\x00-\xff]", "one byte as text"))
+    fix_separator: str = _knob(_TOPIC.separator.decode("latin-1"), _Text(r"[\x00-\xff]", "one byte as text"))
     index: tuple[str, ...] = _knob(_TOPIC.index, _Texts('paths such as ["/symbol"]'))
 
 
@@ -921,13 +921,13 @@ class _Reader:
                 raise self.error(table, "", error.message.removeprefix("topic: ")) from None
             key = error.field.removeprefix("settings.")
             message = error.message.removeprefix(f"{key}: ")
-            raise self.error(table, "separator" if key == "fix_separator" else key, message) from None
+            raise self.error(table, key, message) from None
 
     def _declared(self, table: str, written: dict[str, object]) -> Declared:
         """The settings that a table writes, as the engine has them."""
         declared = dict(written)
-        if "separator" in declared:
-            declared["separator"] = str(declared["separator"]).encode("latin-1")
+        if "fix_separator" in declared:
+            declared["separator"] = str(declared.pop("fix_separator")).encode("latin-1")
         if "expiration" in declared:
             text = str(declared["expiration"])
             words = tuple(word.value for word in Expiration)
@@ -1148,8 +1148,9 @@ def _rendered(table: str, section: object) -> str:
 def _rendered_settings(table: str, section: type, declared: Declared) -> str:
     lines = [f"[{table}]"]
     for knob in _knobs(table, section):
-        if knob.field in declared:
-            value = declared[knob.field]
+        field = "separator" if knob.field == "fix_separator" else knob.field  # as the engine has it
+        if field in declared:
+            value = declared[field]
             if isinstance(value, bytes):
                 value = value.decode("latin-1")
             lines.append(f"{knob.key} = {knob.kind.show(value)}")

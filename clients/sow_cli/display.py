@@ -21,6 +21,8 @@ _CONTROL: Final = {
     # Bidirectional overrides can make a line read as another one.
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
 }
+NOT_SET: Final = "-"
+"""What is not set, or not there. `never` and `unlimited` are values, and are spelled out."""
 UNKNOWN: Final = "unknown"
 """What the server does not remember."""
 _TABLE_TEXT_MAX: Final = 2_000

@@ -197,7 +197,7 @@ def _facts(one: Durable) -> list[Fact]:
     facts = [
         Fact("topic", one.topic, display.safe(one.topic)),
         Fact("name", one.name, display.safe(one.name), label="durable"),
-        Fact("filter", one.filter or None, display.safe(one.filter) or "none"),
+        Fact("filter", one.filter or None, display.safe(one.filter) or display.NOT_SET),
         Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged)),
         Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
         Fact("attached", one.attached, "yes" if one.attached else "no"),
@@ -207,7 +207,7 @@ def _facts(one: Durable) -> list[Fact]:
     for name in ("retain_time", "retain_bytes", "backlog_ttl", "idle_ttl", "delivery_limit"):
         value = getattr(one.settings, name)
         facts.append(
-            Fact(name, value, "none" if value is None else settings.shown(name, value), in_lists=False),
+            Fact(name, value, display.NOT_SET if value is None else settings.shown(name, value), in_lists=False),
         )
     figures = one.figures
     if figures is None:
@@ -221,7 +221,7 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("total_bytes", figures.total_bytes, display.exact_size(figures.total_bytes)),
         Fact("unacknowledged_entries", figures.unacknowledged_entries, display.count(figures.unacknowledged_entries)),
         Fact("unacknowledged_bytes", figures.unacknowledged_bytes, display.exact_size(figures.unacknowledged_bytes)),
-        Fact("oldest_unacknowledged_age", oldest, oldest or "none"),
+        Fact("oldest_unacknowledged_age", oldest, oldest or display.NOT_SET),
         Fact("set_aside_entries", figures.set_aside_entries, display.count(figures.set_aside_entries)),
         Fact("exact", figures.exact, counted, label="counted", in_lists=False),
     ]

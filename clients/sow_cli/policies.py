@@ -129,7 +129,7 @@ def _facts(one: Policy) -> list[Fact]:
         Fact("applies_to", one.applies_to, one.applies_to),
         _kind(one.operator),
         Fact("matches", one.matches, display.count(one.matches)),
-        Fact("settings", dict(one.settings), said or "none"),
+        Fact("settings", dict(one.settings), said or display.NOT_SET),
     ]
 
 

@@ -355,12 +355,12 @@ def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:
     return [
         Fact("topic", topic, topic),
         Fact("access", plan.access, _ACCESS.get(plan.access, "reads records in a way that this command does not know")),
-        Fact("index_path", plan.index_path or None, display.safe(plan.index_path) or "-", label="index"),
+        Fact("index_path", plan.index_path or None, display.safe(plan.index_path) or display.NOT_SET, label="index"),
         Fact("probes", plan.probes, display.count(plan.probes)),
         Fact("index_entries", plan.index_entries, display.count(plan.index_entries)),
         Fact("scanned", plan.scanned, display.records(plan.scanned)),
         Fact("matched", plan.matched, display.records(plan.matched)),
         Fact("returned", plan.returned, display.records(plan.returned)),
-        Fact("filter", plan.filter or None, display.safe(plan.filter) or "none"),
+        Fact("filter", plan.filter or None, display.safe(plan.filter) or display.NOT_SET),
         Fact("order_by", plan.order_by or None, display.safe(plan.order_by) or "the key"),
     ]

@@ -196,9 +196,9 @@ def _incoming(link: IncomingLink) -> list[Fact]:
         Fact("direction", "in", "in", label=" "),
         Fact("peer", link.peer, display.safe(link.peer)),
         Fact("state", link.state, display.safe(link.state)),
-        Fact("mode", None, "-"),
+        Fact("mode", None, display.NOT_SET),
         Fact("lag_sequences", behind, display.count(behind), label="behind", right=True),
-        Fact("lag_micros", None, "-", label="lag", right=True),
+        Fact("lag_micros", None, display.NOT_SET, label="lag", right=True),
         _skew(link.skew),
         Fact("cursor", link.cursor, "", in_lists=False),
         Fact("head_sequence", link.head_sequence, "", in_lists=False),
@@ -221,7 +221,7 @@ def _troubles(link: OutgoingLink | IncomingLink) -> list[Fact]:
 
 
 def _short(link: OutgoingLink | IncomingLink) -> str:
-    return link.last_error_reason or ("see below" if link.last_error else "-")
+    return link.last_error_reason or ("see below" if link.last_error else display.NOT_SET)
 
 
 def _topic(one: LinkTopic) -> dict[str, str]:
@@ -296,7 +296,7 @@ def _difference(one: Verified, key: Difference) -> list[Fact]:
 
 
 def _version(version: int) -> str:
-    return str(version) if version else "none"
+    return str(version) if version else display.NOT_SET
 
 
 def _repaired(one: Repaired) -> list[Fact]:
@@ -311,7 +311,7 @@ def _repaired(one: Repaired) -> list[Fact]:
 
 
 def _left_out(why: str) -> Fact:
-    return Fact("left_out", why or None, display.safe(why) or "-")
+    return Fact("left_out", why or None, display.safe(why) or display.NOT_SET)
 
 
 def _backup(made: BackupMade) -> list[Fact]:

@@ -71,7 +71,7 @@ def _facts(status: Status) -> list[Fact]:
     return [
         Fact("instance", status.instance, display.safe(status.instance)),
         Fact("state", status.state, status.state),
-        Fact("failure", status.failure or None, display.safe(status.failure) or "none"),
+        Fact("failure", status.failure or None, display.safe(status.failure) or display.NOT_SET),
         Fact("server_version", status.server_version, display.safe(status.server_version), label="version"),
         Fact("instance_id", status.instance_id, status.instance_id),
         Fact("journal_epoch", status.journal_epoch, status.journal_epoch),

@@ -29,6 +29,7 @@ class PolicyOptions(TypedDict):
     """What click hands over for `policy_options`, named as the settings are; None: not given."""
 
     expiration: str | None
+    default_ttl: str | None
     min_ttl: str | None
     max_ttl: str | None
     retain_time: str | None
@@ -59,7 +60,7 @@ class TopicOptions(PolicyOptions):
     message_type: MessageTypeName | None
     journal: bool | None
     index: tuple[str, ...]
-    separator: str | None
+    fix_separator: str | None
 
 
 _DURATION: Final = "DURATION|none"
@@ -77,7 +78,7 @@ _TOPIC_OPTIONS: Final = (
         help="Field with a secondary index, such as /symbol; repeat it for several. All others go.",
     ),
     click.option(
-        "--separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
+        "--fix-separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
     ),
 )
 
@@ -87,6 +88,12 @@ _POLICY_OPTIONS: Final = (
         type=arguments.expiration,
         metavar="disabled|enabled|reject|DURATION",
         help="Whether records expire; a DURATION such as 30s is the lifetime of those that carry none.",
+    ),
+    click.option(
+        "--default-ttl",
+        type=arguments.bound,
+        metavar=_DURATION,
+        help="The lifetime of records that carry none: --expiration as a DURATION.",
     ),
     click.option("--min-ttl", type=arguments.bound, metavar=_DURATION, help="Shorter lifetimes are raised."),
     click.option("--max-ttl", type=arguments.bound, metavar=_DURATION, help="Longer lifetimes are lowered."),
@@ -188,8 +195,8 @@ def topic_settings(given: TopicOptions) -> TopicSettingsArguments:
         if NO_INDEX in index and len(index) > 1:
             raise click.UsageError(f"--index {NO_INDEX} excludes other --index options")
         settings["index"] = () if index == (NO_INDEX,) else index
-    if given["separator"] is not None:
-        settings["fix_separator"] = given["separator"]
+    if given["fix_separator"] is not None:
+        settings["fix_separator"] = given["fix_separator"]
     return settings
 
 

@@ -95,7 +95,7 @@ def create(session: Session, output: Output, name: str, **given: Unpack[settings
 def alter(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
     """Change settings of the topic NAME; those not given stay as they are.
 
-    Existing records keep their expire times. --key, --message-type and --separator change only while the topic is
+    Existing records keep their expire times. --key, --message-type and --fix-separator change only while the topic is
     empty. --index names all indexes that there are to be: new ones are built while the topic is in use, see `sow topic
     describe`.
 
@@ -229,7 +229,7 @@ def _facts(topic: Topic) -> list[Fact]:
     values, figures = topic.settings, topic.statistics
     key = list(values.key)
     is_fix = values.message_type in ("fix", "nvfix")
-    separator = display.safe(values.fix_separator)
+    separator = display.safe(values.fix_separator) if is_fix else display.NOT_SET
     owner = "configuration" if topic.set_in_config else "administrator"
     building = [index.path for index in topic.indexes if not index.complete]
     facts = [
@@ -239,9 +239,14 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("expiration", str(values.expiration), str(values.expiration)),
         *settings.facts(values),
         Fact("journal", values.journal, "yes" if values.journal else "no", in_lists=False),
-        Fact("fix_separator", values.fix_separator if is_fix else None, separator if is_fix else "-", in_lists=False),
+        Fact(
+            "fix_separator",
+            values.fix_separator if is_fix else None,
+            separator if is_fix else display.NOT_SET,
+            in_lists=False,
+        ),
         Fact("index", list(values.index), _shown_indexes(topic), in_lists=False),
-        Fact("index_building", building or None, _shown_paths(building) or "none", in_lists=False),
+        Fact("index_building", building or None, _shown_paths(building) or display.NOT_SET, in_lists=False),
         Fact("set_in_config", topic.set_in_config, owner, label="set by"),
         Fact("create_time", topic.create_time.isoformat(), f"{topic.create_time:%Y-%m-%d %H:%M:%S}Z", in_lists=False),
     ]
@@ -258,12 +263,12 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("floor_sequence", figures.floor_sequence, str(figures.floor_sequence), in_lists=False),
         Fact("durables", figures.durables, display.count(figures.durables), in_lists=False),
         Fact("backlog_bytes", figures.backlog_bytes, display.exact_size(figures.backlog_bytes), in_lists=False),
-        Fact("backlog_age", age, age or "none", in_lists=False),
+        Fact("backlog_age", age, age or display.NOT_SET, in_lists=False),
         Fact("backlog_entries", figures.backlog_entries, display.count(figures.backlog_entries), in_lists=False),
         Fact(
             "slowest_durable",
             figures.slowest_durable or None,
-            display.safe(figures.slowest_durable) or "none",
+            display.safe(figures.slowest_durable) or display.NOT_SET,
             in_lists=False,
         ),
         Fact("tombstones", figures.tombstones, display.count(figures.tombstones), in_lists=False),
@@ -280,7 +285,7 @@ def _planned(topic: Topic) -> list[Fact]:
 def _effective(one: EffectiveSetting) -> list[Fact]:
     return [
         Fact("name", one.name, one.name, label="setting"),
-        Fact("value", one.value, display.safe(one.value)),
+        Fact("value", one.value, display.NOT_SET if one.value == arguments.NONE else display.safe(one.value)),
         Fact("origin", one.origin, display.safe(one.origin), label="from"),
     ]
 
@@ -292,7 +297,7 @@ def _shown_paths(paths: Iterable[str]) -> str:
 def _shown_indexes(topic: Topic) -> str:
     """Each index, and whether queries use it already."""
     shown = [f"{display.safe(one.path)} ({'complete' if one.complete else 'being built'})" for one in topic.indexes]
-    return ", ".join(shown) or "none"
+    return ", ".join(shown) or display.NOT_SET
 
 
 @topic.command()

@@ -50,7 +50,7 @@ from sow_client._records import (
     micros_of,
     ttl_micros,
 )
-from sow_client._settings import PATHS, settings_of, topic_message, topic_settings
+from sow_client._settings import PATHS, one_expiration, settings_of, topic_message, topic_settings
 from sow_client.errors import Cancelled, InternalError, Refusal, SowError, Unavailable, error_of_reason
 
 RECORDS_PER_REQUEST_MAX = 10_000
@@ -720,6 +720,7 @@ def restamped(response: admin_pb2.RestampResponse) -> Restamped:
 
 def settings_message(arguments: TopicSettingsArguments) -> admin_pb2.TopicSettings:
     """The settings that are named and not None."""
+    arguments = one_expiration(arguments)
     named = [name for name, value in arguments.items() if value is not None]
     return topic_message(topic_settings(arguments), named)
 
@@ -739,6 +740,7 @@ def alter_request(name: str, arguments: TopicSettingsArguments) -> admin_pb2.Alt
     """A change of the settings that are named; None: not set any more, so that a policy or the default counts."""
     if not arguments:
         raise invalid("settings", "names no setting to change")
+    arguments = one_expiration(arguments)
     return admin_pb2.AlterTopicRequest(
         name=name,
         settings=settings_message(arguments),

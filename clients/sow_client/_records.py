@@ -8,7 +8,7 @@ numbers of a record are looked up only when one of its attributes is asked for.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias, TypedDict
 import msgspec
 
 from sow.durations import format_micros, parse_micros
+from sow.sizes import SizeError, parse_bytes
 from sow.v1 import types_pb2
 from sow_client._documents import decode
 from sow_client.errors import InternalError, InvalidArgument
@@ -427,31 +428,38 @@ OnMissingName: TypeAlias = Literal["retain", "drop"]
 """What becomes of a dead letter whose target topic does not exist (rule T3)."""
 
 UNLIMITED: Final = -1
-"""As a number of bytes or entries: no limit."""
+"""As a number of bytes or entries, or as `retain_time`: no limit. The text "unlimited" says the same."""
+
+Size: TypeAlias = int | str
+"""Bytes: a number, text such as "64MiB" or "1.5GiB", or UNLIMITED."""
+
+Count: TypeAlias = int | Literal["unlimited"]
+"""A number, or UNLIMITED."""
 
 
 class TopicSettingsArguments(TypedDict, total=False):
-    """The settings of a topic as keyword arguments; see `TopicSettings`."""
+    """The settings of a topic as keyword arguments; see `TopicSettings`. `default_ttl`: `expiration` as a duration."""
 
     key: tuple[str, ...] | list[str]
     message_type: MessageTypeName
-    expiration: Ttl
+    expiration: Ttl | None
+    default_ttl: Ttl | None
     min_ttl: Ttl | None
     max_ttl: Ttl | None
     journal: bool
     fix_separator: str
     retain_time: Ttl | None
-    retain_bytes: int | None
+    retain_bytes: Size | None
     index: tuple[str, ...] | list[str]
     max_age: Ttl | None
-    max_bytes: int | None
-    max_entries: int | None
+    max_bytes: Size | None
+    max_entries: Count | None
     backlog_ttl: Ttl | None
-    backlog_quota_bytes: int | None
+    backlog_quota_bytes: Size | None
     backlog_quota_age: Ttl | None
-    backlog_quota_entries: int | None
+    backlog_quota_entries: Count | None
     backlog_action: BacklogActionName | None
-    delivery_limit: int | None
+    delivery_limit: Count | None
     durable_idle_ttl: Ttl | None
     idle_ttl: Ttl | None
     publish_is_use: bool | None
@@ -464,7 +472,7 @@ class TopicSettingsArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Settings of a topic. Durations are kept in one notation ("1h30m0s"), however they were given.
+    """Settings of a topic. However they were given, durations are kept in one notation ("1h30m0s"), sizes as bytes.
 
     What is not set (None, unless its line says otherwise) takes its value from a policy that matches the topic, else
     from the server's defaults (rule T2).
@@ -486,27 +494,27 @@ class TopicSettings:
     """Field separator of fix and nvfix, one byte as text."""
     retain_time: Ttl | None = None
     """Journal entries are kept at least this long (rule J3); "unlimited" is legal."""
-    retain_bytes: int | None = None
+    retain_bytes: Size | None = None
     """Bytes of journal to keep at least; with `retain_time`, whichever is reached first. -1: unlimited."""
     index: tuple[str, ...] | list[str] = ()
     """Paths with a secondary index each, such as "/symbol" (rule Q3)."""
     max_age: Ttl | None = None
     """Journal entries of this age are discarded, acknowledged or not (rule J3)."""
-    max_bytes: int | None = None
+    max_bytes: Size | None = None
     """Journal bytes beyond this are discarded, oldest first. -1: no limit."""
-    max_entries: int | None = None
+    max_entries: Count | None = None
     """Journal entries beyond this are discarded, oldest first. -1: no limit."""
     backlog_ttl: Ttl | None = None
     """An entry that a durable leaves unacknowledged for this long counts as acknowledged (rule J8)."""
-    backlog_quota_bytes: int | None = None
+    backlog_quota_bytes: Size | None = None
     """Bytes that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
     backlog_quota_age: Ttl | None = None
     """Age that the oldest unacknowledged entry may have (rule J9)."""
-    backlog_quota_entries: int | None = None
+    backlog_quota_entries: Count | None = None
     """Entries that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
     backlog_action: BacklogActionName | None = None
     """What happens beyond the quota; "hold" unless said otherwise (rule J9)."""
-    delivery_limit: int | None = None
+    delivery_limit: Count | None = None
     """How often an entry is handed to consumers of a durable before it is set aside (rule J15). -1: unlimited."""
     durable_idle_ttl: Ttl | None = None
     """A durable that is neither attached nor acknowledges for this long is removed (rule J10)."""
@@ -526,12 +534,7 @@ class TopicSettings:
     """What becomes of dead letters while their target does not exist; "retain" unless said otherwise (rule T3)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", tuple(self.key))
-        object.__setattr__(self, "index", tuple(self.index))
-        for name, words in _DURATION_WORDS.items():
-            value = getattr(self, name)
-            if value is not None and value not in words:
-                object.__setattr__(self, name, format_micros(ttl_micros(value, name)))
+        _normalise(self)
 
     def named(self) -> frozenset[str]:
         """Names of the settings that differ from the defaults."""
@@ -555,10 +558,10 @@ class DurableSettingsArguments(TypedDict, total=False):
     """The settings of a durable subscription as keyword arguments; see `DurableSettings`."""
 
     retain_time: Ttl | None
-    retain_bytes: int | None
+    retain_bytes: Size | None
     backlog_ttl: Ttl | None
     idle_ttl: Ttl | None
-    delivery_limit: int | None
+    delivery_limit: Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,20 +573,83 @@ class DurableSettings:
 
     retain_time: Ttl | None = None
     """How long acknowledged entries can be rewound to (rule J3); "unlimited": as long as the topic retains them."""
-    retain_bytes: int | None = None
+    retain_bytes: Size | None = None
     """Bytes of acknowledged entries that can be rewound to. -1: unlimited."""
     backlog_ttl: Ttl | None = None
     """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
     idle_ttl: Ttl | None = None
     """Removed when neither attached nor acknowledging for this long (rule J10)."""
-    delivery_limit: int | None = None
+    delivery_limit: Count | None = None
     """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
 
     def __post_init__(self) -> None:
-        for name in ("retain_time", "backlog_ttl", "idle_ttl"):
-            value = getattr(self, name)
-            if value is not None and value not in _DURATION_WORDS[name]:
-                object.__setattr__(self, name, format_micros(ttl_micros(value, name)))
+        _normalise(self)
+
+
+_FLAGS: Final = frozenset(
+    {"journal", "publish_is_use", "only_if_empty", "auto_delete", "dead_letter_by_key"},
+)
+_TEXTS: Final = frozenset({"message_type", "fix_separator", "backlog_action", "dead_letter", "on_missing"})
+
+
+def _normalise(settings: TopicSettings | DurableSettings) -> None:
+    """Brings each setting into its one form. Raises InvalidArgument naming the first that is of a wrong kind."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None:
+            object.__setattr__(settings, field.name, _normal(field.name, value))
+
+
+def _normal(name: str, value: object) -> object:
+    if name in ("key", "index"):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise invalid(name, "is a list of paths")
+        paths = tuple(value)
+        for path in paths:
+            if not isinstance(path, str):
+                raise invalid(name, f"has a {type(path).__name__} among its paths")
+        return paths
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise invalid(name, f"{value!r} is neither True nor False")
+        return value
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise invalid(name, f"a {type(value).__name__} is not text")
+        return value
+    if name in _DURATION_WORDS:
+        return _normal_duration(name, value)
+    return _normal_number(name, value)
+
+
+def _normal_duration(name: str, value: object) -> str:
+    if isinstance(value, str) and value in _DURATION_WORDS[name]:
+        return value
+    if value is NEVER or value in ("never", "unlimited") or (type(value) is int and value == UNLIMITED):
+        if "unlimited" in _DURATION_WORDS[name]:
+            return "unlimited"
+        raise invalid(name, f"{value!r} is not a duration; None leaves it out")
+    if not isinstance(value, str | timedelta | int | float):
+        raise invalid(name, f"a {type(value).__name__} is not a duration such as '10m', a timedelta, or seconds")
+    return format_micros(ttl_micros(value, name))
+
+
+def _normal_number(name: str, value: object) -> int:
+    is_size = name.endswith("_bytes")
+    if isinstance(value, str):
+        if value == "unlimited":
+            return UNLIMITED
+        if is_size:
+            try:
+                value = parse_bytes(value)
+            except SizeError as error:
+                raise invalid(name, str(error)) from error
+    if isinstance(value, bool) or not isinstance(value, int):
+        wanted = "a number of bytes, text such as '64MiB'" if is_size else "a number"
+        raise invalid(name, f"{value!r} is not {wanted} or UNLIMITED")
+    if not UNLIMITED <= value < 2**63:
+        raise invalid(name, f"{value} is out of range; UNLIMITED is {UNLIMITED}")
+    return value
 
 
 def ttl_micros(value: Ttl, field: str) -> int:

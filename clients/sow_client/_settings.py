@@ -6,7 +6,7 @@ What is absent on the wire is not set: then a policy or the server's default cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from google.protobuf import duration_pb2
 
@@ -89,14 +89,28 @@ _ON_MISSING: Final[Mapping[OnMissingName, admin_pb2.OnMissing.ValueType]] = {
 
 def topic_settings(arguments: TopicSettingsArguments) -> TopicSettings:
     """Settings from keyword arguments, None standing for "not set"; an unknown name is refused."""
+    arguments = one_expiration(arguments)
     unknown = arguments.keys() - PATHS.keys()
     if unknown:
         raise invalid(min(unknown), f"is not a setting of a topic; they are {', '.join(PATHS)}")
-    for name in _LISTS:
-        if isinstance(arguments.get(name), str):
-            raise invalid(name, "is a list of paths")
     given = {name: value for name, value in arguments.items() if value is not None}
-    return TopicSettings(**cast(TopicSettingsArguments, given))
+    return TopicSettings(**cast(dict[str, Any], given))
+
+
+def one_expiration(arguments: TopicSettingsArguments) -> TopicSettingsArguments:
+    """The settings with `default_ttl`, which is the configuration file's name for it, as `expiration`."""
+    if "default_ttl" not in arguments:
+        return arguments
+    rest = arguments.copy()
+    ttl = rest.pop("default_ttl")
+    if rest.get("expiration", "enabled") not in ("enabled", None):
+        raise invalid("default_ttl", f"contradicts expiration {rest.get('expiration')!r}; it needs 'enabled'")
+    if ttl is None:
+        rest.setdefault("expiration", None)
+    else:
+        ttl_micros(ttl, "default_ttl")
+        rest["expiration"] = ttl
+    return rest
 
 
 def topic_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.TopicSettings:
@@ -156,7 +170,7 @@ def topic_values(message: admin_pb2.TopicSettings) -> dict[str, SettingValue | t
 
 def settings_of(message: admin_pb2.TopicSettings) -> TopicSettings:
     """The settings of a topic as the server has it."""
-    return TopicSettings(**cast(TopicSettingsArguments, topic_values(message)))
+    return TopicSettings(**cast(dict[str, Any], topic_values(message)))
 
 
 # ---- of durables ----
@@ -173,7 +187,11 @@ def durable_settings(arguments: DurableSettingsArguments) -> DurableSettings:
 
 def durable_message(values: DurableSettings) -> types_pb2.DurableSettings:
     """The settings that are not None."""
-    result = types_pb2.DurableSettings(retain_bytes=values.retain_bytes, delivery_limit=values.delivery_limit)
+    result = types_pb2.DurableSettings(
+        # Numbers by now, however they were given.
+        retain_bytes=cast(int | None, values.retain_bytes),
+        delivery_limit=cast(int | None, values.delivery_limit),
+    )
     _assign(result.backlog_ttl, values.backlog_ttl, "backlog_ttl")
     _assign(result.idle_ttl, values.idle_ttl, "idle_ttl")
     _assign_retain_time(result, values.retain_time)

@@ -106,7 +106,7 @@ def test_help_needs_no_server() -> None:
         ("topic", "alter", "orders"),
         ("topic", "create", "orders", "--expiration", "sometimes"),
         ("topic", "create", "orders", "--retain-bytes", "10 parsecs"),
-        ("topic", "create", "orders", "--separator", "ab"),
+        ("topic", "create", "orders", "--fix-separator", "ab"),
         ("topic", "alter", "orders", "--index", "symbol"),
         ("topic", "alter", "orders", "--index", "none", "--index", "/symbol"),
         ("topic", "restamp", "orders"),
@@ -251,7 +251,7 @@ def test_create_sends_only_what_was_given(client: FakeClient) -> None:
     result = run(
         client, "topic", "create", "orders", "--key", "/a", "--key", "/b", "--expiration", "30s", "--max-ttl", "1h",
         "--no-journal", "--retain-time", "unlimited", "--retain-bytes", "64MiB", "--message-type", "nvfix",
-        "--separator", r"\x02",
+        "--fix-separator", r"\x02",
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output

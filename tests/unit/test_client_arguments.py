@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -12,6 +13,7 @@ from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_client import (
     EARLIEST,
     NEVER,
+    UNLIMITED,
     DurableSettings,
     EffectiveSetting,
     IndexStatus,
@@ -587,3 +589,83 @@ def test_tls_files_that_cannot_be_read_are_named() -> None:
     assert "/nowhere/ca.pem" in caught.value.message
     with pytest.raises(InvalidArgument):
         Tls(certificate="only.pem").credentials()
+
+
+# ---- settings in every form ----
+
+
+def test_settings_are_taken_in_every_sensible_form() -> None:
+    settings = TopicSettings(
+        retain_bytes="1GiB", max_bytes="1.5MiB", backlog_quota_bytes="unlimited", max_entries=UNLIMITED,
+        delivery_limit="unlimited", max_age=timedelta(minutes=10), idle_ttl="10m", backlog_ttl=600, min_ttl=0.5,
+        key=["/id"], index=("/a",),
+    )  # fmt: skip
+    assert (settings.retain_bytes, settings.max_bytes, settings.backlog_quota_bytes) == (2**30, 3 * 2**19, -1)
+    assert (settings.max_entries, settings.delivery_limit) == (-1, -1)
+    assert settings.max_age == settings.idle_ttl == settings.backlog_ttl == "10m0s"
+    assert (settings.min_ttl, settings.key, settings.index) == ("500ms", ("/id",), ("/a",))
+    for unlimited in (UNLIMITED, "unlimited", NEVER, "never"):
+        assert TopicSettings(retain_time=unlimited).retain_time == "unlimited"
+        assert DurableSettings(retain_time=unlimited).retain_time == "unlimited"
+    assert DurableSettings(retain_bytes="64MiB").retain_bytes == 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retain_bytes", "1GB of it"),
+        ("retain_bytes", "1024"),
+        ("retain_bytes", 1.5),
+        ("retain_bytes", True),
+        ("retain_bytes", -2),
+        ("max_bytes", 2**63),
+        ("max_entries", "1000"),
+        ("max_entries", timedelta(1)),
+        ("delivery_limit", [3]),
+        ("retain_time", [1]),
+        ("max_age", "soon"),
+        ("max_age", UNLIMITED),
+        ("idle_ttl", NEVER),
+        ("expiration", NEVER),
+        ("expiration", {}),
+        ("min_ttl", b"10m"),
+        ("journal", "yes"),
+        ("auto_delete", 1),
+        ("key", "/id"),
+        ("key", 7),
+        ("index", ["/a", 7]),
+        ("fix_separator", 1),
+        ("dead_letter", ["dead"]),
+        ("message_type", ["json"]),
+        ("backlog_action", 3),
+        ("on_missing", True),
+        ("default_ttl", "soon"),
+        ("default_ttl", [1]),
+    ],
+)
+def test_a_setting_of_a_wrong_kind_is_refused_with_its_name(name: str, value: Any) -> None:
+    """It was a bare TypeError of protobuf, without a field."""
+    arguments: Any = {name: value}
+    calls: list[Callable[[], object]] = [
+        lambda: _core.create_request("orders", None, arguments),
+        lambda: _core.alter_request("orders", arguments),
+        lambda: _retention.set_policy_request("p", ".*", topics=arguments, durables=None, priority=0, operator=False),
+        lambda: durable_message(DurableSettings(**arguments)),
+    ]
+    of_topics = name in {"key", "index", "journal", "message_type", "fix_separator"}
+    of_durables = name in DurableSettings.__dataclass_fields__
+    for call in calls[: 2 if of_topics else 4 if of_durables else 3]:
+        with pytest.raises(InvalidArgument) as refused:
+            call()
+        assert refused.value.details["field"] == name
+
+
+def test_default_ttl_is_expiration_with_a_duration() -> None:
+    """As in the configuration file."""
+    expected = _core.create_request("orders", None, {"expiration": "30s"})
+    assert _core.create_request("orders", None, {"default_ttl": "30s"}) == expected
+    assert _core.create_request("orders", None, {"expiration": "enabled", "default_ttl": 30}) == expected
+    assert _core.alter_request("orders", {"default_ttl": None}) == _core.alter_request("orders", {"expiration": None})
+    with pytest.raises(InvalidArgument) as refused:
+        _core.create_request("orders", None, {"expiration": "reject", "default_ttl": "30s"})
+    assert refused.value.details["field"] == "default_ttl"

@@ -142,7 +142,7 @@ def test_a_topic_is_read_with_all_of_its_settings(write: Write) -> None:
             min_ttl = "1s"
             max_ttl = "1h"
             journal = false
-            separator = "|"
+            fix_separator = "|"
             retain_time = "unlimited"
             retain_bytes = "1MiB"
             max_age = "1d"
@@ -323,8 +323,8 @@ REFUSED = [
     ('[topics.a]\nbacklog_action = "drop"', '[topics.a] backlog_action: expected one of "hold", "reject", "evict",'),
     ('[topics.a]\nkey = ["id"]', "[topics.a] key: "),
     ('[topics.a]\nkey = ["/a", "/a"]', "[topics.a] key: /a and /a overlap"),
-    ('[topics.a]\nseparator = ";"', "[topics.a] separator: \";\" has no meaning with message_type = 'json'"),
-    ('[topics.a]\nmessage_type = "fix"\nseparator = "€"', "[topics.a] separator: expected one byte as text"),
+    ('[topics.a]\nfix_separator = ";"', "[topics.a] fix_separator: \";\" has no meaning with message_type = 'json'"),
+    ('[topics.a]\nmessage_type = "fix"\nfix_separator = "€"', "[topics.a] fix_separator: expected one byte as text"),
     ('[topics._a]\nexpiration = "1s"', "[topics._a]: '_a' is no topic name: a leading '_' is reserved"),
     ('[topics."a b"]\nexpiration = "1s"', "[topics.\"a b\"]: 'a b' is no topic name"),
     (

@@ -218,3 +218,17 @@ def test_without_dynamic_topics_a_publish_creates_none(rig: Rig) -> None:
     with pytest.raises(StoreError) as caught:
         rig.put("new", "a")
     assert caught.value.reason is Reason.TOPIC_NOT_FOUND
+
+
+def test_a_topic_that_exists_is_not_created_again_with_equal_settings_either(rig: Rig) -> None:
+    """K1: whoever creates it learns that it, and what it holds, was there before; nothing of it changes."""
+    settings = BINARY._replace(expiration=Expiration.ENABLED)
+    before = rig.create_topic("orders", settings)
+    rig.put("orders", "1", b"kept")
+    for other in (settings, settings._replace(expiration=Expiration.DISABLED)):
+        with pytest.raises(StoreError) as caught:
+            rig.create_topic("orders", other)
+        assert (caught.value.reason, caught.value.field) == (Reason.TOPIC_EXISTS, "name")
+    assert rig.topic("orders") is before
+    assert before.settings.acts_on_expiration
+    assert rig.get("orders", "1") is not None
