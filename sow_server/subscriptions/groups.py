@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from sow_server.engine.codec import HEADER_BYTES
 from sow_server.engine.errors import StoreError
 from sow_server.engine.fields import Entry
 from sow_server.engine.topics import Topic
@@ -185,9 +186,14 @@ class FollowedTopic:
     def takers(self, key: bytes, value: bytes, give_up: float) -> int:
         """The `engine.topics.Takers` of the topic: on the writer's thread, while others come and go."""
         taken = 0
+        effort: Effort | None = None
         for matcher, count in list(self._takers.values()):
-            if matcher.constant is None and time.perf_counter() >= give_up:
-                break
+            if matcher.constant is None:
+                if time.perf_counter() >= give_up:
+                    break
+                effort = effort or effort_of(self.topic, value[HEADER_BYTES:], None)
+                if effort.of(cost_of_matching(matcher)) > EFFORT_MAX:
+                    continue  # it alone could keep all publishers waiting
             try:
                 taken += count * matcher.holds_stored(key, value)
             except Exception:

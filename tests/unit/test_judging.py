@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine.codec import HEADER_BYTES
 from sow_server.engine.errors import Reason
 from sow_server.engine.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
 from sow_server.filters import parse
@@ -238,6 +240,19 @@ def test_a_step_of_a_replay_ends_when_its_time_is_over(
 
 
 # --- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+def test_the_writer_does_not_ask_a_filter_that_may_take_long(rig: Rig, subscribers: Subscribers) -> None:
+    """L7: who takes a record that is due at once is counted in the writer's thread, for which everybody waits."""
+    slow = subscribers.subscribe("orders", filter=SLOW)
+    subscribers.subscribe("orders", filter=QUICK)
+    takers = rig.topic("orders").takers
+    assert takers is not None
+    header = bytes(HEADER_BYTES)
+    assert takers(b"a", header + SMALL, math.inf) == 2
+    assert takers(b"a", header + LARGE, math.inf) == 1
+    rig.put("orders", "a", LARGE, ttl=0)
+    assert told(slow) == [("put", "a", len(LARGE))], "it is handed over all the same"
 
 
 def test_the_writer_asks_a_filter_only_of_what_has_changed_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
