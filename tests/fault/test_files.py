@@ -16,13 +16,14 @@ from unittest import mock
 
 import pytest
 
+from sow_client import EARLIEST, ResyncRequired
 from sow_server.engine.errors import OpenError
-from sow_server.engine.mark import MARK
+from sow_server.engine.mark import MARK, load
 from sow_server.engine.model import Delete, Durability, Expiration, Publish
 from sow_server.engine.rocks import Failed, RocksOptions
 from sow_server.engine.store import Store, StoreOptions
 from tests.fault.audit import Audit
-from tests.support.server import until
+from tests.support.server import DidNotStart, ServerProcess, until
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "durability.md"
 HARMLESS: Final = "harmless"
@@ -403,3 +404,40 @@ def test_a_deleted_record_stays_deleted_when_nothing_is_missing(data: Path) -> N
     store.run(Delete("kept", ["3"]))
     store.close()
     assert kept(data) == all_of() - {"3"}
+
+
+def test_a_server_refuses_to_start_without_its_log_and_goes_on_when_the_loss_is_accepted(tmp_path: Path) -> None:
+    config = '[server]\ninstance = "sow"\n[topics.orders]\nkey = ["/id"]\n'
+    with ServerProcess(tmp_path, config) as server:
+        with server.client() as client:
+            client.publish("orders", {"id": 0})
+            with client.durable("orders", "billing", start=EARLIEST) as durable:
+                first = next(iter(durable))
+                durable.acknowledge(first)
+            last = client.publish("orders", {"id": 1})
+            assert first.bookmark is not None
+            size = sum(log.stat().st_size for log in logs(server.data))
+
+            def marked() -> bool:
+                mark = load(server.data)
+                return mark is not None and sum(log.bytes for log in mark.logs) >= size
+
+            until(marked, 20, "the mark")
+        server.kill9()
+        delete(*logs(server.data))
+        with pytest.raises(DidNotStart) as refused:
+            server.start()
+        assert refused.value.code == 2
+        (line,) = refused.value.said.splitlines()
+        assert SAID[MISSING] in line
+        assert "--accept-loss" in line
+        server.start("--accept-loss")
+        assert server.events("loss_accepted")
+        with server.client() as client:
+            assert client.count("orders") == 0
+            assert client.publish("orders", {"id": 1}).version > last.version
+            with pytest.raises(ResyncRequired) as other_epoch:
+                next(iter(client.subscribe("orders", start=first.bookmark)))
+            assert other_epoch.value.reason == "BOOKMARK_OTHER_EPOCH"
+        server.restart()
+        assert not server.faults()
