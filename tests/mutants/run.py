@@ -82,7 +82,7 @@ class Verdict(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """A verdict, and what it rests on: the test that failed, or what went wrong."""
+    """A verdict, and what it rests on: the name of the test that failed, or what went wrong."""
 
     mutant: Mutant
     verdict: Verdict
@@ -179,7 +179,7 @@ def run_tests(tree: Path, arguments: Sequence[str], seconds_max: float) -> Run:
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
         code = None
-    return Run(code, re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE), said)
+    return Run(code, re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE), said)
 
 
 def judge(mutant: Mutant, template: Path, *, everything: bool) -> Result:
@@ -204,7 +204,7 @@ def _judged(mutant: Mutant, tree: Path, *, everything: bool) -> tuple[Verdict, s
     if run.code is None:
         return (Verdict.CAUGHT, "it hangs") if mutant.hangs else (Verdict.BROKEN, "the tests do not end")
     if run.code == TESTS_FAILED and run.failed:
-        return Verdict.CAUGHT, run.failed[0]
+        return Verdict.CAUGHT, run.failed[0].partition("[")[0].rpartition("::")[2]
     if run.code == 0:
         return Verdict.SURVIVED, "all tests passed"
     return Verdict.BROKEN, f"pytest ended with exit code {run.code}: {run.said.strip().splitlines()[-1:]}"
