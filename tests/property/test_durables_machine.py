@@ -64,7 +64,7 @@ class Lives(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="durables-"))
         self.rig = Rig(self.folder)
-        self.settings = TopicSettings(retain_time_micros=60 * SECOND, retain_bytes=None)
+        self.settings = TopicSettings(retain_time_micros=60 * SECOND, retain_bytes=None, delivery_limit=1)
         self.rig.create_topic(TOPIC, self.settings)
         self.subscribers = Subscribers(self.rig)
         self.chunks: list[Chunk] = []
@@ -231,6 +231,12 @@ class Lives(RuleBasedStateMachine):
         follower.close()
         self.subscribers.settle()
         durable.handed = max(durable.handed, handed)
+
+    @rule(name=st.sampled_from(NAMES), times=st.integers(2, 4))
+    def fail(self, name: str, times: int) -> None:
+        """A consumer that comes back, and acknowledges nothing, again and again."""
+        for _ in range(times):
+            self.consume(name, early=True, share=0.0, again=False)
 
     def _set_aside(self, name: str, durable: Durable) -> None:
         """The first entry that it would be handed, if that was handed over as often as it may be."""
