@@ -65,6 +65,12 @@ class Known:
         for op in history.ops:
             self.ops[op.topic, op.key].append(op)
         self.final_reads = [*history.finals, *history.restarted]
+        self.exact: dict[tuple[str, str, Rank], Op] = {
+            (op.topic, op.key, Rank(op.version, op.instance)): op
+            for op in history.ops
+            if op.version and op.kind != "delete"
+        }
+        """The writes of which the version was told."""
         self._before: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
         self._after: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
         lives: dict[tuple[str, int], list[Op]] = defaultdict(list)
@@ -120,11 +126,6 @@ class Known:
 def written(known: Known) -> Iterator[Problem]:
     """Records that nobody wrote, or not so."""
     told: dict[tuple[str, str, Rank], Row] = {}
-    exact = {
-        (op.topic, op.key, Rank(op.version, op.instance)): op
-        for op in known.history.ops
-        if op.version and op.kind != "delete"
-    }
     for where, row in known.all_rows():
         at = (row.topic, row.key, row.rank)
         if at in told:
@@ -133,7 +134,7 @@ def written(known: Known) -> Iterator[Problem]:
                 yield _problem("CK1", "two records of one version", row, where, f"{row} and {before}")
             continue
         told[at] = row
-        op = exact.get(at)
+        op = known.exact.get(at)
         if op is not None:
             if not _fits(op, row) or op.expire != row.expire:
                 yield _problem("CK1", "not as acknowledged", row, where, f"{row}, of {op}")
@@ -157,7 +158,10 @@ def _may_be(known: Known, op: Op, row: Row) -> bool:
     if op.kind == "delete" or op.outcome == "refused" or op.instance != row.origin or not _fits(op, row):
         return False
     if op.version:
-        return not op.once or known.losable(op)  # sent once more, to an instance that had lost what it knew
+        # It was sent once more, to an instance that had lost what it knew; or such an instance put it anew, above what
+        # it had written before (K7).
+        again = op.life > 0 and row.version > op.version and row.expire == op.expire
+        return again or not op.once or known.losable(op)
     return known.lowest(op) <= row.version <= known.highest(op)
 
 
@@ -177,10 +181,15 @@ def followed(known: Known) -> Iterator[Problem]:
     for changes in streams.values():
         yield from _one_stream(changes)
     for covered in history.covered:
-        mine = {seen.sequence for seen in streams[covered.stream, covered.epoch]}
+        mine = streams[covered.stream, covered.epoch]
+        begins = dict.fromkeys(covered.topics, covered.after)
+        if history.pruned:  # of several topics each begins where its own journal does
+            opening = {seen.row.topic: seen.sequence - 1 for seen in reversed(mine)}
+            begins = {topic: opening.get(topic, covered.upto) for topic in covered.topics}
+        handed = {seen.sequence for seen in mine}
         for sequence, seen in journals[covered.instance, covered.epoch].items():
-            inside = covered.after < sequence <= covered.upto and seen.row.topic in covered.topics
-            if inside and sequence not in mine:
+            inside = begins.get(seen.row.topic, covered.upto) < sequence <= covered.upto
+            if inside and sequence not in handed:
                 yield _problem("CK2", "left out", seen.row, covered.stream, f"{seen}, told to {seen.stream}")
 
 
@@ -248,6 +257,7 @@ class Bound(NamedTuple):
     version: int
     rank: Rank | None
     removes: bool
+    op: Op | None
     why: object
 
     def exceeds(self, rank: Rank) -> bool:
@@ -263,11 +273,13 @@ def finals(known: Known) -> Iterator[Problem]:
     for op in history.ops:
         if op.outcome == "ok" and op.effective and not known.losable(op):
             rank = Rank(op.version, op.instance) if op.version else None
-            bounds[op.topic, op.key].append(Bound(known.lowest(op), rank, op.kind == "delete", op))
+            bounds[op.topic, op.key].append(Bound(known.lowest(op), rank, op.kind == "delete", op, op))
     for instance, row in _shown(known):
         rows[row.topic, row.key].add(row)
         if instance not in history.wipes:
-            bounds[row.topic, row.key].append(Bound(row.version, row.rank, False, f"{row} was seen at {instance}"))
+            bounds[row.topic, row.key].append(
+                Bound(row.version, row.rank, False, None, f"{row} was seen at {instance}")
+            )
     for op in history.ops:
         if op.version and op.kind != "delete" and op.outcome == "ok":
             rows[op.topic, op.key].add(Row(op.topic, op.key, op.version, op.instance, op.expire, op.tag, ""))
@@ -282,7 +294,7 @@ def finals(known: Known) -> Iterator[Problem]:
             if key in present:
                 row = present[key]
                 for bound in required:
-                    if bound.exceeds(row.rank):
+                    if bound.exceeds(row.rank) or _is_earlier(known, row, bound.op):
                         what = "a delete that did not last" if bound.removes else "an acknowledged write is lost"
                         yield _problem("CK4", what, row, read.instance, f"{row}, though {bound.why}")
                         break
@@ -297,6 +309,12 @@ def finals(known: Known) -> Iterator[Problem]:
                 or any(not newest.exceeds(rank) for rank in drops[topic, key])
             ):
                 yield Problem("CK4", "gone", topic, key, read.instance, f"though {newest.why}")
+
+
+def _is_earlier(known: Known, row: Row, op: Op | None) -> bool:
+    """Whether a record is of an earlier life of the instance that took a write: so it is older, by K7."""
+    wrote = known.exact.get((row.topic, row.key, row.rank))
+    return wrote is not None and op is not None and wrote.instance == op.instance and wrote.life < op.life
 
 
 def _shown(known: Known) -> Iterator[tuple[str, Row]]:

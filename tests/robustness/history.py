@@ -147,6 +147,8 @@ class History:
     covered: list[Covered] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
+    pruned: bool = False
+    """Whether the journal is kept for peers alone, so that followers do not begin with the first change."""
     drops_allowed: bool = False
     """Whether somebody was away for longer than tombstones are kept, or has lost its data."""
     wipes: dict[str, int] = field(default_factory=dict)
@@ -162,7 +164,7 @@ class History:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("ops", "seen", "covered", "reads", "dropped", "faults", "finals", "restarted"):
             _write(folder / f"{name}.ndjson", [asdict(one) for one in getattr(self, name)])
-        rest = {"acting": self.acting, "wipes": self.wipes, "deaths": self.deaths}
+        rest = {"acting": self.acting, "wipes": self.wipes, "deaths": self.deaths, "pruned": self.pruned}
         _write(folder / "round.ndjson", [rest | {"drops_allowed": self.drops_allowed}])
 
     @classmethod
@@ -176,6 +178,7 @@ class History:
             covered=[Covered(**(one | {"topics": tuple(one["topics"])})) for one in _read(folder / "covered.ndjson")],
             reads=[_query(one) for one in _read(folder / "reads.ndjson")],
             dropped=[Dropped(**one) for one in _read(folder / "dropped.ndjson")],
+            pruned=rest["pruned"],
             drops_allowed=rest["drops_allowed"],
             wipes=rest["wipes"],
             deaths=[(name, time) for name, time in rest["deaths"]],

@@ -126,7 +126,7 @@ class Round:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan: Final = plan
         self.folder: Final = folder
-        self.history: Final = History(acting=(ACTING,))
+        self.history: Final = History(acting=(ACTING,), pruned=not plan.retained)
         self.draw: Final = random.Random(f"nemesis {plan.seed}")
         self.cluster: Final = self._cluster()
         self.busy: Final[dict[str, threading.Lock]] = {name: threading.Lock() for name in NAMES}

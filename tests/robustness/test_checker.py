@@ -61,6 +61,9 @@ UNKNOWN: Final = op("put", 0, 5, outcome="unknown", tag="t30")
 TOUCH: Final = op("touch", 30, 5, expire=500)
 OVER: Final = row(20, expire=100)
 
+ANEW: Final = [op("put", 50, 1), op("put", 20, 10, life=1)]
+"""Written before the data were lost, with a clock that was ahead, and after."""
+
 RIGHT: Final[dict[str, Callable[[], History]]] = {
     "nothing": lambda: ended([]),
     "the last put": lambda: ended(PUTS, row(20)),
@@ -82,6 +85,13 @@ RIGHT: Final[dict[str, Callable[[], History]]] = {
     "followed": lambda: ended(
         PUTS, row(20), seen=[told("put", 1, row(10)), told("put", 2, row(20))], covered=[followed(0, 2)]
     ),
+    "followed where the journal begins": lambda: ended(
+        PUTS,
+        row(20),
+        seen=[told("put", 1, row(10), "f2"), told("put", 2, row(20)), told("put", 2, row(20), "f2")],
+        covered=[followed(0, 2)],
+        pruned=True,
+    ),
     "told again by a durable": lambda: ended(
         PUTS, row(20), seen=[told("put", n, row(v), repeats=True) for n, v in ((1, 10), (2, 20), (1, 10), (2, 20))]
     ),
@@ -93,6 +103,7 @@ RIGHT: Final[dict[str, Callable[[], History]]] = {
     "dropped as somebody was away": lambda: ended(
         PUTS, dropped=[Dropped("a", "orders", K, 20, "a")], drops_allowed=True
     ),
+    "put anew above what an earlier life wrote": lambda: ended(ANEW, row(51, value="t20"), wipes={"a": 1}),
     "sent twice to two lives": lambda: ended([op("put", 20, 1, once=False)], row(25, value="t20"), wipes={"a": 1}),
 }
 
@@ -119,6 +130,14 @@ WRONG: Final[dict[str, tuple[str, Callable[[], History]]]] = {
     "one that another instance has shown": (
         "gone",
         lambda: ended(PUTS, wipes={"a": 1}, reads=[held(row(20), instance="b", begin=50)]),
+    ),
+    "older, by an earlier life whose clock was ahead": (
+        "an acknowledged write is lost",
+        lambda: ended(ANEW, row(50), wipes={"a": 1}, seen=[told("put", 1, row(50))]),
+    ),
+    "deleted since by a later life": (
+        "a delete that did not last",
+        lambda: ended([ANEW[0], op("delete", 0, 10, life=1)], row(50), wipes={"a": 1}),
     ),
     "written in the life that was not lost": ("gone", lambda: ended([op("put", 10, 1, life=1)], wipes={"a": 1})),
     "nobody wrote it": ("nobody wrote it", lambda: ended(PUTS, row(20), reads=[held(row(15))])),
@@ -192,6 +211,16 @@ WRONG: Final[dict[str, tuple[str, Callable[[], History]]]] = {
             row(20),
             seen=[told("put", 1, row(10)), told("put", 2, row(20)), told("put", 2, row(20), "f2")],
             covered=[followed(0, 2), followed(0, 2, "f2")],
+        ),
+    ),
+    "left out where the journal had begun": (
+        "left out",
+        lambda: ended(
+            [*PUTS, op("put", 30, 5)],
+            row(30),
+            seen=[told("put", n, row(10 * n), stream) for stream in "fg" for n in (1, 2, 3) if (n, stream) != (2, "f")],
+            covered=[followed(0, 3, "f"), followed(0, 3, "g")],
+            pruned=True,
         ),
     ),
     "differ": ("differ", lambda: ended(PUTS, row(20), finals=[held(row(20)), held(row(10), instance="b")])),
