@@ -3,7 +3,8 @@
 The column families are written to table files one by one, so that after such a loss one has changes that another one
 lacks. The records are what counts. The rest is made to fit them:
 
-    LO1  Figures, expiry entries and indexes are made anew from the records.
+    LO1  Figures, expiry entries and indexes are made anew from the records. A record that has a newer tombstone goes:
+         its delete was not lost.
     LO2  The journal is let go, and the epoch and the id of the instance are new: bookmarks are refused, durables are
          told of a gap, peers begin anew with it.
     LO3  Versions, sequences and ids of topics go on above whatever may have been given out.
@@ -19,8 +20,10 @@ from typing import Any, Final
 
 from sow_server.engine.codec import (
     HEADER_BYTES,
+    MADE_ORDER,
     StoredStatistics,
     decode_statistics,
+    decode_tombstone,
     encode_statistics,
     i64,
     record,
@@ -32,7 +35,7 @@ from sow_server.engine.indexes import index_prefix
 from sow_server.engine.loads import LOAD_KEY
 from sow_server.engine.mark import Bounds
 from sow_server.engine.model import NEVER
-from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS, STAGING, Batch, Rocks
+from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS, STAGING, TOMBSTONES, Batch, Rocks
 from sow_server.engine.stage import (
     INDEX_KEY,
     INSTANCE_KEY,
@@ -60,6 +63,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     batch.deletes[META].append(FLOOR_KEY)
     rocks.write(batch)
     found = _settle_records(rocks, topics)
+    tombstones = _count_tombstones(rocks)
 
     stored = rocks.get(META, BOUNDS_KEY) or bytes(16)
     bounds = Bounds(
@@ -71,7 +75,9 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     for prefix, fields in topics.items():
         row = rocks.get(META, STATISTICS_KEY + prefix)
         figures = StoredStatistics() if row is None else decode_statistics(row)
-        figures = figures._replace(records=found.records[prefix], record_bytes=found.record_bytes[prefix])
+        figures = figures._replace(
+            records=found.records[prefix], record_bytes=found.record_bytes[prefix], tombstones=tombstones[prefix]
+        )
         meta[STATISTICS_KEY + prefix] = encode_statistics(figures.trimmed(bounds.sequence))
         for index_id in fields.get("indexes", {}).values():
             meta[INDEX_KEY + index_prefix(int.from_bytes(prefix, "big"), index_id)] = prefix
@@ -112,13 +118,16 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any]) -> _Found:
             values: list[bytes] = []
             start = cursor.fill(start, _END, CHUNK, keys, values)
             batch = Batch()
-            for key, value in zip(keys, values, strict=True):
+            dead = rocks.multi_get(TOMBSTONES, keys)
+            for key, value, tombstone in zip(keys, values, dead, strict=True):
                 one, prefix = record(key[4:], value), key[:4]
                 found.version = max(found.version, one.version)
                 found.sequence = max(found.sequence, one.sequence)
                 found.origins = max(found.origins, one.origin + 1)
                 found.prefixes.add(prefix)
-                if prefix not in topics:
+                if prefix not in topics or (
+                    tombstone is not None and decode_tombstone(tombstone).version > one.version
+                ):
                     batch.deletes[RECORDS].append(key)
                     continue
                 found.records[prefix] += 1
@@ -129,6 +138,15 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any]) -> _Found:
     finally:
         cursor.close()
     return found
+
+
+def _count_tombstones(rocks: Rocks) -> Counter[bytes]:
+    """By topic, the tombstones that there are. Both of the rows of one are in one column family, so none is alone."""
+    cursor = rocks.cursor(TOMBSTONES, fill_cache=False)
+    try:
+        return Counter(key[12:16] for key, _ in cursor.rows(MADE_ORDER, _END))
+    finally:
+        cursor.close()
 
 
 def _rows(rocks: Rocks, prefix: bytes) -> list[tuple[bytes, bytes]]:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from sow_server.engine.backups import sync_directory
 from sow_server.engine.codec import (
     HEADER_BYTES,
     MADE_ORDER,
@@ -847,6 +848,7 @@ class Replicas:
                 file.write(json.dumps(fields).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        sync_directory(folder)
         log.warning("dropped", topic=topic.name, source=source, records=len(dead), file=file.name)
 
     # -- tombstones -------------------------------------------------------------------------------------------------

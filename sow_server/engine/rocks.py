@@ -23,6 +23,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 import weakref
@@ -76,6 +77,28 @@ class Failed(RocksError):
 
 class DiskFull(Failed):
     """There is no space, or a file may not grow."""
+
+
+class Claim:
+    """A directory that nobody else may claim until it is released, or this process ends. RocksDB has a lock of its own,
+    but takes it only when it opens, and what is looked at and written before that must be safe, too."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises Locked, or OSError where there is no such directory."""
+        self._descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise Locked(f"{path} is in use") from None
+        except OSError:
+            pass  # a file system without such locks: RocksDB's own has to do
+
+    def release(self) -> None:
+        """Others may claim the directory."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +374,11 @@ class Cursor:
 class Rocks:
     """Owns the database handle, its column families, and every cursor on it."""
 
-    def __init__(self, path: Path, options: RocksOptions | None = None, *, create: bool) -> None:
-        """Opens the database at `path`; `create` makes a new one, which must not be there yet (T11).
+    def __init__(
+        self, path: Path, options: RocksOptions | None = None, *, create: bool, claim: Claim | None = None
+    ) -> None:
+        """Opens the database at `path`; `create` makes a new one, which must not be there yet (T11). Closing it also
+        releases the claim.
 
         Raises Locked, Damaged, DiskFull or Failed.
         """
@@ -360,6 +386,7 @@ class Rocks:
         if create == (path / "CURRENT").exists():
             raise Damaged(f"{path} holds a database already" if create else f"{path / 'CURRENT'} is missing")
         self._path = path
+        self._claim = claim
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._lock = threading.Lock()
         try:
@@ -543,6 +570,8 @@ class Rocks:
             handles.clear()
             with contextlib.suppress(Exception):
                 db.close()
+            if self._claim is not None:
+                self._claim.release()
 
     def _open(self) -> rocksdict.Rdict:
         if self._db is None:

@@ -106,6 +106,7 @@ from sow_server.engine.rocks import (
     RECORDS,
     TOMBSTONES,
     Batch,
+    Claim,
     Cursor,
     Damaged,
     Locked,
@@ -410,8 +411,10 @@ class Store:
         clock = clock or GuardedClock()
         database = path / backups.DATABASE
         marker = path / backups.MARKER
+        claim: Claim | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
+            claim = Claim(path)
             create = not marker.exists()
             marked = load_mark(path)
             if create and (marked is not None or (database.exists() and any(_tables_and_logs(database)))):
@@ -422,13 +425,17 @@ class Store:
                 marked = _held_against_mark(path, marked, accept_loss=accept_loss)
             elif (path / MARK).exists():
                 log.warning("mark_unreadable", data_dir=str(path), effect="whether all is there cannot be told")
-            rocks = Rocks(database, options.rocks, create=create)
+            rocks = Rocks(database, options.rocks, create=create, claim=claim)
+            claim = None
         except Locked:
             raise OpenError(f"{path}: another sow-server is using this data directory") from None
         except Damaged as error:
             raise OpenError(f"{path}: the data is damaged ({error}); restore it from a backup or a replica") from error
         except (RocksError, OSError) as error:
             raise OpenError(f"{path}: cannot be opened ({error})") from error
+        finally:
+            if claim is not None:
+                claim.release()
         try:
             if create:
                 _initialise(rocks)

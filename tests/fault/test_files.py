@@ -18,11 +18,13 @@ import pytest
 
 from sow_client import EARLIEST, ResyncRequired
 from sow_server.engine.errors import OpenError
-from sow_server.engine.mark import MARK, load
+from sow_server.engine.losses import settle
+from sow_server.engine.mark import MARK, Bounds, load
 from sow_server.engine.model import Delete, Durability, Expiration, Publish
-from sow_server.engine.rocks import Failed, RocksOptions
+from sow_server.engine.rocks import Batch, Failed, RocksOptions
 from sow_server.engine.store import Store, StoreOptions
 from tests.fault.audit import Audit
+from tests.support.replicas import instance
 from tests.support.server import DidNotStart, ServerProcess, until
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "durability.md"
@@ -387,6 +389,44 @@ def test_a_start_that_is_killed_while_it_settles_a_loss_is_done_again(
     store = opened(short)
     Audit().check(store)
     store.close()
+
+
+def test_data_that_a_server_has_open_are_refused_before_anything_of_them_is_judged(data: Path) -> None:
+    """The mark was held against the logs before RocksDB's lock was taken: a second start with --accept-loss could have
+    written down a loss for data that another server was using."""
+    store = opened(data)
+    write(store, range(5))
+    store.sync()
+    store.keep_mark()
+    mark = (data / MARK).read_bytes()
+    logs(data)[-1].unlink()
+    with pytest.raises(OpenError, match="another sow-server is using this data directory"):
+        opened(data, accept_loss=True)
+    assert (data / MARK).read_bytes() == mark
+    store.close()
+
+
+def test_after_an_accepted_loss_a_delete_that_was_not_lost_holds(tmp_path: Path) -> None:
+    """The table of tombstones had the delete of a record, and that of records was older; and a number of tombstones
+    that was too small kept the store from looking for them when a peer sent the record again."""
+    rig = instance(tmp_path, "a", peers=["b"])
+    rig.create_topic("t")
+    rig.put("t", "1")
+    key = rig.topic("t").prefix + b"1"
+    value = rig.store._rocks.get("records", key)
+    assert value is not None
+    rig.delete("t", "1")
+    rig.topic("t").statistics = rig.topic("t").statistics._replace(tombstones=0)
+    batch = Batch()
+    batch.puts["records"][key] = value
+    rig.store._rocks.write(batch)
+    settle(rig.store._rocks, Bounds(), {"id": "other", "epoch": "other", "origin": None})
+    rig.abandon()
+    rig.open()
+    assert rig.get("t", "1") is None
+    assert rig.topic("t").statistics.tombstones == 1
+    assert rig.topic("t").statistics.records == 0
+    rig.close()
 
 
 def test_accepting_a_loss_where_there_is_none_changes_nothing(data: Path) -> None:
