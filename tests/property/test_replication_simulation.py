@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sow.v1 import types_pb2
+from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Applied, Done, Identity, Packed, Piece, Refused
 from sow_replication.receiver import Receiver
@@ -391,6 +392,59 @@ def test_two_thousand_lives_with_lost_data_end_equal(seed: int, part: int) -> No
         run_losing_seed((seed + 910_000 + part * 1000 + number) % 2**32)
 
 
+class Watched(ModelStore):
+    """Raises Wrong where a subscriber would be told an older version of a key than before."""
+
+    told: dict[tuple[int, str, str], Row]
+
+    def _put(self, topic: str, key: str, row: Row, via: Identity | None, *, own: bool = False) -> None:
+        self.__dict__.setdefault("told", {})
+        before = self.told.get((self._lives, topic, key))
+        if before is not None and row.payload is not None and row.rank < before.rank:
+            raise Wrong(f"{self.identity.name} tells {topic}/{key} as {row} after {before}")
+        super()._put(topic, key, row, via, own=own)
+        self.told[self._lives, topic, key] = self.disk.topics[topic].rows[key].row
+
+
+def run_ring_seed(seed: int) -> None:
+    """One random life of a ring of one direction, in which instances are away, and lose their data. Raises Wrong."""
+    draw = random.Random(seed)
+    world = World(seed, Watched)
+    names = ["a", "b", "c"]
+    for name, receiver in edges("ring", names):
+        accept = tuple(a for a, b in edges("ring", names) if b == name)
+        options = NodeOptions(peers=(PeerOptions(receiver, receiver),), accept=accept, settle_micros=2 * SECOND)
+        world.add(name, options, offset=draw.randint(-SECOND, SECOND))
+    instances = list(world.instances.values())
+    for instance in instances:
+        for topic in TOPICS:
+            instance.store.create(topic)
+        world.soon(instance)
+    until = world.now + 60 * SECOND
+    while world.now < until:
+        world.run(draw.randint(1, 400_000))
+        instance = draw.choice(instances)
+        if not instance.up:
+            continue
+        write(world, draw, instance)
+        chance = draw.random()
+        if chance < 0.05:
+            instance.crash()
+            if chance < 0.02:
+                instance.store.restore(Disk())
+                for topic in TOPICS:
+                    instance.store.create(topic)
+            world.at(world.now + draw.choice([0, 2, 20]) * SECOND, instance.boot)
+    heal(world)
+    world.run(60 * SECOND)
+
+
+def test_nobody_in_a_ring_is_told_an_older_version_than_before(seed: int) -> None:
+    """R4. The story is at `test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost`."""
+    for number in range(10):
+        run_ring_seed((seed + 920_000 + number) % 2**32)
+
+
 # -- mistakes that the simulation has to find -----------------------------------------------------------------------
 
 
@@ -533,6 +587,20 @@ def test_an_instance_that_takes_back_what_it_wrote_before_it_lost_its_data_is_fo
     def wrong(number: int) -> bool:
         try:
             run_losing_seed(number, KeepsTheGreaterOfItsLives)
+        except Wrong:
+            return True
+        return False
+
+    assert any(wrong(number) for number in range(FOUND_WITHIN))
+
+
+def test_a_node_that_forgets_senders_that_have_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ND2."""
+    monkeypatch.setattr(Node, "_strangers", lambda self: False)
+
+    def wrong(number: int) -> bool:
+        try:
+            run_ring_seed(number)
         except Wrong:
             return True
         return False
