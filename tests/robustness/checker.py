@@ -136,7 +136,7 @@ def written(known: Known) -> Iterator[Problem]:
         told[at] = row
         op = known.exact.get(at)
         if op is not None:
-            if not _fits(op, row) or op.expire != row.expire:
+            if not _fits(op, row) or (op.expire_known and op.expire != row.expire):
                 yield _problem("CK1", "not as acknowledged", row, where, f"{row}, of {op}")
         elif not any(_may_be(known, op, row) for op in known.ops[row.topic, row.key]):
             yield _problem("CK1", "nobody wrote it", row, where, str(row))
@@ -337,7 +337,7 @@ def _expired(known: Known, newest: Bound, rows: Iterable[Row], read: Read, topic
     return any(
         op.ttl is not None
         and op.ttl < SHORT_MICROS
-        and not op.version
+        and not (op.version and op.expire_known)
         and op.outcome != "refused"
         and known.highest(op) >= newest.version
         for op in known.ops[topic, key]

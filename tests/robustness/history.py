@@ -63,6 +63,8 @@ class Op:
     """0: not known."""
     expire: int = NEVER
     """As it was answered; only of an acknowledged write whose version is known."""
+    expire_known: bool = True
+    """False: it was a duplicate, of which only the version is remembered."""
     ttl: int | None = None
     """As it was asked for, microseconds; None: none."""
     effective: bool = True

@@ -76,6 +76,9 @@ RIGHT: Final[dict[str, Callable[[], History]]] = {
     "expired": lambda: ended([op("put", 20, 1, expire=100)]),
     "a touch to an end": lambda: ended([*PUTS, TOUCH]),
     "expired though not known when": lambda: ended([op("put", 0, 1, ttl=1000)]),
+    "a duplicate of which only the version is known": lambda: ended(
+        [op("put", 20, 1, ttl=1000, expire_known=False)], reads=[held(row(20, expire=100), as_of=50, begin=50)]
+    ),
     "the greater of two": lambda: ended([*PUTS, op("put", 25, 1, instance="b")], row(25, origin="b")),
     "a delta": lambda: ended([*PUTS, op("delta", 30, 5)], row(30, value="t20", delta="t30")),
     "lost with the data": lambda: ended(PUTS, wipes={"a": 1}),

@@ -199,9 +199,8 @@ class Writer(Worker):
                 case 2 if (op.topic, op.key) in self._versions:
                     conditions["only_if_version"] = self._versions[op.topic, op.key]
             published = client.publish(op.topic, document, ttl=lifetime, durability=durability, **conditions)  # type: ignore[arg-type]
-        if not published.duplicate:
-            op.version = published.version
-            op.expire = told.NEVER if published.expire_time_micros is None else published.expire_time_micros
+        op.version, op.expire_known = published.version, published.expire_time_known
+        op.expire = told.NEVER if published.expire_time_micros is None else published.expire_time_micros
 
 
 class Retrier(Worker):
@@ -246,7 +245,7 @@ class Retrier(Worker):
                 op.outcome = "ok" if not refusals else "unknown"
             if len(ops) == len(acks) and not refusals:
                 for op, ack in zip(ops, acks, strict=True):
-                    op.version = ack.last_version if ack.applied else 0
+                    op.version = ack.last_version or ack.last_duplicate_version
         finally:
             for op in ops:
                 op.end = now()
