@@ -1,14 +1,21 @@
-"""The calls to a peer, over gRPC: what `verify.Peer` promises. A call that fails says why in the one vocabulary."""
+"""The calls to a peer, over gRPC: what `verify.Peer` promises. A call that fails says why in the one vocabulary.
+
+Requests and answers are sealed, as the messages of a link are: what a flipped bit makes of rows must not be merged."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, Sequence
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.ports import Refused
-from sow_replication.wire import refused_by
+from sow_replication.wire import opened, refused_by, sealed
+
+M = TypeVar("M", bound=Message)
 
 
 class Calls:
@@ -27,19 +34,17 @@ class Calls:
 
     async def checksum(self, request: replication_pb2.ChecksumRequest, /) -> replication_pb2.ChecksumResponse:
         """Raises Refused, as all of these do."""
-        try:
-            return await self._stub.Checksum(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise refused_of(error, self._address) from error
+        return await self._answer(self._stub.Checksum, request, replication_pb2.ChecksumResponse)
 
     async def list_versions(
         self, request: replication_pb2.ListVersionsRequest, /
     ) -> AsyncGenerator[replication_pb2.ListVersionsResponse, None]:
         """The call is cancelled when this is closed."""
-        call = self._stub.ListVersions(request, metadata=self._metadata)
+        call = self._stub.ListVersions(sealed(request), metadata=self._metadata)
+        numbers = itertools.count(1)
         try:
             async for part in call:
-                yield part
+                yield opened(replication_pb2.ListVersionsResponse, part, next(numbers))
         except grpc.aio.AioRpcError as error:
             raise refused_of(error, self._address) from error
         finally:
@@ -47,17 +52,23 @@ class Calls:
 
     async def fetch_rows(self, request: replication_pb2.FetchRowsRequest, /) -> replication_pb2.FetchRowsResponse:
         """Records and tombstones."""
-        try:
-            return await self._stub.FetchRows(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise refused_of(error, self._address) from error
+        return await self._answer(self._stub.FetchRows, request, replication_pb2.FetchRowsResponse)
 
     async def merge_rows(self, request: replication_pb2.MergeRowsRequest, /) -> replication_pb2.MergeRowsResponse:
         """Merges them."""
+        return await self._answer(self._stub.MergeRows, request, replication_pb2.MergeRowsResponse)
+
+    async def _answer(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[replication_pb2.Sealed, replication_pb2.Sealed],
+        request: Message,
+        kind: type[M],
+    ) -> M:
         try:
-            return await self._stub.MergeRows(request, metadata=self._metadata)
+            answer = await method(sealed(request), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise refused_of(error, self._address) from error
+        return opened(kind, answer)
 
 
 def refused_of(error: grpc.aio.AioRpcError, address: str) -> Refused:

@@ -52,6 +52,13 @@ IDLE_SECONDS: Final = 1.0
 Stub: TypeAlias = "replication_pb2_grpc.ReplicationServiceAsyncStub"
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 T = TypeVar("T")
+Asking = TypeVar(
+    "Asking",
+    replication_pb2.ChecksumRequest,
+    replication_pb2.ListVersionsRequest,
+    replication_pb2.FetchRowsRequest,
+    replication_pb2.MergeRowsRequest,
+)
 
 
 def insecure_channel(address: str) -> grpc.aio.Channel:
@@ -300,8 +307,8 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         for receiver in list(self._receivers):
             receiver.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
 
-    async def _check(self, context: Context, caller: replication_pb2.Instance | None = None) -> None:
-        """Ends a call of who may not call (rules R1, R11). `caller`: None where the link itself looks at that."""
+    async def _check(self, context: Context) -> None:
+        """Ends a call of who does not know the token (rule R11), and every call once this instance is stopping."""
         if self._stopped.is_set():
             await abort(context, Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
@@ -312,8 +319,6 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
                 context,
                 Refused(types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED, f"{name} expects another token, or one at all"),
             )
-        if caller is not None and caller.name not in self._node.incoming:
-            await abort(context, not_accepted(self._node.store.identity, caller.name))
 
     async def Replicate(
         self, request_iterator: AsyncIterator[replication_pb2.Sealed], context: Context
@@ -355,34 +360,38 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             )
         await abort(context, receiver.failure)
 
-    async def Checksum(
-        self, request: replication_pb2.ChecksumRequest, context: Context
-    ) -> replication_pb2.ChecksumResponse:
-        await self._check(context, request.instance)
+    async def Checksum(self, request: replication_pb2.Sealed, context: Context) -> replication_pb2.Sealed:
+        asked = await self._asked(replication_pb2.ChecksumRequest, request, context)
         async with self._reasons(context):
-            return await checksum(self._node.store, request, run=self._run)
+            return sealed(await checksum(self._node.store, asked, run=self._run))
 
     async def ListVersions(
-        self, request: replication_pb2.ListVersionsRequest, context: Context
-    ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
-        await self._check(context, request.instance)
-        async with self._reasons(context), aclosing(list_versions(self._node.store, request, run=self._run)) as found:
+        self, request: replication_pb2.Sealed, context: Context
+    ) -> AsyncIterator[replication_pb2.Sealed]:
+        asked = await self._asked(replication_pb2.ListVersionsRequest, request, context)
+        numbers = itertools.count(1)
+        async with self._reasons(context), aclosing(list_versions(self._node.store, asked, run=self._run)) as found:
             async for response in found:
-                yield response
+                yield sealed(response, next(numbers))
 
-    async def FetchRows(
-        self, request: replication_pb2.FetchRowsRequest, context: Context
-    ) -> replication_pb2.FetchRowsResponse:
-        await self._check(context, request.instance)
+    async def FetchRows(self, request: replication_pb2.Sealed, context: Context) -> replication_pb2.Sealed:
+        asked = await self._asked(replication_pb2.FetchRowsRequest, request, context)
         async with self._reasons(context):
-            return await fetch_rows(self._node.store, request, run=self._run)
+            return sealed(await fetch_rows(self._node.store, asked, run=self._run))
 
-    async def MergeRows(
-        self, request: replication_pb2.MergeRowsRequest, context: Context
-    ) -> replication_pb2.MergeRowsResponse:
-        await self._check(context, request.instance)
+    async def MergeRows(self, request: replication_pb2.Sealed, context: Context) -> replication_pb2.Sealed:
+        asked = await self._asked(replication_pb2.MergeRowsRequest, request, context)
         async with self._reasons(context):
-            return await merge_rows(self._node.store, request)
+            return sealed(await merge_rows(self._node.store, asked))
+
+    async def _asked(self, kind: type[Asking], request: replication_pb2.Sealed, context: Context) -> Asking:
+        """The request of a call. Ends a call of who may not call, and one whose request is damaged."""
+        await self._check(context)
+        async with self._reasons(context):
+            asked = opened(kind, request)
+            if asked.instance.name not in self._node.incoming:
+                raise not_accepted(self._node.store.identity, asked.instance.name)
+        return asked
 
     @contextlib.asynccontextmanager
     async def _reasons(self, context: Context) -> AsyncIterator[None]:

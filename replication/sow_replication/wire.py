@@ -1,4 +1,4 @@
-"""How things travel between instances: messages of a link sealed by a checksum, refusals as a status, with an ErrorInfo
+"""How things travel between instances: messages sealed by a checksum, refusals as a status, with an ErrorInfo
 that has the reason (rule X1)."""
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def reason_name(reason: Reason) -> str:
 
 
 def sealed(message: Message, number: int = 0) -> replication_pb2.Sealed:
-    """A message of a link as it travels; `number`: which one of its direction it is, 0: they are not numbered."""
+    """A message as it travels; `number`: which one of its direction it is, 0: they are not numbered."""
     written = message.SerializeToString()
     number &= _NUMBER_MAX
     return replication_pb2.Sealed(message=written, crc32=zlib.crc32(written, number), number=number)
 
 
 def opened(kind: type[M], given: replication_pb2.Sealed, number: int = 0) -> M:
-    """A message of a link that has come as the one with this number. Raises Refused (BATCH_DAMAGED)."""
+    """A message that has come as the one with this number. Raises Refused (BATCH_DAMAGED)."""
     if zlib.crc32(given.message, given.number) != given.crc32:
         raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a message does not match its checksum")
     if given.number not in (0, number & _NUMBER_MAX):

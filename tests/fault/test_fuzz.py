@@ -391,6 +391,26 @@ def test_sealed_messages_of_any_content_end_a_link_by_name(server: ServerProcess
     assert not server.faults()
 
 
+@pytest.mark.parametrize("name", ["Checksum", "ListVersions", "FetchRows", "MergeRows"])
+def test_sealed_requests_of_any_content_are_answered_or_refused_by_name(
+    server: ServerProcess, channel: grpc.Channel, name: str
+) -> None:
+    (method,) = [method for method in METHODS if method.name == name]
+    kind = replication_pb2.DESCRIPTOR.message_types_by_name[f"{name}Request"]
+    assert settings.default is not None
+
+    @settings(max_examples=max(5, settings.default.max_examples // 4))
+    @given(messages(kind), st.booleans())
+    def send(request: Message, accepted: bool) -> None:
+        if accepted:
+            request.instance.CopyFrom(PEER)  # type: ignore[attr-defined]  # every one of them has an instance
+        call(channel, method, [sealed(request).SerializeToString()])
+
+    send()
+    assert_alive(server)
+    assert not server.faults()
+
+
 def test_chunks_of_any_rows_and_any_bytes_are_taken_or_refused_by_name(
     server: ServerProcess, channel: grpc.Channel, seed: int
 ) -> None:
@@ -421,7 +441,7 @@ def test_chunks_of_any_rows_and_any_bytes_are_taken_or_refused_by_name(
             chunk = draw.choice((chunk[:at], chunk[:at] + draw.randbytes(draw.randrange(1, 9)) + chunk[at + 1 :]))
         crc, origins = zlib.crc32(chunk), ["peer", "\x00 no name"]
         request = replication_pb2.MergeRowsRequest(instance=PEER, topic=GIVEN, chunk=chunk, origins=origins, crc32=crc)
-        call(channel, merge, [request.SerializeToString()])
+        call(channel, merge, [sealed(request).SerializeToString()])
         changes = replication_pb2.Changes(
             upto=draw.choice((1, 10**6)),
             chunks=[replication_pb2.Packed(topic="given", chunk=chunk)],

@@ -117,11 +117,10 @@ def test_a_link_and_a_repair_take_what_is_sound_and_go_on(server: ServerProcess,
                 applied.set()
                 break
         mend = bad_rows.packed([Bad(key=b"mended"), *bad])
-        merged = stub.MergeRows(
-            replication_pb2.MergeRowsRequest(
-                instance=ME, topic=TOPIC, chunk=mend, origins=["peer"], crc32=zlib.crc32(mend)
-            )
+        request = replication_pb2.MergeRowsRequest(
+            instance=ME, topic=TOPIC, chunk=mend, origins=["peer"], crc32=zlib.crc32(mend)
         )
+        merged = opened(replication_pb2.MergeRowsResponse, stub.MergeRows(sealed(request)))
         assert (merged.applied, merged.refused) == (1, 5)
     keys = [record.key for record in client.query("given")]
     assert keys == ["changed", "fine", "later", "mended", "seeded"]
@@ -158,13 +157,13 @@ def test_verify_says_how_many_rows_it_cannot_compare(server: ServerProcess, clie
     with grpc.insecure_channel(server.address) as channel:
         stub = replication_pb2_grpc.ReplicationServiceStub(channel)
         due = 2**62
-        answer = stub.Checksum(replication_pb2.ChecksumRequest(instance=ME, topic=kind, buckets=4, now_micros=due))
-        assert answer.unreadable == 2
-        parts = stub.ListVersions(
-            replication_pb2.ListVersionsRequest(
-                instance=ME, topic="queried", buckets=4, bucket=range(4), now_micros=due
-            )
+        asked = replication_pb2.ChecksumRequest(instance=ME, topic=kind, buckets=4, now_micros=due)
+        assert opened(replication_pb2.ChecksumResponse, stub.Checksum(sealed(asked))).unreadable == 2
+        wanted = replication_pb2.ListVersionsRequest(
+            instance=ME, topic="queried", buckets=4, bucket=range(4), now_micros=due
         )
+        answers = enumerate(stub.ListVersions(sealed(wanted)), 1)
+        parts = [opened(replication_pb2.ListVersionsResponse, answer, number) for number, answer in answers]
         assert set(READABLE) <= {key for part in parts for key in part.key}
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.calls import Calls
 from sow_replication.ports import Refused
-from sow_replication.wire import refused_by
+from sow_replication.wire import opened, refused_by, sealed
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.services.errors import abort
 
@@ -26,6 +27,9 @@ class Peer(replication_pb2_grpc.ReplicationServiceServicer):
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.metadata: dict[str, str | bytes] = {}
+        self.loses = False
+        """A message of a list vanishes on the way."""
+        self.damage: Callable[[replication_pb2.Sealed], replication_pb2.Sealed] = lambda answer: answer
 
     async def _answer(self, context: Any) -> None:  # Any: a context of each method's own types
         self.metadata = dict(context.invocation_metadata())
@@ -41,24 +45,31 @@ class Peer(replication_pb2_grpc.ReplicationServiceServicer):
     def Replicate(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802  # the contract's name
         raise AssertionError("no link is opened here")
 
-    async def Checksum(self, request: Any, context: Any) -> replication_pb2.ChecksumResponse:  # noqa: N802  # as above
-        await self._answer(context)
-        return replication_pb2.ChecksumResponse(checksum=[request.buckets])
+    def _sealed(self, message: Message, number: int = 0) -> replication_pb2.Sealed:
+        return self.damage(sealed(message, number))
 
-    async def ListVersions(  # noqa: N802  # as above
-        self, request: Any, context: Any
-    ) -> AsyncIterator[replication_pb2.ListVersionsResponse]:
-        yield replication_pb2.ListVersionsResponse(key=["1"])
+    async def Checksum(self, request: Any, context: Any) -> replication_pb2.Sealed:  # noqa: N802  # as above
         await self._answer(context)
-        yield replication_pb2.ListVersionsResponse(key=["2"])
+        asked = opened(replication_pb2.ChecksumRequest, request)
+        return self._sealed(replication_pb2.ChecksumResponse(checksum=[asked.buckets]))
 
-    async def FetchRows(self, request: Any, context: Any) -> replication_pb2.FetchRowsResponse:  # noqa: N802  # as above
+    async def ListVersions(self, request: Any, context: Any) -> AsyncIterator[replication_pb2.Sealed]:  # noqa: N802  # as above
+        opened(replication_pb2.ListVersionsRequest, request)
+        yield self._sealed(replication_pb2.ListVersionsResponse(key=["1"]), 1)
         await self._answer(context)
-        return replication_pb2.FetchRowsResponse(chunk=b"chunk")
+        if not self.loses:
+            yield self._sealed(replication_pb2.ListVersionsResponse(key=["2"]), 2)
+        yield self._sealed(replication_pb2.ListVersionsResponse(key=["3"]), 3)
 
-    async def MergeRows(self, request: Any, context: Any) -> replication_pb2.MergeRowsResponse:  # noqa: N802  # as above
+    async def FetchRows(self, request: Any, context: Any) -> replication_pb2.Sealed:  # noqa: N802  # as above
         await self._answer(context)
-        return replication_pb2.MergeRowsResponse(applied=3)
+        opened(replication_pb2.FetchRowsRequest, request)
+        return self._sealed(replication_pb2.FetchRowsResponse(chunk=b"chunk", origins=["a"]))
+
+    async def MergeRows(self, request: Any, context: Any) -> replication_pb2.Sealed:  # noqa: N802  # as above
+        await self._answer(context)
+        opened(replication_pb2.MergeRowsRequest, request)
+        return self._sealed(replication_pb2.MergeRowsResponse(applied=3))
 
 
 async def listed(calls: Calls) -> list[str]:
@@ -96,14 +107,41 @@ def test_answers_come_back_and_credentials_go_along() -> None:
     async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
         expected = [
             replication_pb2.ChecksumResponse(checksum=[7]),
-            ["1", "2"],
-            replication_pb2.FetchRowsResponse(chunk=b"chunk"),
+            ["1", "2", "3"],
+            replication_pb2.FetchRowsResponse(chunk=b"chunk", origins=["a"]),
             replication_pb2.MergeRowsResponse(applied=3),
         ]
         for call, answer in zip(CALLS, expected, strict=True):
             peer.metadata = {}
             assert await call(calls) == answer
             assert peer.metadata["token"] == "secret"
+
+    using(use)
+
+
+def test_an_answer_with_a_flipped_bit_is_refused() -> None:
+    """Story: an origin's name that was wrong by one bit was merged by a repair, and stayed."""
+
+    def flipped(answer: replication_pb2.Sealed) -> replication_pb2.Sealed:
+        message = bytearray(answer.message)
+        message[-1] ^= 1
+        return replication_pb2.Sealed(message=bytes(message), crc32=answer.crc32, number=answer.number)
+
+    async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
+        peer.damage = flipped
+        for call in CALLS:
+            with pytest.raises(Refused) as error:
+                await call(calls)
+            assert error.value.reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
+
+    using(use)
+
+
+def test_a_list_of_which_a_message_is_missing_is_refused() -> None:
+    async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
+        peer.loses = True
+        with pytest.raises(Refused, match="message 3 has come where 2"):
+            await listed(calls)
 
     using(use)
 

@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -224,14 +225,47 @@ def test_who_is_not_accepted_compares_and_repairs_nothing_either(token: str) -> 
                 types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED if token else types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED
             )
             for call in (
-                stub.Checksum(replication_pb2.ChecksumRequest(instance=stranger), metadata=metadata),
-                stub.FetchRows(replication_pb2.FetchRowsRequest(instance=stranger), metadata=metadata),
-                stub.MergeRows(replication_pb2.MergeRowsRequest(instance=stranger), metadata=metadata),
-                exhausted(stub.ListVersions(replication_pb2.ListVersionsRequest(instance=stranger), metadata=metadata)),
+                stub.Checksum(sealed(replication_pb2.ChecksumRequest(instance=stranger)), metadata=metadata),
+                stub.FetchRows(sealed(replication_pb2.FetchRowsRequest(instance=stranger)), metadata=metadata),
+                stub.MergeRows(sealed(replication_pb2.MergeRowsRequest(instance=stranger)), metadata=metadata),
+                exhausted(
+                    stub.ListVersions(sealed(replication_pb2.ListVersionsRequest(instance=stranger)), metadata=metadata)
+                ),
             ):
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await call
                 assert refused_by(raised.value, "b").reason == expected
+
+    asyncio.run(body())
+
+
+def test_a_request_with_a_flipped_bit_is_refused() -> None:
+    """R10. Story: rows whose topic, or an origin's name, was wrong by one bit on the way were merged by a repair; only
+    the chunk had a checksum."""
+    chunk = b"[]"
+    whole = replication_pb2.MergeRowsRequest(
+        instance=replication_pb2.Instance(name="a", id="a", epoch="e"),
+        topic=replication_pb2.ReplicatedTopic(name="T", message_type="json", separator=b"\x01"),
+        chunk=chunk,
+        origins=["a"],
+        crc32=zlib.crc32(chunk),
+    )
+    message, crc32 = whole.SerializeToString(), sealed(whole).crc32
+
+    async def body() -> None:
+        async with running("b", accept=("a",)) as b, insecure_channel(f"127.0.0.1:{b.port}") as channel:
+            stub = replication_pb2_grpc.ReplicationServiceStub(channel)
+            for at in range(len(message)):
+                damaged = message[:at] + bytes([message[at] ^ 1 << at % 8]) + message[at + 1 :]
+                for call in (
+                    stub.Checksum,
+                    stub.FetchRows,
+                    stub.MergeRows,
+                    lambda request: exhausted(stub.ListVersions(request)),
+                ):
+                    with pytest.raises(grpc.aio.AioRpcError) as raised:
+                        await call(replication_pb2.Sealed(message=damaged, crc32=crc32))
+                    assert refused_by(raised.value, "b").reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
 
     asyncio.run(body())
 
@@ -280,7 +314,7 @@ def test_another_version_of_the_protocol_is_refused_with_its_reason() -> None:
 
 async def exhausted(
     call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed]
-    | grpc.aio.UnaryStreamCall[replication_pb2.ListVersionsRequest, replication_pb2.ListVersionsResponse],
+    | grpc.aio.UnaryStreamCall[replication_pb2.Sealed, replication_pb2.Sealed],
 ) -> None:
     while await call.read() is not grpc.aio.EOF:
         pass

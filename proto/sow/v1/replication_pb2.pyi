@@ -124,9 +124,10 @@ Global___ReplicatedTopic: _TypeAlias = ReplicatedTopic  # noqa: Y015
 
 @_typing.final
 class Sealed(_message.Message):
-    """A message of a link. A flipped bit, wherever it is, must end the link and never be applied: a position that is wrong by
-    one bit would lose changes for good, and what TCP checks lets one in 65,536 pass. A flipped bit may also have a whole
-    message vanish, as HTTP/2 passes over frames of a type that it does not know: so messages are numbered.
+    """A message between instances. A flipped bit, wherever it is, must end the link, or the call, and never be applied: a
+    position that is wrong by one bit would lose changes for good, a repair would merge rows into another topic, and what
+    TCP checks lets one in 65,536 pass. A flipped bit may also have a whole message vanish, as HTTP/2 passes over frames of
+    a type that it does not know: so messages of a stream are numbered.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -135,7 +136,7 @@ class Sealed(_message.Message):
     CRC32_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     message: _builtins.bytes
-    """A ReplicateRequest or ReplicateResponse."""
+    """The message; each method says of which type it is."""
     crc32: _builtins.int
     """CRC-32 of its bytes, begun with the number."""
     number: _builtins.int

@@ -42,23 +42,23 @@ class ReplicationServiceStub(object):
                 _registered_method=True)
         self.Checksum = channel.unary_unary(
                 '/sow.v1.ReplicationService/Checksum',
-                request_serializer=sow_dot_v1_dot_replication__pb2.ChecksumRequest.SerializeToString,
-                response_deserializer=sow_dot_v1_dot_replication__pb2.ChecksumResponse.FromString,
+                request_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
                 _registered_method=True)
         self.ListVersions = channel.unary_stream(
                 '/sow.v1.ReplicationService/ListVersions',
-                request_serializer=sow_dot_v1_dot_replication__pb2.ListVersionsRequest.SerializeToString,
-                response_deserializer=sow_dot_v1_dot_replication__pb2.ListVersionsResponse.FromString,
+                request_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
                 _registered_method=True)
         self.FetchRows = channel.unary_unary(
                 '/sow.v1.ReplicationService/FetchRows',
-                request_serializer=sow_dot_v1_dot_replication__pb2.FetchRowsRequest.SerializeToString,
-                response_deserializer=sow_dot_v1_dot_replication__pb2.FetchRowsResponse.FromString,
+                request_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
                 _registered_method=True)
         self.MergeRows = channel.unary_unary(
                 '/sow.v1.ReplicationService/MergeRows',
-                request_serializer=sow_dot_v1_dot_replication__pb2.MergeRowsRequest.SerializeToString,
-                response_deserializer=sow_dot_v1_dot_replication__pb2.MergeRowsResponse.FromString,
+                request_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
                 _registered_method=True)
 
 
@@ -75,28 +75,28 @@ class ReplicationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Checksum(self, request, context):
-        """Checksums over the live records of a topic, bucket by bucket (rule R10).
+        """Checksums over the live records of a topic, bucket by bucket (rule R10): of a ChecksumRequest, a ChecksumResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """The versions of the live records of some buckets.
+        """The versions of the live records of some buckets: of a ListVersionsRequest, each a ListVersionsResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchRows(self, request, context):
-        """The records and tombstones of some keys, packed.
+        """The records and tombstones of some keys, packed: of a FetchRowsRequest, a FetchRowsResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MergeRows(self, request, context):
-        """Merges records and tombstones by version, as a link would.
+        """Merges records and tombstones by version, as a link would: of a MergeRowsRequest, a MergeRowsResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,23 +112,23 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
             ),
             'Checksum': grpc.unary_unary_rpc_method_handler(
                     servicer.Checksum,
-                    request_deserializer=sow_dot_v1_dot_replication__pb2.ChecksumRequest.FromString,
-                    response_serializer=sow_dot_v1_dot_replication__pb2.ChecksumResponse.SerializeToString,
+                    request_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
+                    response_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
             ),
             'ListVersions': grpc.unary_stream_rpc_method_handler(
                     servicer.ListVersions,
-                    request_deserializer=sow_dot_v1_dot_replication__pb2.ListVersionsRequest.FromString,
-                    response_serializer=sow_dot_v1_dot_replication__pb2.ListVersionsResponse.SerializeToString,
+                    request_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
+                    response_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
             ),
             'FetchRows': grpc.unary_unary_rpc_method_handler(
                     servicer.FetchRows,
-                    request_deserializer=sow_dot_v1_dot_replication__pb2.FetchRowsRequest.FromString,
-                    response_serializer=sow_dot_v1_dot_replication__pb2.FetchRowsResponse.SerializeToString,
+                    request_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
+                    response_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
             ),
             'MergeRows': grpc.unary_unary_rpc_method_handler(
                     servicer.MergeRows,
-                    request_deserializer=sow_dot_v1_dot_replication__pb2.MergeRowsRequest.FromString,
-                    response_serializer=sow_dot_v1_dot_replication__pb2.MergeRowsResponse.SerializeToString,
+                    request_deserializer=sow_dot_v1_dot_replication__pb2.Sealed.FromString,
+                    response_serializer=sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -184,8 +184,8 @@ class ReplicationService(object):
             request,
             target,
             '/sow.v1.ReplicationService/Checksum',
-            sow_dot_v1_dot_replication__pb2.ChecksumRequest.SerializeToString,
-            sow_dot_v1_dot_replication__pb2.ChecksumResponse.FromString,
+            sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+            sow_dot_v1_dot_replication__pb2.Sealed.FromString,
             options,
             channel_credentials,
             insecure,
@@ -211,8 +211,8 @@ class ReplicationService(object):
             request,
             target,
             '/sow.v1.ReplicationService/ListVersions',
-            sow_dot_v1_dot_replication__pb2.ListVersionsRequest.SerializeToString,
-            sow_dot_v1_dot_replication__pb2.ListVersionsResponse.FromString,
+            sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+            sow_dot_v1_dot_replication__pb2.Sealed.FromString,
             options,
             channel_credentials,
             insecure,
@@ -238,8 +238,8 @@ class ReplicationService(object):
             request,
             target,
             '/sow.v1.ReplicationService/FetchRows',
-            sow_dot_v1_dot_replication__pb2.FetchRowsRequest.SerializeToString,
-            sow_dot_v1_dot_replication__pb2.FetchRowsResponse.FromString,
+            sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+            sow_dot_v1_dot_replication__pb2.Sealed.FromString,
             options,
             channel_credentials,
             insecure,
@@ -265,8 +265,8 @@ class ReplicationService(object):
             request,
             target,
             '/sow.v1.ReplicationService/MergeRows',
-            sow_dot_v1_dot_replication__pb2.MergeRowsRequest.SerializeToString,
-            sow_dot_v1_dot_replication__pb2.MergeRowsResponse.FromString,
+            sow_dot_v1_dot_replication__pb2.Sealed.SerializeToString,
+            sow_dot_v1_dot_replication__pb2.Sealed.FromString,
             options,
             channel_credentials,
             insecure,

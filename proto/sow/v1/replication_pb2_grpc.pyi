@@ -41,14 +41,14 @@ class ReplicationServiceStub:
     """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
     is (each a ReplicateResponse).
     """
-    Checksum: _grpc.UnaryUnaryMultiCallable[_replication_pb2.ChecksumRequest, _replication_pb2.ChecksumResponse]
-    """Checksums over the live records of a topic, bucket by bucket (rule R10)."""
-    ListVersions: _grpc.UnaryStreamMultiCallable[_replication_pb2.ListVersionsRequest, _replication_pb2.ListVersionsResponse]
-    """The versions of the live records of some buckets."""
-    FetchRows: _grpc.UnaryUnaryMultiCallable[_replication_pb2.FetchRowsRequest, _replication_pb2.FetchRowsResponse]
-    """The records and tombstones of some keys, packed."""
-    MergeRows: _grpc.UnaryUnaryMultiCallable[_replication_pb2.MergeRowsRequest, _replication_pb2.MergeRowsResponse]
-    """Merges records and tombstones by version, as a link would."""
+    Checksum: _grpc.UnaryUnaryMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]
+    """Checksums over the live records of a topic, bucket by bucket (rule R10): of a ChecksumRequest, a ChecksumResponse."""
+    ListVersions: _grpc.UnaryStreamMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]
+    """The versions of the live records of some buckets: of a ListVersionsRequest, each a ListVersionsResponse."""
+    FetchRows: _grpc.UnaryUnaryMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]
+    """The records and tombstones of some keys, packed: of a FetchRowsRequest, a FetchRowsResponse."""
+    MergeRows: _grpc.UnaryUnaryMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]
+    """Merges records and tombstones by version, as a link would: of a MergeRowsRequest, a MergeRowsResponse."""
 
 @_typing.type_check_only
 class ReplicationServiceAsyncStub(ReplicationServiceStub):
@@ -59,14 +59,14 @@ class ReplicationServiceAsyncStub(ReplicationServiceStub):
     """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
     is (each a ReplicateResponse).
     """
-    Checksum: _aio.UnaryUnaryMultiCallable[_replication_pb2.ChecksumRequest, _replication_pb2.ChecksumResponse]  # type: ignore[assignment]
-    """Checksums over the live records of a topic, bucket by bucket (rule R10)."""
-    ListVersions: _aio.UnaryStreamMultiCallable[_replication_pb2.ListVersionsRequest, _replication_pb2.ListVersionsResponse]  # type: ignore[assignment]
-    """The versions of the live records of some buckets."""
-    FetchRows: _aio.UnaryUnaryMultiCallable[_replication_pb2.FetchRowsRequest, _replication_pb2.FetchRowsResponse]  # type: ignore[assignment]
-    """The records and tombstones of some keys, packed."""
-    MergeRows: _aio.UnaryUnaryMultiCallable[_replication_pb2.MergeRowsRequest, _replication_pb2.MergeRowsResponse]  # type: ignore[assignment]
-    """Merges records and tombstones by version, as a link would."""
+    Checksum: _aio.UnaryUnaryMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]  # type: ignore[assignment]
+    """Checksums over the live records of a topic, bucket by bucket (rule R10): of a ChecksumRequest, a ChecksumResponse."""
+    ListVersions: _aio.UnaryStreamMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]  # type: ignore[assignment]
+    """The versions of the live records of some buckets: of a ListVersionsRequest, each a ListVersionsResponse."""
+    FetchRows: _aio.UnaryUnaryMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]  # type: ignore[assignment]
+    """The records and tombstones of some keys, packed: of a FetchRowsRequest, a FetchRowsResponse."""
+    MergeRows: _aio.UnaryUnaryMultiCallable[_replication_pb2.Sealed, _replication_pb2.Sealed]  # type: ignore[assignment]
+    """Merges records and tombstones by version, as a link would: of a MergeRowsRequest, a MergeRowsResponse."""
 
 class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
     """What a peer offers another."""
@@ -84,33 +84,33 @@ class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Checksum(
         self,
-        request: _replication_pb2.ChecksumRequest,
+        request: _replication_pb2.Sealed,
         context: _ServicerContext,
-    ) -> _typing.Union[_replication_pb2.ChecksumResponse, _abc.Awaitable[_replication_pb2.ChecksumResponse]]:
-        """Checksums over the live records of a topic, bucket by bucket (rule R10)."""
+    ) -> _typing.Union[_replication_pb2.Sealed, _abc.Awaitable[_replication_pb2.Sealed]]:
+        """Checksums over the live records of a topic, bucket by bucket (rule R10): of a ChecksumRequest, a ChecksumResponse."""
 
     @_abc_1.abstractmethod
     def ListVersions(
         self,
-        request: _replication_pb2.ListVersionsRequest,
+        request: _replication_pb2.Sealed,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_replication_pb2.ListVersionsResponse], _abc.AsyncIterator[_replication_pb2.ListVersionsResponse]]:
-        """The versions of the live records of some buckets."""
+    ) -> _typing.Union[_abc.Iterator[_replication_pb2.Sealed], _abc.AsyncIterator[_replication_pb2.Sealed]]:
+        """The versions of the live records of some buckets: of a ListVersionsRequest, each a ListVersionsResponse."""
 
     @_abc_1.abstractmethod
     def FetchRows(
         self,
-        request: _replication_pb2.FetchRowsRequest,
+        request: _replication_pb2.Sealed,
         context: _ServicerContext,
-    ) -> _typing.Union[_replication_pb2.FetchRowsResponse, _abc.Awaitable[_replication_pb2.FetchRowsResponse]]:
-        """The records and tombstones of some keys, packed."""
+    ) -> _typing.Union[_replication_pb2.Sealed, _abc.Awaitable[_replication_pb2.Sealed]]:
+        """The records and tombstones of some keys, packed: of a FetchRowsRequest, a FetchRowsResponse."""
 
     @_abc_1.abstractmethod
     def MergeRows(
         self,
-        request: _replication_pb2.MergeRowsRequest,
+        request: _replication_pb2.Sealed,
         context: _ServicerContext,
-    ) -> _typing.Union[_replication_pb2.MergeRowsResponse, _abc.Awaitable[_replication_pb2.MergeRowsResponse]]:
-        """Merges records and tombstones by version, as a link would."""
+    ) -> _typing.Union[_replication_pb2.Sealed, _abc.Awaitable[_replication_pb2.Sealed]]:
+        """Merges records and tombstones by version, as a link would: of a MergeRowsRequest, a MergeRowsResponse."""
 
 def add_ReplicationServiceServicer_to_server(servicer: ReplicationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
