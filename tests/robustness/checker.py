@@ -305,7 +305,7 @@ def finals(known: Known) -> Iterator[Problem]:
             newest = max(puts, key=lambda bound: bound.version)
             if not (
                 any(_removes(known, op, newest) for op in known.ops[topic, key])
-                or (topic in history.acting and _expired(known, newest, rows[topic, key], read, topic, key))
+                or (topic in history.acting and _expired(known, newest, rows[topic, key], topic, key))
                 or any(not newest.exceeds(rank) for rank in drops[topic, key])
             ):
                 yield Problem("CK4", "gone", topic, key, read.instance, f"though {newest.why}")
@@ -331,8 +331,10 @@ def _removes(known: Known, op: Op, newest: Bound) -> bool:
     return known.highest(op) >= newest.version
 
 
-def _expired(known: Known, newest: Bound, rows: Iterable[Row], read: Read, topic: str, key: str) -> bool:
-    if any(row.expire <= read.as_of and not newest.exceeds(row.rank) for row in rows):
+def _expired(known: Known, newest: Bound, rows: Iterable[Row], topic: str, key: str) -> bool:
+    # By the clock of any instance: who gets it after another one has expired it gets its end.
+    now = max(other.as_of for other in known.final_reads)
+    if any(row.expire <= now and not newest.exceeds(row.rank) for row in rows):
         return True
     return any(
         op.ttl is not None

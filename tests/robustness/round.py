@@ -92,7 +92,9 @@ class Plan:
             retained,
             seconds or 4.0,
             tuple(faults.split(",")) if faults else drawn_faults,
-            draw.choice(NAMES),
+            # In a line not the one in the middle: what it alone had passed on to one end the other end may undo then
+            # (docs/replication.md).
+            draw.choice(("a", "c") if (shape or drawn_shape) == "line" else NAMES),
         )
 
 

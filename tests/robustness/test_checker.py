@@ -79,6 +79,11 @@ RIGHT: Final[dict[str, Callable[[], History]]] = {
     "a duplicate of which only the version is known": lambda: ended(
         [op("put", 20, 1, ttl=1000, expire_known=False)], reads=[held(row(20, expire=100), as_of=50, begin=50)]
     ),
+    "expired where a clock is ahead": lambda: ended(
+        [op("put", 20, 1, expire=LATE + 5)],
+        finals=[held(), held(instance="b", as_of=LATE + 9)],
+        restarted=[held(), held(instance="b", as_of=LATE + 9)],
+    ),
     "the greater of two": lambda: ended([*PUTS, op("put", 25, 1, instance="b")], row(25, origin="b")),
     "a delta": lambda: ended([*PUTS, op("delta", 30, 5)], row(30, value="t20", delta="t30")),
     "lost with the data": lambda: ended(PUTS, wipes={"a": 1}),

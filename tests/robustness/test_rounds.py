@@ -25,7 +25,7 @@ def test_a_mesh_with_damaged_and_refused_links_and_kills_keeps_what_is_promised(
 
 
 def test_a_line_in_which_an_instance_loses_its_data_keeps_what_was_replicated(tmp_path: Path) -> None:
-    judge(Plan(102, "line", 0, True, True, 2.0, ("wipe", "cut", "stop"), "b"), tmp_path)
+    judge(Plan(102, "line", 0, True, True, 2.0, ("wipe", "cut", "stop"), "a"), tmp_path)
 
 
 def test_what_the_seed_of_the_run_draws_keeps_what_is_promised(tmp_path: Path, seed: int) -> None:
