@@ -27,7 +27,7 @@ from sow_server.engine.keys import TOPIC_NAME, join, split
 from sow_server.engine.model import NEVER, MessageType, OnMissing, TopicSettings
 from sow_server.engine.payloads import Projection, format_of
 from sow_server.engine.policies import Declared
-from sow_server.engine.topics import Topic, Topics, check_name
+from sow_server.engine.topics import UNDELIVERED_ID, Topic, Topics, check_name
 
 HOPS_MAX: Final = 16
 """How often a record may be copied on: from topic to topic, each copy expiring in turn."""
@@ -180,15 +180,15 @@ def _type_text(settings: TopicSettings) -> str:
     return f"{settings.message_type.value}:{settings.separator.hex()}"
 
 
-def may_be_copy(settings: TopicSettings, key: bytes) -> bool:
+def may_be_copy(topic: Topic, key: bytes) -> bool:
     """Whether a key of well-formed UTF-8 can be one that `post` has made, which may be longer than a publisher's."""
-    parts = split(key.decode())
-    return (
-        not settings.key
-        and len(parts) == 3  # topic, key, version
-        and TOPIC_NAME.match(parts[0]) is not None
-        and parts[2].isdecimal()
-    )
+    if topic.id == UNDELIVERED_ID:
+        return True  # nobody else writes there
+    if topic.settings.key or len(key) > KEY_BYTES_MAX:
+        return False
+    name, *rest = split(key.decode())
+    # Topic, key, version; and the durable that has set it aside.
+    return len(rest) in (2, 3) and TOPIC_NAME.match(name) is not None and rest[1].isdecimal()
 
 
 def original_bytes(settings: TopicSettings, payload: bytes) -> int:

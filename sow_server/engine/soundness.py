@@ -167,9 +167,7 @@ def key_fault(topic: Topic, key: bytes, limits: Limits) -> Fault | None:
         return Fault(Reason.KEY_REQUIRED, "key: is empty")
     if not is_utf8(key):
         return Fault(Reason.KEY_NOT_UTF8, "key: is not well-formed UTF-8")
-    if len(key) > limits.key_bytes_max and not (
-        len(key) <= dead_letters.KEY_BYTES_MAX and dead_letters.may_be_copy(topic.settings, key)
-    ):
+    if len(key) > limits.key_bytes_max and not dead_letters.may_be_copy(topic, key):
         return Fault(Reason.KEY_TOO_LARGE, f"key: {len(key)} bytes are more than the limit of {limits.key_bytes_max}")
     return None
 

@@ -12,9 +12,11 @@ from structlog.testing import capture_logs
 from sow_server.engine import soundness
 from sow_server.engine.codec import DELETE, TOUCH
 from sow_server.engine.dead_letters import post
-from sow_server.engine.errors import Reason
+from sow_server.engine.durables import DurableStage
+from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts
 from sow_server.engine.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
+from sow_server.engine.rocks import RECORDS
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, Scan
 from tests.support import bad_rows
@@ -143,6 +145,60 @@ def test_a_copy_of_an_expired_record_may_be_longer_than_what_is_published(tmp_pa
     assert len(key) > 1024
     assert a.live("letters").keys() == b.live("letters").keys()
     assert not b.store.unsound.refused
+
+
+def test_a_copy_of_an_entry_that_a_durable_set_aside_may_be_longer_too(tmp_path: Path) -> None:
+    """T3, J15. Story: its key also names the durable, so peers refused it, and a repairing check removed it."""
+    a, b = instance(tmp_path, "a", peers=["b"]), instance(tmp_path, "b", peers=["a"])
+    for rig in (a, b):
+        rig.create_topic("letters", message_type=MessageType.JSON)
+    a.create_topic("t", message_type=MessageType.JSON, dead_letter="letters")
+    a.put("t", "k" * 1024, b"{}")
+    set_aside(a, "t", "slow")
+    (key,) = a.live("letters")
+    assert key.endswith(b"|slow")
+    ship(a, b)
+    assert b.live("letters").keys() == {key}
+    assert unsound(a, "letters") == []
+
+
+@pytest.mark.parametrize("ends", ["expires", "is set aside"])
+def test_a_copy_that_waits_for_its_topic_is_sound_however_long_its_key_is(rig: Rig, ends: str) -> None:
+    """DL4. Story: a repairing check of `_undelivered` removed the letters of records with long keys."""
+    rig.alter_topic("t", dead_letter="missing")
+    rig.put("t", "|" * 1024, b"{}", ttl=1)
+    if ends == "is set aside":
+        set_aside(rig, "t", "slow")
+    rig.time.tick(1)
+    rig.store.sweep()
+    assert rig.live("_undelivered")
+    assert unsound(rig, "_undelivered") == []
+
+
+def set_aside(rig: Rig, topic: str, durable: str) -> None:
+    """A durable sets aside the last entry of a topic."""
+    sequence = rig.topic(topic).statistics.last_sequence
+
+    def change(durables: DurableStage) -> bool:
+        found = rig.topic(topic)
+        attached = durables.attach(
+            found, durable, filter_text="", start=sequence - 1, declared={"delivery_limit": 1}, expected=False
+        )
+        durables.detach(found, durable, sequence)
+        durables.attach(found, durable, filter_text="", start=None, declared=None, expected=False)
+        return durables.set_aside(found, durable, attached.durable.position, [sequence], sequence)
+
+    answers: list[bool | StoreError] = []
+    rig.store.change_durables(change, answers.append)
+    assert rig.answer(answers)
+
+
+def unsound(rig: Rig, topic: str) -> list[str]:
+    """What is said of the rows of a topic that no publish could have made."""
+    found, limits = rig.topic(topic), rig.store.replicas.limits
+    rows = rig.rows(RECORDS, found.prefix, found.stop)
+    faults = [soundness.row_fault(found, key[4:], value, limits, rig.time.wall_micros) for key, value in rows]
+    return [fault.message for fault in faults if fault is not None]
 
 
 def test_a_removal_under_such_a_key_is_taken_where_there_is_a_row_and_is_nothing_elsewhere(rig: Rig) -> None:
