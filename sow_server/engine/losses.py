@@ -6,7 +6,8 @@ lacks. The records are what counts. The rest is made to fit them:
     LO1  Figures, expiry entries and indexes are made anew from the records. A record that has a newer tombstone goes:
          its delete was not lost.
     LO2  The journal is let go, and the epoch and the id of the instance are new: bookmarks are refused, durables are
-         told of a gap, peers begin anew with it.
+         told of a gap, peers begin anew with it. What they send is seeded anew: how far it has been applied says
+         nothing of what is left of it.
     LO3  Versions, sequences and ids of topics go on above whatever may have been given out.
     LO4  Loads that had not ended are dropped.
     LO5  It can be done again from the start, whenever it was interrupted.
@@ -19,9 +20,11 @@ from collections import Counter
 from typing import Any, Final
 
 from sow_server.engine.codec import (
+    EXPIRE,
     HEADER_BYTES,
     MADE_ORDER,
     StoredStatistics,
+    Tombstone,
     decode_statistics,
     decode_tombstone,
     encode_statistics,
@@ -34,7 +37,8 @@ from sow_server.engine.expiry import FLOOR_KEY
 from sow_server.engine.indexes import index_prefix
 from sow_server.engine.loads import LOAD_KEY
 from sow_server.engine.mark import Bounds
-from sow_server.engine.model import NEVER
+from sow_server.engine.model import NEVER, Record
+from sow_server.engine.replicas import SEED_KEY
 from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS, STAGING, TOMBSTONES, Batch, Rocks
 from sow_server.engine.stage import (
     INDEX_KEY,
@@ -59,11 +63,12 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     topics = {key[len(TOPIC_KEY) :]: json.loads(value) for key, value in _rows(rocks, TOPIC_KEY)}
     batch = Batch()
     batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING)]
-    batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY) for key, _ in _rows(rocks, prefix)]
+    batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY, SEED_KEY) for key, _ in _rows(rocks, prefix)]
     batch.deletes[META].append(FLOOR_KEY)
     rocks.write(batch)
-    found = _settle_records(rocks, topics)
-    tombstones = _count_tombstones(rocks)
+    found = _Found()
+    _settle_records(rocks, topics, found)
+    _count_tombstones(rocks, found)
 
     stored = rocks.get(META, BOUNDS_KEY) or bytes(16)
     bounds = Bounds(
@@ -76,7 +81,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
         row = rocks.get(META, STATISTICS_KEY + prefix)
         figures = StoredStatistics() if row is None else decode_statistics(row)
         figures = figures._replace(
-            records=found.records[prefix], record_bytes=found.record_bytes[prefix], tombstones=tombstones[prefix]
+            records=found.records[prefix], record_bytes=found.record_bytes[prefix], tombstones=found.tombstones[prefix]
         )
         meta[STATISTICS_KEY + prefix] = encode_statistics(figures.trimmed(bounds.sequence))
         for index_id in fields.get("indexes", {}).values():
@@ -96,7 +101,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
 
 
 class _Found:
-    """What the records tell."""
+    """What the records and tombstones tell."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -105,11 +110,17 @@ class _Found:
         self.prefixes: set[bytes] = set()
         self.records: Counter[bytes] = Counter()
         self.record_bytes: Counter[bytes] = Counter()
+        self.tombstones: Counter[bytes] = Counter()
+
+    def see(self, version: int, sequence: int, origin: int) -> None:
+        """These have been given out."""
+        self.version = max(self.version, version)
+        self.sequence = max(self.sequence, sequence)
+        self.origins = max(self.origins, origin + 1)
 
 
-def _settle_records(rocks: Rocks, topics: dict[bytes, Any]) -> _Found:
-    """Puts the expiry entries of all records, and drops the records of topics that are lost."""
-    found = _Found()
+def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> None:
+    """Puts the expiry entries of all records, and drops those that are dead, or whose topics are lost."""
     cursor = rocks.cursor(RECORDS, fill_cache=False)
     start: bytes | None = b""
     try:
@@ -121,13 +132,9 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any]) -> _Found:
             dead = rocks.multi_get(TOMBSTONES, keys)
             for key, value, tombstone in zip(keys, values, dead, strict=True):
                 one, prefix = record(key[4:], value), key[:4]
-                found.version = max(found.version, one.version)
-                found.sequence = max(found.sequence, one.sequence)
-                found.origins = max(found.origins, one.origin + 1)
+                found.see(one.version, one.sequence, one.origin)
                 found.prefixes.add(prefix)
-                if prefix not in topics or (
-                    tombstone is not None and decode_tombstone(tombstone).version > one.version
-                ):
+                if prefix not in topics or (tombstone is not None and _ends(decode_tombstone(tombstone), one)):
                     batch.deletes[RECORDS].append(key)
                     continue
                 found.records[prefix] += 1
@@ -137,14 +144,23 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any]) -> _Found:
             rocks.write(batch)
     finally:
         cursor.close()
-    return found
 
 
-def _count_tombstones(rocks: Rocks) -> Counter[bytes]:
-    """By topic, the tombstones that there are. Both of the rows of one are in one column family, so none is alone."""
+def _ends(tombstone: Tombstone, one: Record) -> bool:
+    """Whether a tombstone is that of a record, or of a later one under its key. An expiry has the record's version."""
+    return tombstone.version > one.version or (tombstone.version == one.version and tombstone.kind == EXPIRE)
+
+
+def _count_tombstones(rocks: Rocks, found: _Found) -> None:
+    """Counts them as the figures do: by the rows that tell their order, of which a key may have several."""
     cursor = rocks.cursor(TOMBSTONES, fill_cache=False)
     try:
-        return Counter(key[12:16] for key, _ in cursor.rows(MADE_ORDER, _END))
+        for key, value in cursor.rows(b"", _END):
+            if key.startswith(MADE_ORDER):
+                found.tombstones[key[12:16]] += 1
+            else:
+                tombstone = decode_tombstone(value)
+                found.see(tombstone.version, tombstone.sequence, tombstone.origin)
     finally:
         cursor.close()
 

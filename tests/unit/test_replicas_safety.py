@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from sow_replication.service import MESSAGE_BYTES_MAX
 from sow_server.engine import replicas, store
 from sow_server.engine.codec import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.mark import load, save
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.model import (
     Delete,
@@ -29,7 +31,8 @@ from sow_server.engine.model import (
     TopicSettings,
 )
 from sow_server.engine.replicas import MADE_END, Peer, SeedRange
-from sow_server.engine.rocks import TOMBSTONES
+from sow_server.engine.rocks import META, RECORDS, TOMBSTONES, Batch
+from sow_server.engine.stage import INSTANCE_KEY, STATISTICS_KEY
 from sow_server.engine.writer import WriterOptions
 from sow_server.peers import PeerStore
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
@@ -366,3 +369,103 @@ def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(
     a.put("t", "1", b"{}")
     kinds = [request.WhichOneof("message") for request in sent()]
     assert kinds == ["topics", "changes"]
+
+
+# --- a loss at the end of the log that was accepted (X4) -------------------------------------------------------------
+
+
+def lose(rig: Rig, *batches: Batch) -> None:
+    """A loss that is accepted. Families go to table files one by one, so that one lacks what another one has."""
+    for batch in batches:
+        rig.store._rocks.write(batch)
+    rig.close()
+    mark = load(rig.path)
+    assert mark is not None
+    save(rig.path, replace(mark, number=mark.number + 1, accepted_after=0))
+    rig.open()
+
+
+def without(family: str, *rows: bytes) -> Batch:
+    batch = Batch()
+    batch.deletes[family] += rows
+    return batch
+
+
+def with_rows(family: str, rows: dict[bytes, bytes]) -> Batch:
+    batch = Batch()
+    batch.puts[family].update(rows)
+    return batch
+
+
+def test_after_a_loss_every_source_seeds_all_anew(pair: tuple[Rig, Rig]) -> None:
+    """X4. Story: how far a source had been applied was kept, and records of it that were lost never came again."""
+    a, b = pair
+    a.put("t", "1")
+    ship(a, b)
+    tell(a, b)
+    (kind,) = a.store.replicas.topics("t")
+    assert not b.store.replicas.answer("a", kind).wanted
+    lose(b, without(RECORDS, b.topic("t").prefix + b"1"))
+    assert b.get("t", "1") is None
+    tell(a, b)
+    assert b.store.replicas.answer("a", kind).wanted
+    assert b.store.replicas.sources["a"].identity == identity(a), "it is no new one: what it has purged is dead here"
+    seed(a, b, "t")
+    assert live(b) == live(a)
+
+
+def test_after_a_loss_a_record_whose_delete_is_there_stays_deleted(pair: tuple[Rig, Rig]) -> None:
+    """X4, R4. Story: the tombstone was there, the delete of the record was lost, and a seed sent the record on."""
+    a, b = pair
+    a.put("t", "1")
+    a.put("t", "2", ttl=SECOND)
+    a.put("t", "again")
+    a.delete("t", "again")
+    a.put("t", "again")
+    records = dict(a.rows(RECORDS))
+    a.delete("t", "1")
+    a.time.tick(SECOND)
+    a.store.sweep()
+    lose(a, with_rows(RECORDS, records))
+    assert live(a).keys() == {"again"}
+    assert a.topic("t").statistics.records == 1
+    ship(a, b)
+    assert live(b) == live(a)
+
+
+def test_after_a_loss_tombstones_are_counted_anew(pair: tuple[Rig, Rig]) -> None:
+    """X4, R3. Story: the figures said that there was none, so none was looked for, and a change of before the delete
+    brought the record back."""
+    a, b = pair
+    a.put("t", "1")
+    a.store.sync()
+    piece = a.store.replicas.read(identity(b), 0, topics=["t"], select=everything, bytes_max=2**20)
+    a.put("t", "2")
+    ship(a, b)
+    figures = dict(b.rows(META, STATISTICS_KEY, STATISTICS_KEY + b"\xff"))
+    b.delete("t", "1")
+    lose(b, with_rows(META, figures))
+    assert b.topic("t").statistics.tombstones == 1
+    greet(a, b, cursor=0)
+    tell(a, b)
+    answers: list[Counts | StoreError] = []
+    b.store.replicas.apply(
+        "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins, done=answers.append
+    )
+    assert b.answer(answers).superseded == 1
+    assert live(b).keys() == {"2"}
+
+
+def test_after_a_loss_of_names_tombstones_of_others_do_not_pass_for_our_own(pair: tuple[Rig, Rig]) -> None:
+    """X4, K7. Story: the number of an origin that tombstones alone point at was given to this instance."""
+    a, b = pair
+    names = dict(b.rows(META, INSTANCE_KEY, INSTANCE_KEY + b"\xff"))
+    a.put("t", "1")
+    ship(a, b)
+    a.delete("t", "1")
+    ship(a, b)
+    number = tombstones(b)["1"].origin
+    lose(b, with_rows(META, names))
+    assert b.store.origins[number] == "lost-1"
+    b.put("t", "2")
+    assert b.store.origins[b.live("t")[b"2"].origin] == "b"
