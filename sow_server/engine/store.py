@@ -520,17 +520,14 @@ class Store:
     def _load_instance(self) -> tuple[str, str, tuple[str, ...], int, bool]:
         """(id, journal epoch, names of the instances that wrote records: a record's `origin` is an index into them,
         the index of this instance, whether the data are authoritative). Data that were made or restored get an index of
-        their own, so that what this instance wrote before, under the same name, can be told from what it writes now
-        (rule K7)."""
+        their own, and so does an instance with another name, so that what was written before, under the same name, can
+        be told from what it writes now (rule K7). Data from before there was such an index have none."""
         instance = _instance(self._rocks)
         origins: list[str] = instance["origins"]
-        name, origin = self._options.instance, instance.get("origin", 0)
-        if origin is None or origin >= len(origins) or origins[origin] != name:
-            if origin is None or name not in origins:
-                origins.append(name)
-                origin = len(origins) - 1
-            else:
-                origin = origins.index(name)
+        name, origin = self._options.instance, instance.get("origin")
+        if origin is None or origins[origin] != name:
+            origin = len(origins)
+            origins.append(name)
             batch = Batch()
             batch.puts[META][INSTANCE_KEY] = json.dumps({**instance, "origins": origins, "origin": origin}).encode()
             self._rocks.write(batch)

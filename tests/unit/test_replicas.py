@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from sow_server.engine.codec import BURY, DELETE, EXPIRE, decode_changes, encode
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.merging import Counts, Purged
 from sow_server.engine.model import Durability, Expiration, Publish, TopicSettings
+from sow_server.engine.rocks import META, Batch, Rocks
+from sow_server.engine.stage import INSTANCE_KEY
 from tests.support.replicas import (
     everything,
     greet,
@@ -806,3 +810,51 @@ def test_data_that_were_restored_take_what_the_instance_wrote_after_the_backup(
     restored.open()
     ship(b, restored)
     assert live(restored)["1"].payload == b"after the backup"
+
+
+def test_an_instance_that_takes_over_a_name_takes_what_was_written_under_it(
+    pair: tuple[Rig, Rig], tmp_path: Path
+) -> None:
+    """K7. Story: what it had received of the one before counted as its own, and was put above newer writes of that one,
+    which had reached another peer alone: an acknowledged write was gone everywhere."""
+    a, b = pair
+    c = instance(tmp_path, "c", peers=["b"], time=a.time)
+    c.create_topic("t")
+    a.put("t", "1", b"first")
+    ship(a, c)
+    a.put("t", "1", b"second")
+    ship(a, b)
+    c.options = replace(c.options, instance="a")
+    c.reopen()
+    ship(b, c)
+    assert live(c)["1"].payload == b"second"
+    c.put("t", "2", b"own")
+    c.reopen()
+    assert c.store.origins[c.live("t")[b"2"].origin] == "a"
+    assert c.store.origins.count("a") == 2, "a start alone gives no further number"
+
+
+def test_data_from_before_lives_were_told_apart_take_newer_writes_of_the_same_name(
+    pair: tuple[Rig, Rig], tmp_path: Path
+) -> None:
+    """K7. Story: in older data all that an instance wrote, before and after a restore, has one number."""
+    a, b = pair
+    a.put("t", "1", b"first")
+    a.store.sync()
+    shutil.copytree(a.path, tmp_path / "older")
+    a.put("t", "1", b"second")
+    ship(a, b)
+    a.close()
+    older = Rig(tmp_path, options=a.options, time=a.time, opened=False)
+    older.path = tmp_path / "older"
+    (older.path / "MARK").unlink(missing_ok=True)
+    rocks = Rocks(older.path / "db", create=False)
+    fields = json.loads(rocks.get(META, INSTANCE_KEY) or b"")
+    del fields["origin"]
+    batch = Batch()
+    batch.puts[META][INSTANCE_KEY] = json.dumps(fields | {"id": "restored", "epoch": "restored"}).encode()
+    rocks.write(batch)
+    rocks.close()
+    older.open()
+    ship(b, older)
+    assert live(older)["1"].payload == b"second"
