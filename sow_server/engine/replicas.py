@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import json
 import os
 import threading
@@ -76,6 +77,8 @@ PURGE_MAX: Final = 1000
 PURGE_VISITS_MAX: Final = 20_000
 """Tombstones that one step of purging looks at, where few of them may go."""
 MADE_END: Final = MADE_ORDER + b"\xff" * 8
+NAME_SHOWN: Final = 120
+"""Characters of a topic's name in that of a file."""
 SYNC_PATIENCE_SECONDS: Final = 10.0
 SYNC_LOOK_SECONDS: Final = 0.002
 
@@ -835,7 +838,7 @@ class Replicas:
             return
         folder = self._path / "dropped"
         folder.mkdir(exist_ok=True)
-        with (folder / f"{topic.name}.from-{source}.ndjson").open("ab") as file:
+        with (folder / _dropped_name(topic.name, source)).open("ab") as file:
             for record in dead:
                 fields = {
                     "key": record.key.decode(errors="backslashreplace"),
@@ -982,6 +985,13 @@ def _kind(topic: Topic) -> Kind:
         topic.acts,
         settings.journal,
     )
+
+
+def _dropped_name(topic: str, source: str) -> str:
+    """Of the file for what is dropped; file systems take 255 bytes."""
+    if len(topic) > NAME_SHOWN:
+        topic = f"{topic[:NAME_SHOWN]}-{hashlib.sha256(topic.encode()).hexdigest()[:16]}"
+    return f"{topic}.from-{source}.ndjson"
 
 
 def _shown(value: object) -> str:

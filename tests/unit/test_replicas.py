@@ -554,6 +554,27 @@ def test_what_only_a_receiver_has_is_dropped_when_it_is_dead_by_what_was_purged(
     assert b.kinds("t")[-2:] == [("delete", "dead"), ("put", "known")]
 
 
+def test_what_is_dropped_is_written_down_whatever_the_names_are(tmp_path: Path) -> None:
+    """R4. Story: with a long topic and a long instance the name of the file was too long for the file system: the link
+    ended, came back and ended again, and nothing was ever seeded."""
+    time, name = FakeTime(), "a" * 100
+    a, b = instance(tmp_path, name, peers=["b"], time=time), instance(tmp_path, "b", peers=[name], time=time)
+    topics = ["t" * 199 + "1", "t" * 199 + "2"]
+    for topic in topics:
+        for rig in (a, b):
+            rig.create_topic(topic)
+        b.put(topic, "dead")
+        time.tick(MINUTE)
+        a.put(topic, "dead")
+        a.delete(topic, "dead")
+    purge(a, upto=a.store.writer.last_sequence)
+    greet(a, b)
+    for topic in topics:
+        (counts,) = seed(a, b, topic, purged=a.store.replicas.purged(a.topic(topic)))
+        assert counts == Counts(dropped=1)
+    assert len(list((b.path / "dropped").iterdir())) == 2
+
+
 def test_many_dropped_records_take_several_commits(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     b.run(Publish("t", [b"x"] * 2500, [f"{number:04}" for number in range(2500)]))
