@@ -250,10 +250,12 @@ class Column:
         """The numbers from one position to another, without making a list of all."""
         if self._numbers is not None:
             return self._numbers[start:stop].tolist()
-        stop = min(stop, self._length)
+        # Without min and max, whose calls are most of what this costs.
+        if stop > self._length:
+            stop = self._length
         if self._step:
             return list(range(self._first + start, self._first + stop))
-        return [self._first] * max(0, stop - start)
+        return [self._first] * (stop - start)
 
     def append(self, number: int) -> None:
         """Adds one number."""

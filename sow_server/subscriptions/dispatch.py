@@ -54,30 +54,38 @@ Schedule = Callable[[Callable[[], None]], object]
 class _Chunk:
     """The changes of one followed topic in a commit."""
 
-    __slots__ = ("_effort", "changes", "followed", "largest", "previous_values")
+    __slots__ = ("_effort", "_largest", "changes", "followed", "previous_values", "size")
 
     def __init__(
         self,
         followed: FollowedTopic,
         changes: Changes,
         previous_values: Sequence[bytes | None] | None,
-        largest: int,
+        size: int,
     ) -> None:
         self.followed = followed
         self.changes = changes
         self.previous_values = previous_values
-        self.largest = largest
-        """Bytes of the largest change, with the record before it."""
+        self.size = size
+        """Bytes of all payloads, and of the records before them."""
+        self._largest = 0
         self._effort: Effort | None = None
 
-    @property
-    def light(self) -> bool:
-        """Whether each of its changes is little work for all filters together."""
-        if self.largest <= self.followed.light_size:
+    def is_light(self) -> bool:
+        """Whether each of its changes is little work for all filters together. Most chunks are as a whole, so no more
+        than that is looked at first."""
+        light_size = self.followed.light_size
+        if self.size <= light_size:
+            return True
+        changes, previous_values = self.changes, self.previous_values
+        if not self._largest:
+            before = [len(value) for value in previous_values or () if value is not None]
+            self._largest = max(map(len, changes.payloads)) + max(before, default=0)
+        if self._largest <= light_size:
             return True
         effort = self._effort
         if effort is None:
-            effort = self._effort = largest_effort(self.followed.topic, self.changes.payloads, self.previous_values)
+            effort = self._effort = largest_effort(self.followed.topic, changes.payloads, previous_values)
         return self.followed.is_light(effort)
 
 
@@ -104,7 +112,7 @@ class _Slice:
     @property
     def over(self) -> bool:
         """Whether it is the turn of others."""
-        return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or self.late
+        return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or self._ticks() >= self._give_up
 
     @property
     def late(self) -> bool:
@@ -113,8 +121,9 @@ class _Slice:
 
     def block(self, payloads: Sequence[bytes], start: int, filters: int) -> int:
         """Where the next block of changes from `start` on ends, each of which so many filters are asked for."""
-        stop = start
-        last = min(len(payloads), start + min(BLOCK_CHANGES, 1 + BLOCK_OFFERS // (1 + filters)))
+        stop, last = start, len(payloads)
+        if last > start + 1:
+            last = min(last, start + min(BLOCK_CHANGES, 1 + BLOCK_OFFERS // (1 + filters)))
         while stop < last and self.bytes < SLICE_BYTES:
             self.bytes += len(payloads[stop])
             stop += 1
@@ -332,15 +341,13 @@ class Dispatcher:
             for chunk in commit.chunks:
                 followed = self._topics.get(chunk.topic.id)
                 if followed is not None:
-                    sizes = list(map(len, chunk.payloads))
-                    size += CHANGE_BYTES * len(sizes) + sum(sizes)
-                    largest = max(sizes, default=0)
-                    before = [len(value) for value in chunk.previous_values or () if value is not None]
-                    if before:
-                        size += sum(before)
-                        largest += max(before)
+                    payloads, previous_values = chunk.payloads, chunk.previous_values
+                    chunk_size = sum(map(len, payloads))
+                    if previous_values is not None:
+                        chunk_size += sum([len(value) for value in previous_values if value is not None])
+                    size += CHANGE_BYTES * len(payloads) + chunk_size
                     changes = chunk.finish(commit.commit_time_micros)
-                    chunks.append(_Chunk(followed, changes, chunk.previous_values, largest))
+                    chunks.append(_Chunk(followed, changes, previous_values, chunk_size))
             if chunks or commit.dropped:
                 self._backlog.append(_Commit(commit.last_sequence, chunks, commit.dropped, size))
                 self._backlog_bytes += size
@@ -379,7 +386,7 @@ class Dispatcher:
 
     def _dispatch_slice(self) -> None:
         slice_ = _Slice(self._ticks)
-        while self._backlog and not slice_.over:
+        while self._backlog:
             commit = self._backlog[0]
             if self._chunk == self._index == 0 and self._unit is None:
                 self._join_waiting(commit.last_sequence - 1)
@@ -392,7 +399,9 @@ class Dispatcher:
                 for topic in commit.dropped:
                     self._flush(self.position)
                     self._topic_deleted(topic)
-        if self._unit is None:
+            if self._backlog and slice_.over:
+                break
+        if self._dirty and self._unit is None:
             self._flush(self.position)
         if self._backlog:
             self._run_soon()
@@ -409,7 +418,7 @@ class Dispatcher:
             count = len(changes.keys)
             filters = chunk.followed.asked_count
             in_one_go = not changes.atomic or filters <= 1 or count * filters <= BLOCK_OFFERS
-            if self._unit is not None or not (in_one_go and chunk.light):
+            if self._unit is not None or not in_one_go or not chunk.is_light():
                 if not self._dispatch_unit(chunk, slice_, now):
                     return
                 stop = self._index
@@ -419,7 +428,7 @@ class Dispatcher:
                 if changes.atomic:
                     self._flush(self.position)  # atomic requests have frames of their own
                     slice_.changes += count
-                else:
+                elif self._dirty:
                     self._flush_other_topics(chunk.followed, changes.first_sequence + start - 1)
                 self._dispatch(chunk, start, stop, now)
                 self.changes_total += stop - start

@@ -227,7 +227,8 @@ class Subscription:
                 self._queued += frame.size
             else:
                 ready.append(frame)
-        self._pass_on(ready)
+        if ready:
+            self._pass_on(ready)
 
     def _pass_on(self, frames: Sequence[ChangeFrame]) -> None:
         """Frames that nothing is in front of."""
