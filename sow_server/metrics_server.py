@@ -67,13 +67,15 @@ class MetricsServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._connections >= CONNECTIONS_MAX:
-            next(iter(self._silent), writer).transport.abort()
+            ended = next(iter(self._silent), writer)
+            self._silent.pop(ended, None)  # its own task hears of it later; who comes before that ends another one
+            ended.transport.abort()
         self._connections += 1
         self._silent[writer] = None
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            del self._silent[writer]
+            self._silent.pop(writer, None)
             writer.write(self._answer(head))
             async with asyncio.timeout(ANSWER_SECONDS):
                 await writer.drain()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
@@ -26,6 +26,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
 from sow_server.engine.writer import Observer
 from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
+from sow_server.metrics_server import MetricsServer
 from sow_server.query.exports import Export, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -397,6 +398,48 @@ def test_idle_connections_take_no_threads_and_keep_nobody_out(served: tuple[str,
         assert threading.active_count() == threads
         with contextlib.suppress(ConnectionResetError):
             assert first.recv(1) == b"", "the oldest ones have been ended"
+
+
+class SlowCollector:
+    """Keeps a scrape, and the endpoint's loop with it, until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def collect(self) -> list[Metric]:
+        self.begun.set()
+        assert self.go_on.wait(30)
+        return []
+
+
+def test_connections_that_come_at_once_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: all that came in one turn of the endpoint's loop ended the same one, the oldest. So each turn left as many
+    connections behind as had come, less one: 500 at once were more than 400 beyond the bound (MS1)."""
+    registry, slow = CollectorRegistry(), SlowCollector()
+    registry.register(slow)
+    server = MetricsServer("127.0.0.1", 0, registry)
+    monkeypatch.setattr(metrics_server, "CONNECTIONS_MAX", 4)
+    request = b"GET /metrics HTTP/1.1\r\n\r\n"
+    with contextlib.closing(server), contextlib.ExitStack() as stack:
+        scrape = stack.enter_context(socket.create_connection(server.address, timeout=30))
+        scrape.sendall(request)
+        assert slow.begun.wait(30)
+        idle = [stack.enter_context(socket.create_connection(server.address, timeout=30)) for _ in range(20)]
+        slow.go_on.set()
+        for _ in range(2):  # the second is answered once the connections that the first ended are closed
+            assert b"200 OK" in said(server.address, request)
+        assert sum(map(is_open, idle)) <= 4
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the server has not ended an idle connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
 
 
 # --- the document ----------------------------------------------------------------------------------------------------
