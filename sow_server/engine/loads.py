@@ -291,7 +291,7 @@ class Loads:
                 for attempt, counts in self._rows(STAGING, *attempts_range(row.number)):
                     load.count(read_attempt_key(attempt), decode_attempt(counts))
         if batch.ranges:
-            self._rocks.write(batch)
+            self._rocks.write_waiting(batch)
         for topic in self._store.topics.by_id.values():
             self._watch(topic)
 

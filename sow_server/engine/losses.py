@@ -65,7 +65,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING)]
     batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY, SEED_KEY) for key, _ in _rows(rocks, prefix)]
     batch.deletes[META].append(FLOOR_KEY)
-    rocks.write(batch)
+    rocks.write_waiting(batch)
     found = _Found()
     _settle_records(rocks, topics, found)
     _count_tombstones(rocks, found)
@@ -95,7 +95,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     instance: dict[str, Any] = json.loads(row)
     origins = instance["origins"] + [f"lost-{number}" for number in range(len(instance["origins"]), found.origins)]
     meta[INSTANCE_KEY] = json.dumps(instance | identity | {"origins": origins, "authoritative": False}).encode()
-    rocks.write(batch)
+    rocks.write_waiting(batch)
     rocks.sync()
     return bounds
 
@@ -141,7 +141,7 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> No
                 found.record_bytes[prefix] += len(key) - 4 + len(value) - HEADER_BYTES
                 if one.expire_time_micros != NEVER:
                     batch.puts[EXPIRY][i64(one.expire_time_micros) + key] = b""
-            rocks.write(batch)
+            rocks.write_waiting(batch)
     finally:
         cursor.close()
 

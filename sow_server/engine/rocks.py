@@ -26,6 +26,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -48,6 +49,8 @@ META: Final = "meta"
 FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGING, META)
 
 
+STALL_PATIENCE_SECONDS: Final = 120.0
+STALL_LOOK_SECONDS: Final = 0.01
 STEPS_AT_ONCE: Final = 500
 """Steps of a cursor in one go, in which the GIL is not given to anybody."""
 VALUES_AT_ONCE: Final = 64
@@ -422,6 +425,20 @@ class Rocks:
             db.write(write, self._write_options)
         except Exception as error:
             raise _translate(error) from error
+
+    def write_waiting(self, batch: Batch) -> None:
+        """As `write`, but waits while it stalls: for a start, which has nobody to refuse. Raises Stalled when nothing
+        could be written for `STALL_PATIENCE_SECONDS`."""
+        give_up = time.monotonic() + STALL_PATIENCE_SECONDS
+        while True:
+            try:
+                self.write(batch)
+            except Stalled:
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(STALL_LOOK_SECONDS)
+            else:
+                return
 
     def sync(self) -> None:
         """Makes all that was written durable, without holding the GIL (T5). Raises Failed (final)."""

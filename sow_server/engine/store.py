@@ -530,7 +530,7 @@ class Store:
             origins.append(name)
             batch = Batch()
             batch.puts[META][INSTANCE_KEY] = json.dumps({**instance, "origins": origins, "origin": origin}).encode()
-            self._rocks.write(batch)
+            self._rocks.write_waiting(batch)
             self._rocks.sync()
         return instance["id"], instance["epoch"], tuple(origins), origin, instance.get("authoritative", False)
 
@@ -1709,7 +1709,7 @@ def _initialise(rocks: Rocks) -> None:
         FORMAT_KEY: u32(FORMAT),
         INSTANCE_KEY: json.dumps(_new_identity() | {"origins": []}).encode(),
     }
-    rocks.write(batch)
+    rocks.write_waiting(batch)
     rocks.sync()
 
 
@@ -1728,7 +1728,7 @@ def _restore(rocks: Rocks, path: Path, *, authoritative: bool) -> None:
     instance = _instance(rocks) | _new_identity() | {"authoritative": authoritative}
     batch = Batch()
     batch.puts[META][INSTANCE_KEY] = json.dumps(instance).encode()
-    rocks.write(batch)
+    rocks.write_waiting(batch)
     rocks.sync()
     backups.taken(path)
     log.warning("backup_restored", data_dir=str(path), epoch=instance["epoch"], authoritative=authoritative)
@@ -1816,7 +1816,7 @@ def _accept_clock(rocks: Rocks, now_micros: int) -> None:
     batch = Batch()
     batch.puts[META][CLOCK_KEY] = i64(now_micros)
     batch.puts[META][ACCEPTED_KEY] = i64(0 if last is None else last.last_sequence)
-    rocks.write(batch)
+    rocks.write_waiting(batch)
     rocks.sync()
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sow_server.engine import losses
 from sow_server.engine.codec import u32
 from sow_server.engine.errors import OpenError
-from sow_server.engine.mark import MARK
-from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks
+from sow_server.engine.mark import MARK, load, save
+from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks, Stalled
 from sow_server.engine.store import FORMAT_KEY, Store, StoreOptions
-from tests.support.stores import Rig
+from tests.support.stores import HOUR, Rig
 
 
 def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:
@@ -110,6 +113,34 @@ def test_what_fails_once_the_database_is_open_is_told_in_one_message_too(
         with pytest.raises(OpenError, match=message):
             Store.open(tmp_path / "data")
     Store.open(tmp_path / "data").close()  # the lock is free, and nothing is in the way
+
+
+def test_a_start_waits_while_the_database_takes_no_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: to settle an accepted loss writes more than goes to table files in that time, so a large store was refused
+    ("cannot be opened (Result incomplete: Write stall)"), at each start again."""
+    rig = Rig(tmp_path)
+    rig.create_topic("t")
+    for number in range(5):
+        rig.put("t", str(number), ttl=HOUR)
+    rig.close()
+    mark = load(rig.path)
+    assert mark is not None
+    save(rig.path, replace(mark, number=mark.number + 1, accepted_after=0))
+    write, calls = Rocks.write, itertools.count(1)
+
+    def stalls(rocks: Rocks, batch: Batch) -> None:
+        if next(calls) % 2:
+            raise Stalled("Result incomplete: Write stall")
+        write(rocks, batch)
+
+    monkeypatch.setattr(losses, "CHUNK", 2)
+    monkeypatch.setattr(Rocks, "write", stalls)
+    rig.open()
+    assert rig.topic("t").statistics.records == 5
+    assert len(rig.entries()) == 5
+    assert next(calls) > 8
+    monkeypatch.undo()
+    rig.close()
 
 
 def test_an_instance_may_be_renamed_and_old_records_keep_their_origin(tmp_path: Path) -> None:
