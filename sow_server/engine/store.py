@@ -503,10 +503,12 @@ class Store:
         loop, as it syncs."""
         try:
             self._write_mark()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter: somebody has changed a file under the database
             if not self._marking_failed:
                 self._marking_failed = True
                 log.error("mark_failed", cause=str(error), effect="a loss at the end of the log may go unnoticed")
+        else:
+            self._marking_failed = False
 
     def _write_mark(self) -> None:
         writer = self.writer

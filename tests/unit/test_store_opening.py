@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sow_server.engine import losses
 from sow_server.engine.codec import u32
@@ -140,6 +141,26 @@ def test_a_start_waits_while_the_database_takes_no_writes(tmp_path: Path, monkey
     assert len(rig.entries()) == 5
     assert next(calls) > 8
     monkeypatch.undo()
+    rig.close()
+
+
+def test_a_mark_that_cannot_be_written_is_told_once_and_again_after_one_that_could(tmp_path: Path) -> None:
+    """X4. Story: after one failure that passed, all that followed were silent, and one that met a damaged CURRENT kept
+    the store from closing."""
+    rig = Rig(tmp_path)
+    current = rig.path / "db" / "CURRENT"
+    name = current.read_text()
+    told: list[int] = []
+    for text in ("damaged", "damaged", name, "damaged", name):
+        current.write_text(text)
+        with capture_logs() as logs:
+            rig.store.keep_mark()
+        told.append(len([line for line in logs if line["event"] == "mark_failed"]))
+    assert told == [1, 0, 0, 1, 0]
+    current.write_text("damaged")
+    rig.close()
+    current.write_text(name)
+    rig.open()
     rig.close()
 
 
