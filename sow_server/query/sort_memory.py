@@ -81,9 +81,10 @@ class SortMemory:
         more = size - share.held
         if more > 0 and not self._may_take(share, size):
             return False
+        if more:  # who comes and goes without any is no reason to wait on
+            self.moves += 1
         self._held += more
         share.held = size
-        self.moves += 1
         if self._turn is share:
             self._wanted = 0
         if more < 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from sow_server.filters.tree import Metadata, MetadataName, Path
 from sow_server.query import ordering
 from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
 from sow_server.query.sort_memory import Room, SortMemory, SortShare
+from sow_server.services import sow_service
 
 
 def topic(message_type: MessageType = MessageType.JSON) -> Topic:
@@ -262,3 +265,38 @@ def test_sorts_share_their_memory_and_who_finds_none_begins_anew() -> None:
     assert other.add([b"1", b"2"], [value] * 2) is Room.GRANTED
     assert memory.waiting == 0
     assert [key for key, _ in other.rows()] == [b"1", b"2"]
+
+
+class WatchedShare(SortShare):
+    """During each wait for it another query comes, finds no room, and is given up."""
+
+    waits = 0
+
+    def when_ready(self, wake: Callable[[], None]) -> bool:
+        self.waits += 1
+        assert self.waits < 5, "it waits for as long as others come"
+        asyncio.get_running_loop().call_soon(self._come_and_go)
+        return super().when_ready(wake)
+
+    def _come_and_go(self) -> None:
+        share = SortShare(self.memory)
+        assert not share.try_hold(50)
+        assert share.hold(50) is Room.BEGIN_ANEW
+        share.close()
+
+
+def test_queries_that_come_and_go_do_not_prolong_the_wait_for_a_client_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Story: a query that got no memory, and one that was given up without any, counted as if memory had moved. So
+    while others came, the one with the turn waited for ever for a client that did not read, and all others for it."""
+    monkeypatch.setattr(sow_service, "SORT_PATIENCE_SECONDS", 0.02)
+    memory = SortMemory(bytes_max=100)
+    unread, waiting = SortShare(memory), WatchedShare(memory)
+    assert unread.try_hold(70)
+    unread.shrink(70)  # it is being sent
+    assert not waiting.try_hold(40)
+    assert waiting.hold(40) is Room.WAIT
+    with pytest.raises(StoreError) as refused:
+        asyncio.run(sow_service._until_ready(waiting))
+    assert (refused.value.reason, refused.value.field) == (Reason.OVERLOADED, "order_by")
