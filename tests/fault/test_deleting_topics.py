@@ -13,7 +13,15 @@ import pytest
 from sow_server.engine.clock import GuardedClock
 from sow_server.engine.durables import RewindTo
 from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
+from sow_server.engine.model import (
+    Applied,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Outcome,
+    Publish,
+    TopicSettings,
+)
 from sow_server.engine.policies import declared_of
 from sow_server.engine.rocks import FAMILIES, META
 from sow_server.engine.store import Store
@@ -26,13 +34,14 @@ STEPS = ("delete", "prune", "sweep", "publish", "subscribe", "rewind")
 TTL = 10 * SECOND
 ROUNDS = 40
 ORDERS_STEP = 7
-"""Of the 720 orders every so-manieth: each step comes before and after each other."""
+"""Of the 720 orders every n-th: each step comes before and after each other."""
 
 
-def publish(topic: str, *, ttl: int, keys: int = 3, atomic: bool = False) -> Publish:
+def publish(topic: str, *, ttl: int, keys: int = 3, atomic: bool = False, results: bool = False) -> Publish:
     payloads = [b'{"n":%d}' % number for number in range(keys)]
     names = [str(number) for number in range(keys)]
-    return Publish(topic, payloads, names, lifetime=Lifetime(LifetimeKind.TTL, ttl), atomic=atomic)
+    lifetime = Lifetime(LifetimeKind.TTL, ttl)
+    return Publish(topic, payloads, names, lifetime=lifetime, atomic=atomic, want_results=results)
 
 
 def rows_of(rig: Rig, topic_id: int) -> list[tuple[str, bytes]]:
@@ -63,7 +72,8 @@ def test_in_many_orders(tmp_path: Path) -> None:
 
 
 def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int:
-    """Makes a topic and does the steps to it; returns how many of its records have expired."""
+    """Makes a topic and does the steps to it; returns how many of its records have expired and were nobody's: one that
+    is due at once and was for a subscriber is no dead letter (rule L7)."""
     store, topic = rig.store, rig.create_topic("t", SETTINGS)
     answers: list[object] = []
     followers: list[Follower] = []
@@ -77,7 +87,7 @@ def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int
         "delete": lambda: store.delete_topic("t", answers.append),
         "prune": lambda: store.prune(answers.append),
         "sweep": store.writer.sweep_now,
-        "publish": lambda: store.submit(publish("t", ttl=0, atomic=True), answers.append),
+        "publish": lambda: store.submit(publish("t", ttl=0, atomic=True, results=True), answers.append),
         "subscribe": lambda: subscribe(subscribers, followers),
         "rewind": lambda: store.change_durables(lambda staged: staged.rewind(topic, "d", RewindTo()), answers.append),
     }
@@ -99,7 +109,9 @@ def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int
     assert (Reason.TOPIC_NOT_FOUND in refused) or written, order
     store.sweep()
     assert rows_of(rig, topic.id) == [], order
-    return 6 if written else 3
+    results = [result for answer in answers if isinstance(answer, Outcome) for result in answer.results or ()]
+    assert len(results) == (3 if written else 0), order
+    return 3 + sum(isinstance(result, Applied) and not result.delivered for result in results)
 
 
 def subscribe(subscribers: Subscribers, into: list[Follower]) -> None:

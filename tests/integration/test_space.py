@@ -53,7 +53,7 @@ def reclaim(store: Store) -> None:
 def settled_bytes(rig: Rig, enough: float) -> int:
     """What the data take once RocksDB has removed the files that are of no use: a thread of its own does that, which on
     a busy machine is late."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while (size := data_bytes(rig)) > enough > 0 and time.monotonic() < give_up:
         time.sleep(0.1)
     return size

@@ -26,6 +26,7 @@ from sow_client import (
     Ack,
     AlreadyExists,
     BackupMade,
+    Browsed,
     Cancelled,
     Client,
     ClockAccepted,
@@ -833,6 +834,20 @@ def test_rewind(server: Server) -> None:
     server.refuse("Rewind", grpc.StatusCode.FAILED_PRECONDITION, "DURABLE_IN_USE")
     with pytest.raises(FailedPrecondition):
         refused_.result(SECONDS_MAX)
+
+
+def test_browsing_a_durable(server: Server) -> None:
+    call = server.begin(lambda: server.client.durable_browse("orders", "billing", entries_max=7, after="e.1"))
+    last = sow_pb2.BrowseDurableResponse(bookmark="e.2", complete=True)
+    request = server.stream("BrowseDurable", sow_pb2.BrowseDurableResponse(), last)
+    assert call.result(SECONDS_MAX) == Browsed((), "e.2", complete=True)
+    assert request == sow_pb2.BrowseDurableRequest(
+        topic="orders", durable="billing", max_entries=7, after_bookmark="e.1"
+    )
+    cut = server.begin(lambda: server.client.durable_browse("orders", "billing"))
+    server.stream("BrowseDurable", sow_pb2.BrowseDurableResponse())
+    with pytest.raises(Unavailable, match="the answer to the browse"):
+        cut.result(SECONDS_MAX)
 
 
 def test_delete_durable(server: Server) -> None:
