@@ -35,19 +35,29 @@ def duration(text: str) -> str:
     return text
 
 
+def _duration_or(text: str, *words: str) -> str:
+    """A duration, or one of `words`. A refusal names the words: a setting that takes `none` often gets `never`."""
+    if text in words:
+        return text
+    try:
+        return duration(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{text!r} is not a duration or {' or '.join(words)}: {error.message}") from error
+
+
 def ttl(text: str) -> str:
     """A lifetime: a duration, or `never`."""
-    return text if text == "never" else duration(text)
+    return _duration_or(text, "never")
 
 
 def bound(text: str) -> str:
     """A duration, or `none` to take a bound away."""
-    return text if text == NONE else duration(text)
+    return _duration_or(text, NONE)
 
 
 def retain_time(text: str) -> str:
     """A duration, `unlimited`, or `none`."""
-    return text if text in ("unlimited", NONE) else duration(text)
+    return _duration_or(text, "unlimited", NONE)
 
 
 def size(text: str) -> int | str:

@@ -83,7 +83,15 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
 @durable.command()
 @click.argument("topic")
 @click.argument("name")
-@click.option("--max", "entries_max", type=click.IntRange(1, 10_000), default=100, show_default=True, metavar="N")
+@click.option(
+    "--max",
+    "entries_max",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="At most N changes.",
+)
 @click.option("--after", metavar="BOOKMARK", help="Only what comes after this position.")
 @output_option
 @click.pass_obj

@@ -361,7 +361,7 @@ def _of_topic(client: Client, group: str, topic: str) -> list[Fact]:
     effective = {one.name: one for one in client.describe_topic(topic).effective if one.name in _GROUPS[group]}
     facts = [Fact("topic", topic, display.safe(topic))]
     for name, one in effective.items():
-        facts.append(Fact(name, one.value, f"{display.safe(one.value)}  (from {display.safe(one.origin)})"))
+        facts.append(Fact(name, one.value, f"{settings.shown_in_force(one.value)}  (from {display.safe(one.origin)})"))
     origins = {name: one.origin for name, one in effective.items()}
     return [*facts, Fact("origins", origins, "")]
 

@@ -75,7 +75,7 @@ _TOPIC_OPTIONS: Final = (
         type=arguments.index,
         multiple=True,
         metavar="PATH|none",
-        help="Field with a secondary index, such as /symbol; repeat it for several. All others go.",
+        help="Field with a secondary index, such as /symbol; repeat it for several. The list replaces the one before.",
     ),
     click.option(
         "--fix-separator", type=arguments.separator, metavar="CHAR", help=r"Between fix or nvfix fields, such as \x01."
@@ -109,43 +109,84 @@ _POLICY_OPTIONS: Final = (
         metavar="SIZE|unlimited|none",
         help="How much the journal keeps, such as 256MiB.",
     ),
-    click.option("--max-age", type=arguments.bound, metavar=_DURATION, help="Older journal entries are discarded."),
-    click.option("--max-bytes", type=arguments.size, metavar=_SIZE, help="More journal is discarded."),
-    click.option("--max-entries", type=arguments.entries, metavar="N|none", help="More entries are discarded."),
+    click.option(
+        "--max-age", type=arguments.bound, metavar=_DURATION, help="Older journal entries are discarded, read or not."
+    ),
+    click.option(
+        "--max-bytes",
+        type=arguments.size,
+        metavar=_SIZE,
+        help="Journal entries beyond this size are discarded, the oldest first.",
+    ),
+    click.option(
+        "--max-entries",
+        type=arguments.entries,
+        metavar="N|none",
+        help="Journal entries beyond this number are discarded, the oldest first.",
+    ),
     click.option(
         "--backlog-ttl",
         type=arguments.bound,
         metavar=_DURATION,
         help="Entries unacknowledged for so long count as acknowledged.",
     ),
-    click.option("--backlog-quota-bytes", type=arguments.size, metavar=_SIZE, help="How much may be unacknowledged."),
     click.option(
-        "--backlog-quota-age", type=arguments.bound, metavar=_DURATION, help="How old what is unacknowledged may be."
+        "--backlog-quota-bytes",
+        type=arguments.size,
+        metavar=_SIZE,
+        help="How much one durable may leave unacknowledged.",
     ),
     click.option(
-        "--backlog-quota-entries", type=arguments.entries, metavar="N|none", help="How many may be unacknowledged."
+        "--backlog-quota-age", type=arguments.bound, metavar=_DURATION, help="How old an unacknowledged change may be."
+    ),
+    click.option(
+        "--backlog-quota-entries",
+        type=arguments.entries,
+        metavar="N|none",
+        help="How many changes one durable may leave unacknowledged.",
     ),
     click.option(
         "--backlog-action",
         type=click.Choice([*get_args(BacklogActionName), NONE]),
-        help="What happens beyond the quota.",
+        help="What happens beyond the quota; default hold.",
     ),
     click.option(
         "--delivery-limit",
         type=arguments.entries,
         metavar="N|unlimited|none",
-        help="Changes that were handed to consumers so often are set aside.",
+        help="A change that was handed to consumers so often is set aside.",
     ),
     click.option(
-        "--durable-idle-ttl", type=arguments.bound, metavar=_DURATION, help="Unused durables are removed after it."
+        "--durable-idle-ttl",
+        type=arguments.bound,
+        metavar=_DURATION,
+        help="A durable that is unused for so long is removed.",
     ),
-    click.option("--idle-ttl", type=arguments.bound, metavar=_DURATION, help="The unused topic is deleted after it."),
-    click.option("--publish-is-use/--no-publish-is-use", default=None, help="Whether a publish uses the topic."),
-    click.option("--only-if-empty/--no-only-if-empty", default=None, help="Unused topics go only when empty."),
-    click.option("--auto-delete/--no-auto-delete", default=None, help="Deleted when the last subscriber leaves."),
-    click.option("--dead-letter", metavar="TOPIC|none", help="Expired records are copied to this topic."),
     click.option(
-        "--dead-letter-by-key/--no-dead-letter-by-key", default=None, help="Under their own keys, the last one stays."
+        "--idle-ttl", type=arguments.bound, metavar=_DURATION, help="A topic that is unused for so long is deleted."
+    ),
+    click.option(
+        "--publish-is-use/--no-publish-is-use", default=None, help="Whether a publish counts as a use of the topic."
+    ),
+    click.option(
+        "--only-if-empty/--no-only-if-empty",
+        default=None,
+        help="Whether an unused topic is deleted only while it has no records.",
+    ),
+    click.option(
+        "--auto-delete/--no-auto-delete",
+        default=None,
+        help="Whether the topic is deleted when its last subscriber leaves.",
+    ),
+    click.option(
+        "--dead-letter",
+        metavar="TOPIC|none",
+        help="Expired records, and changes that were set aside, are copied to this topic.",
+    ),
+    click.option(
+        "--dead-letter-by-key/--no-dead-letter-by-key",
+        default=None,
+        help="Whether a copy has the record's key, so that the last one stays; default topic|key|version.",
     ),
     click.option(
         "--on-missing",
@@ -241,3 +282,8 @@ def shown(name: str, value: str | int | bool) -> str:
     if value < 0:
         return "unlimited"
     return display.exact_size(value) if name.endswith("_bytes") else str(value)
+
+
+def shown_in_force(value: str) -> str:
+    """A value in force, in a table: a setting without one, such as no bound or no dead-letter topic, is not set."""
+    return display.NOT_SET if value in ("", NONE) else display.safe(value)

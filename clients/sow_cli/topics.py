@@ -285,7 +285,7 @@ def _planned(topic: Topic) -> list[Fact]:
 def _effective(one: EffectiveSetting) -> list[Fact]:
     return [
         Fact("name", one.name, one.name, label="setting"),
-        Fact("value", one.value, display.NOT_SET if one.value == arguments.NONE else display.safe(one.value)),
+        Fact("value", one.value, settings.shown_in_force(one.value)),
         Fact("origin", one.origin, display.safe(one.origin), label="from"),
     ]
 

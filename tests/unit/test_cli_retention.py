@@ -122,6 +122,39 @@ def test_alter_takes_settings_away_with_none(client: FakeClient) -> None:
     assert client.arguments_of("alter_topic") == {"name": "orders"} | {name.replace("-", "_"): None for name in names}
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("topic", "alter", "orders", "--max-ttl"), "none"),
+        (("retention", "set", "orders", "--time"), "unlimited or none"),
+        (("publish", "orders", "--data", "{}", "--ttl"), "never"),
+    ],
+)
+def test_a_wrong_duration_is_told_the_words_that_stand_for_none(
+    client: FakeClient, command: tuple[str, ...], words: str
+) -> None:
+    """`--max-ttl never` was refused with "misses a number at position 0", which does not lead to `none`."""
+    refused = run(client, *command, "forever")
+
+    assert refused.exit_code == 2
+    assert f"'forever' is not a duration or {words}: duration 'forever' misses a number" in refused.stderr
+
+
+def test_settings_without_a_value_are_shown_as_not_set(client: FakeClient) -> None:
+    """They were an empty cell in `topic describe`, and the word `none` in `quota get`."""
+    client.add("orders")
+    client.effective = (
+        EffectiveSetting("dead_letter", "", "default"),
+        EffectiveSetting("backlog_quota_bytes", "none", "default"),
+    )
+
+    described = run(client, "topic", "describe", "orders", "--format", "table").stdout.splitlines()
+    quota = run(client, "quota", "get", "orders", "--format", "table").stdout.splitlines()
+
+    assert ["dead_letter", "-", "default"] in [line.split() for line in described]
+    assert ["backlog", "quota", "bytes", "-", "(from", "default)"] in [line.split() for line in quota]
+
+
 def test_describe_tells_what_is_in_force_and_where_it_comes_from(client: FakeClient) -> None:
     """T2: each effective value and its origin; J3: the storage to plan for."""
     client.tables["orders"].settings = TopicSettings(key=["/id"], retain_time="10m", index=["/a"])
