@@ -113,6 +113,7 @@ NESTING_MAX: Final = 256
 """Levels of a document. What decodes it counts Python's own stack too, which differs from thread to thread: a document
 near that limit would be read here and not there, and have index entries or not. So the limit is well below."""
 _JSON_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
@@ -307,7 +308,11 @@ def _json_error(error: Exception, payload: bytes) -> BadRecord:
         except UnicodeDecodeError as whole:
             start = whole.start
         return malformed(f"not well-formed UTF-8 at byte {start}")
-    return _not_decoded(error, payload, "a JSON object")
+    bad = _not_decoded(error, payload, "a JSON object")
+    position = _AT_BYTE.search(bad.message)
+    if position is not None and payload.startswith((b"NaN", b"Infinity"), int(position[1])):
+        return bad._replace(message=f"{bad.message}; JSON has no NaN and no infinities, publish null instead")
+    return bad
 
 
 def _not_decoded(error: Exception, payload: bytes, wanted: str) -> BadRecord:
