@@ -73,13 +73,13 @@ def size(text: str) -> int | str:
 
 
 def entries(text: str) -> int | str:
-    """A number of entries, `unlimited` (-1), or `none`."""
+    """A number of entries or times, `unlimited` (-1), or `none`."""
     if text == NONE:
         return text
     if text == "unlimited":
         return UNLIMITED
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
-        raise click.BadParameter(f"{text!r} is not a number of entries")
+        raise click.BadParameter(f"{text!r} is not a whole number, unlimited or none")
     return int(text)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sow.durations import format_micros
 from sow_server.engine.clock import GuardedClock, boot_micros
 from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import MICROS
@@ -163,7 +164,8 @@ class Hub:
         if ahead > AHEAD_MICROS_MAX:
             raise StoreError(
                 Reason.TIME_IN_FUTURE,
-                f"{field}: is {ahead / MICROS:.1f} s ahead of this server's clock; to start now, leave the start out",
+                f"{field}: is {format_micros(ahead // 1_000 * 1_000)} ahead of this server's clock; "
+                "a time that has come is needed",
                 field=field,
                 details={"now_micros": str(now)},
             )

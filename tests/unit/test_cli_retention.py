@@ -140,6 +140,13 @@ def test_a_wrong_duration_is_told_the_words_that_stand_for_none(
     assert f"'forever' is not a duration or {words}: duration 'forever' misses a number" in refused.stderr
 
 
+def test_a_wrong_number_is_told_the_words_beside_it(client: FakeClient) -> None:
+    """A delivery limit was told that it is no number of entries."""
+    refused = run(client, "quota", "set", "orders", "--delivery-limit", "often")
+
+    assert (refused.exit_code, "'often' is not a whole number, unlimited or none" in refused.stderr) == (2, True)
+
+
 def test_settings_without_a_value_are_shown_as_not_set(client: FakeClient) -> None:
     """They were an empty cell in `topic describe`, and the word `none` in `quota get`."""
     client.add("orders")
