@@ -4,7 +4,8 @@ RE1  A change of a source is merged by version, see `merging.py`.
 RE2  How far a source has been applied moves in the commit that applies (rule R6); so does how far a topic is seeded.
 RE3  A peer is not sent what came from itself, as it is now (rule R7), nor expiries (rule R2).
 RE4  What a topic that peers share has lost leaves a tombstone until nobody can bring it back (rule R4), at most for the
-     grace; who has missed one that went by age is remembered, and comes back by another way.
+     grace, or until every peer that is to be heard first was heard; who has missed one that went by age is remembered,
+     and comes back by another way.
 RE5  The journal is kept for peers that are behind, within bounds (rule R9).
 
 An instance that this one sends to is a *peer*, one that it receives from a *source*; mostly each is both. All rows are
