@@ -21,9 +21,9 @@ from sow_server.subscriptions.durables import exceeds
 
 POLL_SECONDS: Final = 0.02
 """How often those who wait look whether there is room. One of them looks for all who wait for the same topic."""
-ANSWER_SECONDS: Final = 0.05
+ANSWER_SECONDS: Final = 0.25
 """How long before its deadline a publish that waited is refused, so that it hears why: time for the answer to arrive,
-and no more, as there might be room until then."""
+also on a busy machine, where 0.05 s were too little. No more, as there might be room until then."""
 ANSWER_PART: Final = 10
 """Of a deadline that is shorter than ten times that, this part is left."""
 RETRY_MICROS: Final = MICROS
