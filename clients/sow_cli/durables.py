@@ -206,7 +206,7 @@ def _facts(one: Durable) -> list[Fact]:
         Fact("topic", one.topic, display.safe(one.topic)),
         Fact("name", one.name, display.safe(one.name), label="durable"),
         Fact("filter", one.filter or None, display.safe(one.filter) or display.NOT_SET),
-        Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged)),
+        Fact("acknowledged", one.acknowledged, display.safe(one.acknowledged), column="acked up to"),
         Fact("earliest", one.earliest or None, display.safe(one.earliest), in_lists=False),
         Fact("attached", one.attached, "yes" if one.attached else "no"),
         _moment("create_time", one.create_time, "created"),
@@ -222,18 +222,19 @@ def _facts(one: Durable) -> list[Fact]:
         return facts
     age = figures.oldest_unacknowledged_age
     oldest = None if age is None else display.exact_duration(age)
+    entries, size = figures.unacknowledged_entries, figures.unacknowledged_bytes
     counted = "those that match its filter" if figures.exact else "before its filter"
     return [
         *facts,
-        Fact("total_entries", figures.total_entries, display.count(figures.total_entries)),
-        Fact("total_bytes", figures.total_bytes, display.exact_size(figures.total_bytes)),
-        Fact("unacknowledged_entries", figures.unacknowledged_entries, display.count(figures.unacknowledged_entries)),
-        Fact("unacknowledged_bytes", figures.unacknowledged_bytes, display.exact_size(figures.unacknowledged_bytes)),
-        Fact("oldest_unacknowledged_age", oldest, oldest or display.NOT_SET),
-        Fact("set_aside_entries", figures.set_aside_entries, display.count(figures.set_aside_entries)),
+        Fact("total_entries", figures.total_entries, display.count(figures.total_entries), in_lists=False),
+        Fact("total_bytes", figures.total_bytes, display.exact_size(figures.total_bytes), in_lists=False),
+        Fact("unacknowledged_entries", entries, display.count(entries), column="unacked"),
+        Fact("unacknowledged_bytes", size, display.exact_size(size), column="bytes"),
+        Fact("oldest_unacknowledged_age", oldest, oldest or display.NOT_SET, column="oldest"),
+        Fact("set_aside_entries", figures.set_aside_entries, display.count(figures.set_aside_entries), in_lists=False),
         Fact("exact", figures.exact, counted, label="counted", in_lists=False),
     ]
 
 
 def _moment(name: str, time: datetime, label: str) -> Fact:
-    return Fact(name, time.isoformat(), f"{time:%Y-%m-%d %H:%M:%S}Z", label=label)
+    return Fact(name, time.isoformat(), f"{time:%Y-%m-%d %H:%M:%S}Z", label=label, in_lists=False)

@@ -71,6 +71,8 @@ class Fact:
     """In a table; empty: nothing to show, so that a table of one result leaves it out."""
     label: str = ""
     """In a table; the name with spaces when empty."""
+    column: str = ""
+    """The heading in a table of several, where the full one takes too much room."""
     in_lists: bool = True
     """False: a table of many results has no room for it."""
     right: bool = False
@@ -463,7 +465,7 @@ def _horizontal(results: Sequence[Facts]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for fact in results[0]:
         if fact.in_lists:
-            table.add_column(fact.heading, justify="right" if fact.right else "left", overflow="fold")
+            table.add_column(fact.column or fact.heading, justify="right" if fact.right else "left", overflow="fold")
     for facts in results:
         table.add_row(*(Text(fact.shown) for fact in facts if fact.in_lists))
     return table

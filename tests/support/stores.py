@@ -9,6 +9,7 @@ assert rig.get("orders", "1") is None
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,7 +159,11 @@ class Rig:
         self._logs = self._log_bytes()
 
     def _log_bytes(self) -> dict[str, int]:
-        return {log.name: log.stat().st_size for log in (self.path / "db").glob("*.log")}
+        sizes: dict[str, int] = {}
+        for log in (self.path / "db").glob("*.log"):
+            with contextlib.suppress(FileNotFoundError):  # RocksDB removes those that it needs no more
+                sizes[log.name] = log.stat().st_size
+        return sizes
 
     def close(self) -> None:
         """An orderly stop."""
