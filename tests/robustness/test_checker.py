@@ -20,7 +20,7 @@ LATE: Final = 1_000_000
 def op(kind: str, version: int, at: int, **more: object) -> Op:
     """A write at `a`, acknowledged one tick after it began; its tag is its version."""
     tag = f"t{version or at}" if kind in ("put", "delta") else ""
-    written = Op("a", 0, "w", "orders", K, kind, tag, at, at + 1, "ok", version)  # type: ignore[arg-type]
+    written = Op("a", 0, "w", "orders", K, kind, tag, at, at + 1, "ok", version)  # type: ignore[arg-type]  # one of its kinds
     for name, value in more.items():
         setattr(written, name, value)
     return written
@@ -28,12 +28,12 @@ def op(kind: str, version: int, at: int, **more: object) -> Op:
 
 def row(version: int, **more: object) -> Row:
     """The record that the put of a version leaves."""
-    return replace(Row("orders", K, version, "a", NEVER, f"t{version}", ""), **more)  # type: ignore[arg-type]
+    return replace(Row("orders", K, version, "a", NEVER, f"t{version}", ""), **more)  # type: ignore[arg-type]  # its fields
 
 
 def told(what: str, sequence: int, of: Row, stream: str = "f1", *, repeats: bool = False) -> Seen:
     """A change as a follower of `a` was told it."""
-    return Seen("a", "e", stream, what, sequence, of, sequence, repeats)  # type: ignore[arg-type]
+    return Seen("a", "e", stream, what, sequence, of, sequence, repeats)  # type: ignore[arg-type]  # one of its words
 
 
 def held(*rows: Row, instance: str = "a", as_of: int = LATE, begin: int = 900, life: int = 0) -> Read:
