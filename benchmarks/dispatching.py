@@ -31,7 +31,7 @@ from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import ChangeFrame
 from sow_server.subscriptions.groups import FollowedTopic, Group
 from sow_server.subscriptions.judging import Unjudged
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 TARGET: Final = Target(5.0, f"{TIMES} cheaper")
@@ -72,9 +72,9 @@ def _in_process(setting: Setting, accounts: Sequence[str]) -> Row:
 
     found: list[list[tuple[str, int]]] = []
     contestants = {
-        "by value": _followed(topic, [Matcher(record_filter(topic, text, 0)) for text in filters]),
+        "by value": _followed(topic, [VersionMatcher(record_filter(topic, text, 0)) for text in filters]),
         "one by one": _followed(topic, [_Asked(record_filter(topic, text, 0)) for text in filters]),
-        "nobody": _followed(topic, [Matcher(record_filter(topic, "FALSE", 0))]),
+        "nobody": _followed(topic, [VersionMatcher(record_filter(topic, "FALSE", 0))]),
     }
     setting.say(f"{rounds} rounds of {changes:,} changes")
     costs = take_turns(
@@ -123,7 +123,7 @@ def _chunk(count: int) -> Changes:
     )
 
 
-class _Asked(Matcher):
+class _Asked(VersionMatcher):
     """A filter that does not say which values it wants."""
 
     def points(self, key_paths: object) -> tuple[Field, tuple[Entry, ...]] | None:
@@ -137,13 +137,13 @@ class _Member:
     wants_previous = False
     conflates = False
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: VersionMatcher) -> None:
         self._matcher = matcher
 
     def follows(self, topic: Topic) -> bool:
         return True
 
-    def view(self, topic: Topic) -> tuple[Matcher, Wants]:
+    def view(self, topic: Topic) -> tuple[VersionMatcher, Wants]:
         return self._matcher, Wants()
 
     def joined(self, position: int) -> None: ...
@@ -154,7 +154,7 @@ class _Member:
         return True
 
 
-def _followed(topic: Topic, matchers: Sequence[Matcher]) -> FollowedTopic:
+def _followed(topic: Topic, matchers: Sequence[VersionMatcher]) -> FollowedTopic:
     followed = FollowedTopic(topic)
     for matcher in matchers:
         followed.join(_Member(matcher))

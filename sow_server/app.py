@@ -49,10 +49,11 @@ from sow_server.services.guard import guarded_handlers, handlers
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
 from sow_server.services.replication import NoReplicas
-from sow_server.services.sight import Sight
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
-from sow_server.subscriptions.durables import Consumers, Door
+from sow_server.services.submissions import Submissions
+from sow_server.services.topic_filters import TopicFilters
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.timers import Timers
 
@@ -116,9 +117,7 @@ async def _serve(config: Config) -> int:
                 subscriptions_max=config.subscriptions.subscriptions_max,
             ),
         )
-        consumers = Consumers(
-            store, clock, Door(hub.subscribe, hub.start), lambda text: Sight(store, text, (), (), SCAN_RECORDS).view
-        )
+        consumers = Consumers(store, clock, hub, lambda text: TopicFilters(store, text, (), (), SCAN_RECORDS).view)
         admission = Admission(store, clock)
         sorts = SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max)
         metrics.watch_sorts(sorts)
@@ -161,7 +160,8 @@ async def _serve(config: Config) -> int:
             maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
         )
         replicas = NoReplicas(store, config.server.instance) if links is None else Linked(links)
-        sow = SowService(store, hub, consumers, admission, replicas, readers, config.server.durability, metrics, sorts)
+        changes = Submissions(store, replicas, admission)
+        sow = SowService(store, hub, consumers, changes, readers, config.server.durability, metrics, sorts)
         admin = AdminService(
             store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
         )

@@ -30,7 +30,7 @@ from sow_server.engine.store import Store
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
-from sow_server.subscriptions.durables import Consumers
+from sow_server.subscriptions.consumers import Consumers
 
 log = structlog.get_logger(__name__)
 

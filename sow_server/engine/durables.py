@@ -13,7 +13,7 @@ to J10, J15).
          position: of entries after it, none was handed over more often than one in front of it. So it is a short list
          of steps, which is written when a consumer attaches or leaves, and not for each delivery (rule J15).
 
-What filters mean is not known here: a filter is text. Who is attached is the business of `subscriptions.durables`; a
+What filters mean is not known here: a filter is text. Who is attached is the business of `subscriptions.consumers`; a
 row only remembers that somebody was, so that a crash is not taken for idleness.
 """
 

@@ -101,7 +101,7 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
     return _Compilation(tree, frozenset([tuple(path) for path in key_paths])).predicate(tree)
 
 
-class _Kinds(enum.Flag):
+class _ValueKinds(enum.Flag):
     """What an expression's value can be."""
 
     NULL = enum.auto()
@@ -112,25 +112,25 @@ class _Kinds(enum.Flag):
     """Arrays and objects."""
 
 
-_ANY: Final = _Kinds.NULL | _Kinds.BOOLEAN | _Kinds.NUMBER | _Kinds.TEXT | _Kinds.OTHER
-_MAYBE_NUMBER: Final = _Kinds.NUMBER | _Kinds.NULL
-_MAYBE_TEXT: Final = _Kinds.TEXT | _Kinds.NULL
-_MAYBE_BOOLEAN: Final = _Kinds.BOOLEAN | _Kinds.NULL
+_ANY: Final = _ValueKinds.NULL | _ValueKinds.BOOLEAN | _ValueKinds.NUMBER | _ValueKinds.TEXT | _ValueKinds.OTHER
+_MAYBE_NUMBER: Final = _ValueKinds.NUMBER | _ValueKinds.NULL
+_MAYBE_TEXT: Final = _ValueKinds.TEXT | _ValueKinds.NULL
+_MAYBE_BOOLEAN: Final = _ValueKinds.BOOLEAN | _ValueKinds.NULL
 
 
 class _Operand(NamedTuple):
     """A value in the code being made. `name` may be used any number of times: see `_Placement`."""
 
     name: ast.expr
-    kinds: _Kinds
+    kinds: _ValueKinds
 
 
 _METADATA: Final = {
-    MetadataName.KEY: ("key", _Kinds.TEXT),
-    MetadataName.VERSION: ("version", _Kinds.NUMBER),
-    MetadataName.PUBLISH_TIME: ("publish_time_micros", _Kinds.NUMBER),
+    MetadataName.KEY: ("key", _ValueKinds.TEXT),
+    MetadataName.VERSION: ("version", _ValueKinds.NUMBER),
+    MetadataName.PUBLISH_TIME: ("publish_time_micros", _ValueKinds.NUMBER),
     MetadataName.EXPIRE_TIME: ("expire_time_micros", _MAYBE_NUMBER),
-    MetadataName.TOPIC: ("topic", _Kinds.TEXT),
+    MetadataName.TOPIC: ("topic", _ValueKinds.TEXT),
 }
 _RESULTS: Final = {
     Function.LENGTH: _MAYBE_NUMBER,
@@ -363,9 +363,9 @@ class _Compilation:
         both = one.kinds | other.kinds
         general = _KEYS[comparison] if key else _GENERAL[comparison]
         slow = _settled(self._apply(general, one.name, other.name), wanted)
-        for kinds, kind in ((_MAYBE_NUMBER, _Kinds.NUMBER), (_MAYBE_TEXT, _Kinds.TEXT)):
+        for kinds, kind in ((_MAYBE_NUMBER, _ValueKinds.NUMBER), (_MAYBE_TEXT, _ValueKinds.TEXT)):
             if both in kinds:
-                alive = [self._is_not_null(operand) for operand in (one, other) if _Kinds.NULL in operand.kinds]
+                alive = [self._is_not_null(operand) for operand in (one, other) if _ValueKinds.NULL in operand.kinds]
                 return _and([*alive, self._test(one, effective, other.name, kind)])
         alike = _and(
             [
@@ -373,7 +373,7 @@ class _Compilation:
                 _or([_compare(self._type(one), ast.Is(), _name(name)) for name in ("float", "str", "int")]),
             ]
         )
-        return _if(alike, self._test(one, effective, other.name, _Kinds.NUMBER), slow)
+        return _if(alike, self._test(one, effective, other.name, _ValueKinds.NUMBER), slow)
 
     def _compared_with(
         self, comparison: Comparison, operand: _Operand, constant: fields.Scalar | None, wanted: bool, *, key: bool
@@ -381,7 +381,7 @@ class _Compilation:
         assert constant is not None, "null has been compared already"
         effective = comparison if wanted else _INVERSE[comparison]
         # A key's numbers need no texts: two numbers have the same one exactly when they are equal.
-        if key and (type(constant) not in (int, float) or _Kinds.NUMBER not in operand.kinds):
+        if key and (type(constant) not in (int, float) or _ValueKinds.NUMBER not in operand.kinds):
             constant = values.text_of(constant)
             assert constant is not None, "a literal that is not null has a text"
         if key:
@@ -391,9 +391,9 @@ class _Compilation:
             slow = self._apply(values.comparing_with(comparison, constant), operand.name)
         kind = _kind(constant)
         fast = self._test(operand, effective, ast.Constant(constant), kind)
-        if kind is _Kinds.BOOLEAN and comparison in _EQUALITIES:
+        if kind is _ValueKinds.BOOLEAN and comparison in _EQUALITIES:
             fast = _compare(operand.name, ast.Is(), ast.Constant(constant is (effective is Comparison.EQUAL)))
-        coerces = key or kind is _Kinds.NUMBER or fields.number_of(constant) is not None
+        coerces = key or kind is _ValueKinds.NUMBER or fields.number_of(constant) is not None
         return self._guarded(operand, kind, fast, _settled(slow, wanted), coerces=coerces)
 
     def _in(self, listed: In, wanted: bool) -> ast.expr:
@@ -407,9 +407,12 @@ class _Compilation:
             return self._never_true(operand, truth, wanted)
         slow = _settled(truth, wanted)
         kinds = {_kind(item) for item in present}
-        if key and kinds != {_Kinds.NUMBER}:
-            kinds, present = {_Kinds.TEXT}, [text for item in present if (text := values.text_of(item)) is not None]
-        if kinds not in ({_Kinds.NUMBER}, {_Kinds.TEXT}):
+        if key and kinds != {_ValueKinds.NUMBER}:
+            kinds, present = (
+                {_ValueKinds.TEXT},
+                [text for item in present if (text := values.text_of(item)) is not None],
+            )
+        if kinds not in ({_ValueKinds.NUMBER}, {_ValueKinds.TEXT}):
             return slow
         (kind,) = kinds
         if wanted:
@@ -419,7 +422,7 @@ class _Compilation:
         else:
             fast = _compare(operand.name, ast.NotIn(), _constant(frozenset(present)))
             fast = self._unless_nan(operand, fast, kind)
-        coerces = key or kind is _Kinds.NUMBER or any(fields.number_of(item) is not None for item in present)
+        coerces = key or kind is _ValueKinds.NUMBER or any(fields.number_of(item) is not None for item in present)
         return self._guarded(operand, kind, fast, slow, coerces=coerces)
 
     def _between(self, node: Between, wanted: bool) -> ast.expr:
@@ -460,7 +463,7 @@ class _Compilation:
         else:
             fast = self._apply(search, operand.name)
         slow = _settled(self._apply(values.searching(search), operand.name), wanted)
-        return self._guarded(operand, _Kinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
+        return self._guarded(operand, _ValueKinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
 
     def _matches(self, node: Matches, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(node.operand))
@@ -479,7 +482,7 @@ class _Compilation:
             method = "startswith" if node.test is TextTest.BEGINS_WITH else "endswith"
             constant = _constant(present[0] if len(present) == 1 else tuple(present))
             fast = _method(operand.name, method, constant)
-        return self._guarded(operand, _Kinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
+        return self._guarded(operand, _ValueKinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
 
     def _is_null(self, subject: Expression, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(subject))
@@ -491,7 +494,7 @@ class _Compilation:
                     _and([lists_and_floats, self._apply(values.is_null, operand.name)]),
                 ]
             )
-        elif _Kinds.NULL in operand.kinds:
+        elif _ValueKinds.NULL in operand.kinds:
             null = _compare(operand.name, ast.Is(), ast.Constant(None))
         else:
             null = ast.Constant(False)
@@ -540,7 +543,7 @@ class _Compilation:
                 return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), _MAYBE_NUMBER)
             case Call(Function.NOW_MICROS):
                 now = ast.Attribute(_name("meta"), "now_micros", ast.Load())
-                return self._place(expression, now, _Kinds.NUMBER)
+                return self._place(expression, now, _ValueKinds.NUMBER)
             case Call(Function.ARRAY_COUNT, (array,)):
                 return self._place(expression, self._apply(values.array_count, self._raw(array).name), _MAYBE_NUMBER)
             case Call(Function.IF, (condition, yes, no)):
@@ -554,7 +557,7 @@ class _Compilation:
             case _:
                 return self._place(expression, self._truth_value(expression), _MAYBE_BOOLEAN)
 
-    def _place(self, expression: Expression, load: ast.expr, kinds: _Kinds) -> _Operand:
+    def _place(self, expression: Expression, load: ast.expr, kinds: _ValueKinds) -> _Operand:
         return _Operand(self._placement.name(expression, load), kinds)
 
     def _is_key(self, expression: Expression) -> bool:
@@ -587,39 +590,47 @@ class _Compilation:
     def _is_not_null(self, operand: _Operand) -> ast.expr:
         return _compare(operand.name, ast.IsNot(), ast.Constant(None))
 
-    def _unless_nan(self, operand: _Operand, test: ast.expr, kind: _Kinds) -> ast.expr:
+    def _unless_nan(self, operand: _Operand, test: ast.expr, kind: _ValueKinds) -> ast.expr:
         """`nan != 1` holds in Python; here it is unknown (V1)."""
-        if kind is not _Kinds.NUMBER or _Kinds.OTHER not in operand.kinds:  # only documents have NaN
+        if kind is not _ValueKinds.NUMBER or _ValueKinds.OTHER not in operand.kinds:  # only documents have NaN
             return test
         return _and([test, _compare(operand.name, ast.Eq(), operand.name)])
 
-    def _test(self, operand: _Operand, comparison: Comparison, right: ast.expr, kind: _Kinds) -> ast.expr:
+    def _test(self, operand: _Operand, comparison: Comparison, right: ast.expr, kind: _ValueKinds) -> ast.expr:
         test = _compare(operand.name, _OPERATORS[comparison](), right)
         if comparison is Comparison.NOT_EQUAL:
             test = self._unless_nan(operand, test, kind)
-            if not isinstance(right, ast.Constant) and kind is _Kinds.NUMBER and _Kinds.OTHER in operand.kinds:
+            if (
+                not isinstance(right, ast.Constant)
+                and kind is _ValueKinds.NUMBER
+                and _ValueKinds.OTHER in operand.kinds
+            ):
                 test = _and([test, _compare(right, ast.Eq(), right)])
         return test
 
     def _never_true(self, operand: _Operand, truth: ast.expr, wanted: bool) -> ast.expr:
         """Unknown, as something is null, but for an empty array: that is false (V3)."""
-        if wanted or _Kinds.OTHER not in operand.kinds:
+        if wanted or _ValueKinds.OTHER not in operand.kinds:
             return ast.Constant(False)
         return _and([self._is_list(operand), _settled(truth, wanted)])
 
-    def _guarded(self, operand: _Operand, kind: _Kinds, fast: ast.expr, slow: ast.expr, *, coerces: bool) -> ast.expr:
+    def _guarded(
+        self, operand: _Operand, kind: _ValueKinds, fast: ast.expr, slow: ast.expr, *, coerces: bool
+    ) -> ast.expr:
         """`fast` where the operand is of `kind`, else `slow`. Without `coerces` all but arrays are unknown then."""
         if operand.kinds in kind:
             return fast
-        if operand.kinds in kind | _Kinds.NULL:
+        if operand.kinds in kind | _ValueKinds.NULL:
             return _and([self._is_not_null(operand), fast])
         if coerces:
-            otherwise = _and([self._is_not_null(operand), slow]) if _Kinds.NULL in operand.kinds else slow
+            otherwise = _and([self._is_not_null(operand), slow]) if _ValueKinds.NULL in operand.kinds else slow
         else:
-            otherwise = _and([self._is_list(operand), slow]) if _Kinds.OTHER in operand.kinds else ast.Constant(False)
+            otherwise = (
+                _and([self._is_list(operand), slow]) if _ValueKinds.OTHER in operand.kinds else ast.Constant(False)
+            )
         if not operand.kinds & kind:
             return otherwise
-        types = {_Kinds.NUMBER: ("float", "int"), _Kinds.TEXT: ("str",), _Kinds.BOOLEAN: ("bool",)}[kind]
+        types = {_ValueKinds.NUMBER: ("float", "int"), _ValueKinds.TEXT: ("str",), _ValueKinds.BOOLEAN: ("bool",)}[kind]
         guard = _or([_compare(self._type(operand), ast.Is(), _name(name)) for name in types])
         return _and([guard, fast]) if isinstance(otherwise, ast.Constant) else _if(guard, fast, otherwise)
 
@@ -802,16 +813,16 @@ def _value(expression: Expression) -> fields.Scalar | None:
             return None
 
 
-def _kind(value: fields.Scalar | None) -> _Kinds:
+def _kind(value: fields.Scalar | None) -> _ValueKinds:
     match value:
         case None:
-            return _Kinds.NULL
+            return _ValueKinds.NULL
         case bool():
-            return _Kinds.BOOLEAN
+            return _ValueKinds.BOOLEAN
         case str():
-            return _Kinds.TEXT
+            return _ValueKinds.TEXT
         case _:
-            return _Kinds.NUMBER
+            return _ValueKinds.NUMBER
 
 
 def _searcher(pattern: str) -> Callable[[str], bool]:

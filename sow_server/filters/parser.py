@@ -124,7 +124,7 @@ class _Fault(Exception):
         self.position = position
 
 
-_Piece: TypeAlias = Token | _Part | _List
+_Child: TypeAlias = Token | _Part | _List
 _LEAVES: Final = (Path, Metadata, *LITERALS)
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
@@ -137,13 +137,13 @@ _COMPARISONS: Final = {operator.value: operator for operator in Comparison} | {
 }
 
 
-def _position(piece: _Piece) -> int:
+def _position(piece: _Child) -> int:
     if isinstance(piece, Token):
         return piece.start_pos or 0
     return piece.position if isinstance(piece, _Part) else _position(piece.parts[0])
 
 
-def _built(node: Expression, pieces: Sequence[_Piece]) -> _Part:
+def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     position = _position(pieces[0])
     depth = 1
     terms = 0 if isinstance(node, _LEAVES) else 1
@@ -166,7 +166,7 @@ def _built(node: Expression, pieces: Sequence[_Piece]) -> _Part:
     return _Part(node, position, depth, terms, functions, patterns)
 
 
-def _nodes(pieces: Sequence[_Piece]) -> list[Expression]:
+def _nodes(pieces: Sequence[_Child]) -> list[Expression]:
     return [piece.node for piece in pieces if isinstance(piece, _Part)]
 
 
@@ -179,41 +179,41 @@ def _condition(part: _Part) -> Expression:
 class _Builder(Transformer[Token, _Part]):
     """Runs inside the parser, a call per rule as it is recognised; methods have the names of the grammar's aliases."""
 
-    def start(self, pieces: list[_Piece]) -> _Part:
+    def start(self, pieces: list[_Child]) -> _Part:
         (part,) = pieces
         assert isinstance(part, _Part), "start is a disjunction"
         _condition(part)
         return part
 
-    def any_of(self, pieces: list[_Piece]) -> _Part:
+    def any_of(self, pieces: list[_Child]) -> _Part:
         return self._chain(pieces, Or)
 
-    def all_of(self, pieces: list[_Piece]) -> _Part:
+    def all_of(self, pieces: list[_Child]) -> _Part:
         return self._chain(pieces, And)
 
-    def _chain(self, pieces: list[_Piece], node: type[And | Or]) -> _Part:
+    def _chain(self, pieces: list[_Child], node: type[And | Or]) -> _Part:
         return _built(node(tuple([_condition(piece) for piece in pieces if isinstance(piece, _Part)])), pieces)
 
-    def negated(self, pieces: list[_Piece]) -> _Part:
+    def negated(self, pieces: list[_Child]) -> _Part:
         _, operand = pieces
         assert isinstance(operand, _Part), "NOT has an operand"
         return _built(Not(_condition(operand)), pieces)
 
-    def compared(self, pieces: list[_Piece]) -> _Part:
+    def compared(self, pieces: list[_Child]) -> _Part:
         left, right = _nodes(pieces)
         return _built(Compare(_COMPARISONS[str(pieces[1])], left, right), pieces)
 
-    def listed(self, pieces: list[_Piece]) -> _Part:
+    def listed(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
         items = pieces[-2]
         assert isinstance(items, _List), "IN ( literals )"
         return self._perhaps_not(In(operand, _literals(items)), pieces)
 
-    def between(self, pieces: list[_Piece]) -> _Part:
+    def between(self, pieces: list[_Child]) -> _Part:
         operand, low, high = _nodes(pieces)
         return self._perhaps_not(Between(operand, low, high), pieces)
 
-    def like(self, pieces: list[_Piece]) -> _Part:
+    def like(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
         token = pieces[-1]
         assert isinstance(token, Token), "LIKE TEXT"
@@ -224,40 +224,40 @@ class _Builder(Transformer[Token, _Part]):
             raise _Fault(f"expected a regular expression; {error}", _position(token)) from None
         return self._perhaps_not(Like(operand, pattern), pieces)
 
-    def tested(self, pieces: list[_Piece]) -> _Part:
+    def tested(self, pieces: list[_Child]) -> _Part:
         operand, wanted = _nodes(pieces)
         return self._perhaps_not(Matches(_text_test(pieces[-2]), operand, (wanted,)), pieces)
 
-    def tested_several(self, pieces: list[_Piece]) -> _Part:
+    def tested_several(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
         wanted = pieces[-2]
         assert isinstance(wanted, _List), "TEXT_TEST ( several )"
         return self._perhaps_not(Matches(_text_test(pieces[-4]), operand, _literals(wanted)), pieces)
 
-    def is_null(self, pieces: list[_Piece]) -> _Part:
+    def is_null(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
         return self._perhaps_not(IsNull(operand), pieces)
 
-    def _perhaps_not(self, node: Expression, pieces: list[_Piece]) -> _Part:
+    def _perhaps_not(self, node: Expression, pieces: list[_Child]) -> _Part:
         negated = any(isinstance(piece, Token) and piece.type == "NOT" for piece in pieces)
         part = _built(node, pieces)
         return part._replace(node=Not(node)) if negated else part
 
-    def arithmetic(self, pieces: list[_Piece]) -> _Part:
+    def arithmetic(self, pieces: list[_Child]) -> _Part:
         left, right = _nodes(pieces)
         return _built(Arithmetic(Operator(str(pieces[1])), left, right), pieces)
 
-    def negate(self, pieces: list[_Piece]) -> _Part:
+    def negate(self, pieces: list[_Child]) -> _Part:
         (operand,) = _nodes(pieces)
         return _built(Negate(operand), pieces)
 
-    def number(self, pieces: list[_Piece]) -> _Part:
+    def number(self, pieces: list[_Child]) -> _Part:
         return _built(_number(str(pieces[0])), pieces)
 
-    def negative_number(self, pieces: list[_Piece]) -> _Part:
+    def negative_number(self, pieces: list[_Child]) -> _Part:
         return _built(_number(f"-{pieces[1]}"), pieces)
 
-    def path(self, pieces: list[_Piece]) -> _Part:
+    def path(self, pieces: list[_Child]) -> _Part:
         text = str(pieces[0])
         steps: list[Step] = []
         if text.startswith("["):  # [/odd name/b]: brackets round the whole of it
@@ -274,28 +274,28 @@ class _Builder(Transformer[Token, _Part]):
         except ValueError as error:
             raise _Fault(str(error), _position(pieces[0])) from None
 
-    def metadata(self, pieces: list[_Piece]) -> _Part:
+    def metadata(self, pieces: list[_Child]) -> _Part:
         try:
             return _built(Metadata(MetadataName(str(pieces[0])[1:].lower())), pieces)
         except ValueError:
             names = ", ".join(f"@{name.value}" for name in MetadataName)
             raise _Fault(f"expected one of {names}", _position(pieces[0])) from None
 
-    def text(self, pieces: list[_Piece]) -> _Part:
+    def text(self, pieces: list[_Child]) -> _Part:
         (token,) = pieces
         assert isinstance(token, Token), "TEXT"
         return _built(Text(_unquoted(token)), pieces)
 
-    def true(self, pieces: list[_Piece]) -> _Part:
+    def true(self, pieces: list[_Child]) -> _Part:
         return _built(Boolean(True), pieces)
 
-    def false(self, pieces: list[_Piece]) -> _Part:
+    def false(self, pieces: list[_Child]) -> _Part:
         return _built(Boolean(False), pieces)
 
-    def null(self, pieces: list[_Piece]) -> _Part:
+    def null(self, pieces: list[_Child]) -> _Part:
         return _built(Null(), pieces)
 
-    def call(self, pieces: list[_Piece]) -> _Part:
+    def call(self, pieces: list[_Child]) -> _Part:
         word, _, arguments, _ = pieces
         assert isinstance(arguments, _List), "WORD ( arguments )"
         try:
@@ -313,16 +313,16 @@ class _Builder(Transformer[Token, _Part]):
             raise _Fault("expected a field", arguments.parts[0].position)
         return _built(Call(function, tuple(_nodes(arguments.parts))), pieces)
 
-    def parenthesised(self, pieces: list[_Piece]) -> _Part:
+    def parenthesised(self, pieces: list[_Child]) -> _Part:
         (inner,) = [piece for piece in pieces if isinstance(piece, _Part)]
         if inner.depth >= NESTING_MAX:
             raise _Fault(f"nested deeper than the limit of {NESTING_MAX}", _position(pieces[0]))
         return inner._replace(position=_position(pieces[0]), depth=inner.depth + 1)
 
-    def arguments(self, pieces: list[_Piece]) -> _List:
+    def arguments(self, pieces: list[_Child]) -> _List:
         return _List([piece for piece in pieces if isinstance(piece, _Part)])
 
-    def literals(self, pieces: list[_Piece]) -> _List:
+    def literals(self, pieces: list[_Child]) -> _List:
         if len(pieces) > LIST_ITEMS_MAX:
             raise _Fault(f"a list of {len(pieces)}, more than the limit of {LIST_ITEMS_MAX},", _position(pieces[0]))
         return self.arguments(pieces)
@@ -334,7 +334,7 @@ def _literals(items: _List) -> tuple[Literal, ...]:
     return tuple([part.node for part in items.parts if isinstance(part.node, (Null, Boolean, Number, Text))])
 
 
-def _text_test(piece: _Piece) -> TextTest:
+def _text_test(piece: _Child) -> TextTest:
     return TextTest(" ".join(str(piece).upper().split()))
 
 

@@ -71,7 +71,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExportPart:
     """What to read for one part: records in ranges of keys, records of known keys, or what an index gives."""
 
     records: int
@@ -91,7 +91,7 @@ class Part:
         return Points(cut, (self.keys[index] for index in range(first, len(self.keys))))
 
 
-class Piece(NamedTuple):
+class ExportPiece(NamedTuple):
     """Records that a piece of work has found, in key order, and where to go on after them."""
 
     keys: list[bytes]
@@ -103,11 +103,11 @@ class Piece(NamedTuple):
 class Export:
     """One cut, and its parts. Readings and `prepare` run on reader threads, one piece at a time."""
 
-    def __init__(self, store: Store, topic: Topic, given: RecordFilter | None, parts: int, splits: Splits) -> None:
+    def __init__(self, store: Store, topic: Topic, given: RecordFilter | None, parts: int, splits: SplitCache) -> None:
         """`parts`: about how many; 0: as many as are apt. Before it is read, `prepare` has to say that it is ready."""
         self.id: Final = secrets.token_hex(12)
         self.topic: Final = topic
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[ExportPart, ...] = ()
         self._wanted = parts
         self._splits = splits
         self._plan = _plan(topic, given)
@@ -119,7 +119,7 @@ class Export:
         """Stored records of the topic, or nearly so: as of a moment after the cut."""
         self._sieve = sieve(topic, given, self.cut.now_micros)
         self._sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
-        self._preparing: Iterator[tuple[Part, ...] | None] = self._prepare()
+        self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
 
     def prepare(self) -> bool:
         """A bounded piece of what finds the parts; True: they are found."""
@@ -130,14 +130,14 @@ class Export:
         self.parts = found
         return True
 
-    def _prepare(self) -> Iterator[tuple[Part, ...] | None]:
+    def _prepare(self) -> Iterator[tuple[ExportPart, ...] | None]:
         access, points, ranges = self._plan.access, self._plan.points, self._plan.ranges
         bounds = [bound for bound in self._plan.bounds if bound.steps in self.cut.indexes]
         if bounds:
             found = Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ()).run(for_few=False)
             if found is not None and found[1] is None:
                 # Too many for memory, and yet too few for a scan: one part, read from the index as it stands.
-                yield (Part(self.stored, bound=found[0]),)
+                yield (ExportPart(self.stored, bound=found[0]),)
                 return
             if found is not None:
                 yield self._of_keys(sorted(set(found[1] or ())))
@@ -149,7 +149,7 @@ class Export:
             # The figures are of a moment later, when what was cut may be gone: the cut says whether there is any.
             first: list[bytes] = []
             self.cut.records.fill_keys_before(self.topic.prefix, self.topic.stop, 1, first)
-            yield (Part(self.stored, ranges),) if first else ()
+            yield (ExportPart(self.stored, ranges),) if first else ()
             return
         at_least = self._wanted * SAMPLES_PER_PART
         known = self._splits.of(self.topic, self.cut)
@@ -159,7 +159,7 @@ class Export:
                 yield self._of_ranges(ranges, known)
                 return
         # As many as will do for what is wanted now, and for other numbers of parts later.
-        samples = Samples(max(1, self.stored // max(SAMPLES_MIN, at_least)))
+        samples = KeySamples(max(1, self.stored // max(SAMPLES_MIN, at_least)))
         prefix = self.topic.prefix
         for start, stop in ranges:
             at: bytes | None = prefix + start
@@ -173,24 +173,24 @@ class Export:
             self._splits.keep(self.topic, self.cut, samples)
         yield self._of_ranges(ranges, samples) if samples.records else ()
 
-    def _of_keys(self, keys: Sequence[bytes]) -> tuple[Part, ...]:
+    def _of_keys(self, keys: Sequence[bytes]) -> tuple[ExportPart, ...]:
         count = _parts(self._wanted, len(keys))
         edges = [len(keys) * index // count for index in range(count + 1)] if count else []
-        return tuple([Part(stop - start, keys=keys[start:stop]) for start, stop in pairwise(edges)])
+        return tuple([ExportPart(stop - start, keys=keys[start:stop]) for start, stop in pairwise(edges)])
 
-    def _of_ranges(self, ranges: Sequence[Range], samples: Samples) -> tuple[Part, ...]:
+    def _of_ranges(self, ranges: Sequence[Range], samples: KeySamples) -> tuple[ExportPart, ...]:
         """The parts together are the ranges, whatever the samples say."""
         count = _parts(self._wanted, samples.records)
-        parts: list[Part] = []
+        parts: list[ExportPart] = []
         left, before = list(ranges), 0
         for index in range(1, count):
             edge, upto = samples.place(index / count)
             mine, behind = _split(left, edge)
             if mine and upto > before:
-                parts.append(Part(upto - before, tuple(mine)))
+                parts.append(ExportPart(upto - before, tuple(mine)))
                 left, before = behind, upto
         if left:
-            parts.append(Part(samples.records - before, tuple(left)))
+            parts.append(ExportPart(samples.records - before, tuple(left)))
         return tuple(parts)
 
     def reading(self, index: int, begin: bytes = b"", *, keys_wanted: bool = True) -> Reading:
@@ -242,7 +242,7 @@ class Export:
 class Reading:
     """Owns the position in a part. Used by one thread at a time."""
 
-    def __init__(self, export: Export, part: Part, begin: bytes, *, keys_wanted: bool) -> None:
+    def __init__(self, export: Export, part: ExportPart, begin: bytes, *, keys_wanted: bool) -> None:
         self._export = export
         self._keys_wanted = keys_wanted
         self._part = part
@@ -253,7 +253,7 @@ class Reading:
         self.scanned = 0
         """Stored records read."""
 
-    def step(self, limit: int) -> Piece | None:
+    def step(self, limit: int) -> ExportPiece | None:
         """A piece of work: what it has found, perhaps nothing, of at most `limit` stored records; None: there are no
         more. Raises StoreError once the export has ended."""
         with self._export.piece():
@@ -268,7 +268,7 @@ class Reading:
                 self._limit = max(1, min(PIECE_RECORDS_MAX, PIECE_BYTES // (size + 1)))
             self.scanned += scanned
             self.returned += len(values)
-            return Piece(keys, values, self._rows.position)
+            return ExportPiece(keys, values, self._rows.position)
 
 
 def _plan(topic: Topic, given: RecordFilter | None) -> Plan:
@@ -303,7 +303,7 @@ def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Rang
 # --- where records are ------------------------------------------------------------------------------------------------
 
 
-class Samples:
+class KeySamples:
     """Every so-manieth record key of some ranges, in order."""
 
     def __init__(self, stride: int) -> None:
@@ -319,11 +319,11 @@ class Samples:
         self.before += [self.records + index * self.stride for index in range(len(keys))]
         self.records += records
 
-    def within(self, ranges: Sequence[Range]) -> Samples:
+    def within(self, ranges: Sequence[Range]) -> KeySamples:
         """Those in the ranges; their records are then about right."""
         if ranges == EVERYTHING:
             return self
-        found = Samples(self.stride)
+        found = KeySamples(self.stride)
         for start, stop in ranges:
             first, last = bisect.bisect_left(self.keys, start), bisect.bisect_left(self.keys, stop)
             if first < last:
@@ -339,18 +339,18 @@ class Samples:
         return self.keys[index], self.before[index]
 
 
-class Splits:
+class SplitCache:
     """What is remembered of where the records of topics are, so that a topic need not be gone through for each export.
 
     It only decides how even parts are. From any thread.
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, tuple[int, Samples]] = {}
+        self._samples: dict[int, tuple[int, KeySamples]] = {}
         """By topic id: as of which sequence, and what."""
         self._lock = threading.Lock()
 
-    def of(self, topic: Topic, cut: Cut) -> Samples | None:
+    def of(self, topic: Topic, cut: Cut) -> KeySamples | None:
         """Samples of a topic that are not too old."""
         with self._lock:
             found = self._samples.get(topic.id)
@@ -359,7 +359,7 @@ class Splits:
         sequence, samples = found
         return samples if abs(cut.sequence - sequence) <= samples.records // DRIFT_SHARE else None
 
-    def keep(self, topic: Topic, cut: Cut, samples: Samples) -> None:
+    def keep(self, topic: Topic, cut: Cut, samples: KeySamples) -> None:
         """Remembers samples of all of a topic, if its journal tells how much it has changed since."""
         if not topic.settings.journal:
             return
@@ -373,7 +373,7 @@ class Splits:
 # --- which exports there are ------------------------------------------------------------------------------------------
 
 
-class _Held:
+class _OpenExport:
     """An export that is open."""
 
     __slots__ = ("busy", "due_micros", "export", "lease_micros", "readers", "whole")
@@ -403,13 +403,13 @@ class Exports:
         self._store = store
         self._options = options or ExportOptions()
         self._elapsed = elapsed
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _OpenExport] = {}
         """In the order of their opening."""
         self._opening = 0
         self._ended: dict[str, str | Topic] = {}
         """Why those that were there are not; a topic: it was deleted."""
         self._stopping = False
-        self.splits: Final = Splits()
+        self.splits: Final = SplitCache()
         self.records_total = 0
         """Records handed out."""
 
@@ -440,7 +440,7 @@ class Exports:
     def add(self, export: Export, lease_micros: int) -> None:
         """A prepared export is open from now on. Raises StoreError STOPPING; it is then to be closed."""
         self._check_running()
-        self._held[export.id] = _Held(export, lease_micros, self._elapsed() + lease_micros)
+        self._held[export.id] = _OpenExport(export, lease_micros, self._elapsed() + lease_micros)
 
     def _check_running(self) -> None:
         if self._stopping:
@@ -452,7 +452,7 @@ class Exports:
         """The export of that id. Raises StoreError: EXPORT_NOT_FOUND, TOPIC_DELETED, STOPPING."""
         return self._find(export_id).export
 
-    def _find(self, export_id: str) -> _Held:
+    def _find(self, export_id: str) -> _OpenExport:
         self._check_running()
         held = self._held.get(export_id)
         if held is not None:
@@ -464,7 +464,7 @@ class Exports:
             raise topic_deleted(why)
         raise not_found(export_id, why or "this server has not opened it since it was started")
 
-    def _judge(self, held: _Held) -> None:
+    def _judge(self, held: _OpenExport) -> None:
         """Ends one whose time is over."""
         topic = held.export.topic
         if self._store.topics.by_id.get(topic.id) is not topic:
@@ -531,7 +531,7 @@ class Exports:
         for held in list(self._held.values()):
             self._end(held, "the server is stopping")
 
-    def _end(self, held: _Held, why: str | Topic) -> None:
+    def _end(self, held: _OpenExport, why: str | Topic) -> None:
         export = held.export
         del self._held[export.id]
         while len(self._ended) >= ENDED_KEPT:

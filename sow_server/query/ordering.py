@@ -33,7 +33,7 @@ from sow_server.engine.topics import Topic
 from sow_server.filters import FilterError, parse, print_path
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
-from sow_server.query.sort_memory import Room, SortMemory, SortShare
+from sow_server.query.sort_memory import Grant, SortMemory, SortShare
 
 TERMS_MAX: Final = 16
 LENGTH_MAX: Final = 64 << 10
@@ -319,7 +319,7 @@ class Sorter:
         self._worst: SortKey | None = None  # of the first term: what is beyond it is not among the first `limit`
         self._records_max = None if limit is None else limit + max(limit, SPARE_RECORDS)
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Room:
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Grant:
         """Takes records. GRANTED; WAIT: `again` is to be called once the share is ready; or BEGIN_ANEW: all records are
         to be added again, the first ones first, once it is. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
         decode = self._order.decode
@@ -352,14 +352,14 @@ class Sorter:
                 # With little room left it would be cut all over again for every few records that come.
                 raise self._too_large()
             fits = self.share.try_hold(self._bytes)
-        return Room.GRANTED if fits else self.again()
+        return Grant.GRANTED if fits else self.again()
 
-    def again(self) -> Room:
+    def again(self) -> Grant:
         """Asks for the room that there was not; as `add`."""
         room = self.share.hold(self._bytes)
-        if room is Room.NEVER:
+        if room is Grant.NEVER:
             raise self._too_large()
-        if room is Room.BEGIN_ANEW:
+        if room is Grant.BEGIN_ANEW:
             self._forget()
         return room
 

@@ -33,7 +33,7 @@ SMALL_PARTS: Final = 64
 RETRY_MICROS: Final = MICROS
 
 
-class Room(enum.Enum):
+class Grant(enum.Enum):
     """What comes of asking for memory."""
 
     GRANTED = enum.auto()
@@ -101,16 +101,16 @@ class SortMemory:
             return False
         return size <= self._small or share.held > self._small  # one that was large before goes on while there is room
 
-    def _wait(self, share: SortShare, size: int) -> Room:
+    def _wait(self, share: SortShare, size: int) -> Grant:
         if size > self.bytes_max:
-            return Room.NEVER
+            return Grant.NEVER
         if self._turn is None:
             self._turn = next(iter(self._growing), share)
         if self._turn is share:
             if self._take(share, size):
-                return Room.GRANTED
+                return Grant.GRANTED
             self._wanted = size - share.held
-            return Room.WAIT
+            return Grant.WAIT
         if len(self._line) >= self._waiting_max:
             raise StoreError(
                 Reason.OVERLOADED,
@@ -121,7 +121,7 @@ class SortMemory:
         self._growing.pop(share, None)
         self._line[share] = None
         self._take(share, 0)
-        return Room.BEGIN_ANEW
+        return Grant.BEGIN_ANEW
 
     def _grown(self, share: SortShare) -> None:
         self._growing.pop(share, None)
@@ -163,7 +163,7 @@ class SortShare:
             memory._growing.setdefault(self)
             return memory._take(self, size)
 
-    def hold(self, size: int) -> Room:
+    def hold(self, size: int) -> Grant:
         """The same, and if that cannot be at once it waits. Raises StoreError OVERLOADED when too many wait."""
         with self.memory._lock:
             return self.memory._wait(self, size)

@@ -112,7 +112,7 @@ class IdleTopics:
             return  # what comes of it looks again
         cause = self._cause(topic, now)
         if cause is not None:
-            if not _guarded(topic):
+            if not _kept_by_content(topic):
                 self._delete(topic, cause)
             return  # if it is not empty: it is heard of once it is
         ttl = topic.settings.idle_ttl_micros
@@ -172,7 +172,7 @@ class IdleTopics:
             self._look_at(topic, now + LOOK_AGAIN_MICROS)
 
 
-def _guarded(topic: Topic) -> bool:
+def _kept_by_content(topic: Topic) -> bool:
     """Whether content keeps a topic. The writer has the last word on that, but costs a synced commit each time."""
     return topic.settings.only_if_empty and topic.statistics.records > 0
 

@@ -25,8 +25,8 @@ from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
 from sow_server.services.replication import Replicas
 from sow_server.services.selection import checked, count_selected, selected
-from sow_server.services.sow_service import Changes, settle
-from sow_server.subscriptions.durables import Consumers
+from sow_server.services.submissions import Submissions, settle
+from sow_server.subscriptions.consumers import Consumers
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._consumers = consumers
         self._clock = clock
         self._readers = readers
-        self._changes = Changes(store, replicas)
+        self._changes = Submissions(store, replicas)
         self._replicas = replicas
         self._instance = instance
         self._version = version

@@ -2,7 +2,7 @@
 
 A publish is let pass while the slowest durable's backlog, together with what has been let pass and is not written yet,
 is below the quota: so it is exceeded by one request at most. Deletes, sweeps, dead letters and restamps pass; so does
-everything where the quota evicts or conflates instead, which `subscriptions.durables` does.
+everything where the quota evicts or conflates instead, which `subscriptions.consumers` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sow_server.engine.model import MICROS, BacklogAction, Publish, Touch
 from sow_server.engine.policies import public_name, show
 from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic
-from sow_server.subscriptions.durables import exceeds
+from sow_server.subscriptions.consumers import exceeds
 
 POLL_SECONDS: Final = 0.02
 """How often those who wait look whether there is room. One of them looks for all who wait for the same topic."""

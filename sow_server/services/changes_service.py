@@ -18,10 +18,10 @@ from sow_server.engine.topics import Topic
 from sow_server.query.filtering import RecordFilter, record_filter
 from sow_server.services import convert, packing
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
-from sow_server.services.sow_service import settle
-from sow_server.subscriptions.durables import Consumers
+from sow_server.services.submissions import settle
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.ranges import Columns, Limits, RangeReader, Share, plan
+from sow_server.subscriptions.ranges import ChangeColumns, KeyShare, RangeLimits, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)
@@ -84,10 +84,10 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             self._hub.check_time(start.time_micros, "start_time_micros")
         if request.parts > PARTS_MAX:
             raise convert.invalid("parts", f"must be between 1 and {PARTS_MAX}")
-        limits = Limits(request.max_entries, request.max_bytes, request.parts or 1)
+        limits = RangeLimits(request.max_entries, request.max_bytes, request.parts or 1)
         position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
         end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
-        found = await asyncio.shield(self._work(lambda: plan(store, topic, start, position, end, limits)))
+        found = await asyncio.shield(self._work(lambda: plan_range(store, topic, start, position, end, limits)))
         return snapshot_pb2.PlanChangesResponse(
             start_bookmark=store.bookmark(found.start),
             end_bookmark=store.bookmark(found.end),
@@ -216,14 +216,14 @@ def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:
             raise convert.invalid("start", "one of bookmark, start_time_micros, earliest or latest is needed")
 
 
-def _share(share: int, shares: int) -> Share | None:
+def _share(share: int, shares: int) -> KeyShare | None:
     if shares > SHARES_MAX:
         raise convert.invalid("shares", f"must be at most {SHARES_MAX}")
     if share >= max(1, shares):
         raise convert.invalid(
             "share", f"must be below shares, which is {shares}" if shares else "is given without shares"
         )
-    return Share(share, shares) if shares > 1 else None
+    return KeyShare(share, shares) if shares > 1 else None
 
 
 def _filter(topic: Topic, text: str) -> RecordFilter:
@@ -233,7 +233,7 @@ def _filter(topic: Topic, text: str) -> RecordFilter:
 
 def _fill(
     message: snapshot_pb2.PackedRecords,
-    found: Columns,
+    found: ChangeColumns,
     wanted: frozenset[int],
     origins: Sequence[str],
     *,

@@ -37,13 +37,13 @@ class RpcObserver(Protocol):
         """A call of `method` ended with the gRPC status `code` (a name such as OK) after `seconds`."""
 
 
-class Guarded(Protocol):
+class ObservedService(Protocol):
     """A service whose RPCs are guarded."""
 
     rpcs: RpcObserver
 
 
-Self = TypeVar("Self", bound=Guarded)
+Self = TypeVar("Self", bound=ObservedService)
 
 
 class Unreadable:

@@ -25,7 +25,7 @@ from sow_server.engine.store import Store
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
 from sow_server.services.loading import Loading
-from sow_server.services.sow_service import settle
+from sow_server.services.submissions import settle
 
 STREAM_REQUESTS_MAX: Final = 4
 """Requests of one stream that may be under way; the next is read when the first is answered."""
@@ -36,7 +36,7 @@ PATIENCE_SECONDS: Final = 30.0
 ATTEMPT_MAX: Final = 2**64 - 1
 
 
-class _Room:
+class _RequestMemory:
     """Bounds what the requests that are under way take in memory, of however many streams. On the event loop."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         self._loading = loading
         self._readers = readers
         self._limits = limits
-        self._room = _Room()
+        self._room = _RequestMemory()
         self._checking = asyncio.Semaphore(1)
         """One request at a time is checked, of all streams: queries and subscriptions want the threads and the
         processor, too, and checking is done by one thread as fast as by two."""

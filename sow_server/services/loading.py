@@ -21,6 +21,7 @@ from sow_server.engine.model import Publish
 from sow_server.engine.rocks import RocksError
 from sow_server.engine.store import Store
 from sow_server.services.admission import Admission
+from sow_server.services.submissions import settle
 
 log = structlog.get_logger(__name__)
 
@@ -130,20 +131,11 @@ class Loading:
 
     async def _apply(self, chunk: Chunk) -> Load:
         applied: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
-        self._store.loads.apply(chunk, lambda result: _settle(applied, result))
+        self._store.loads.apply(chunk, lambda result: settle(applied, result))
         return await applied
 
     async def _fail(self, load: Load, why: str) -> None:
         failed: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(StoreError):
-            self._store.loads.fail(load, why, lambda result: _settle(failed, result))
+            self._store.loads.fail(load, why, lambda result: settle(failed, result))
             await failed
-
-
-def _settle(future: asyncio.Future[Load], result: Load | StoreError) -> None:
-    if future.done():
-        return
-    if isinstance(result, StoreError):
-        future.set_exception(result)
-    else:
-        future.set_result(result)

@@ -29,7 +29,7 @@ from sow_server.services import packing
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
-from sow_server.subscriptions.durables import Consumers
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 
 log = structlog.get_logger(__name__)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from contextlib import aclosing
-from functools import partial
 from typing import Final, TypeVar
 
 import structlog
@@ -25,11 +24,10 @@ from sow_server.query.projection import projection
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.services import convert, subscribe_convert
-from sow_server.services.admission import Admission
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
-from sow_server.services.replication import Replicas
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
-from sow_server.subscriptions.durables import Attachment, Consumer, Consumers
+from sow_server.services.submissions import Submissions, settle
+from sow_server.subscriptions.consumers import Attachment, Consumer, Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream
@@ -40,8 +38,6 @@ T = TypeVar("T")
 
 STREAM_REQUESTS_MAX: Final = 16
 """Requests of one publish stream that may be under way; the next is read when the first is answered."""
-OVERLOAD_PATIENCE_SECONDS: Final = 30.0
-"""How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
 SORT_PATIENCE_SECONDS: Final = 30.0
 """How long an ordered query waits for memory while nobody gives any back."""
 BROWSE_ENTRIES: Final = 100
@@ -51,141 +47,6 @@ GET_BYTES_MAX: Final = 16 * 2**20
 """Payloads and keys of one answer: with what comes with them it stays below the largest gRPC message."""
 GET_CHUNK: Final = 256
 """Keys that a get reads on the event loop at a time; more go to a reader thread."""
-
-
-class Changes:
-    """Hands changes to the writer and awaits their outcome. With an admission publishers wait for their quota first.
-
-    To the writer REPLICATED is FSYNC. That peers have it too is awaited here, outside of its queue (rule P5): so nobody
-    else waits with it, and what a stream sends meanwhile is written.
-    """
-
-    def __init__(self, store: Store, replicas: Replicas, admission: Admission | None = None) -> None:
-        self._store = store
-        self._replicas = replicas
-        self._admission = admission
-
-    async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
-        """As `submit`, once the topic's backlog quota allows it, for which it waits at most `seconds` (rule J9)."""
-        self.check(request.topic, request.durability)
-        release = await self._admit(request, seconds)
-        try:
-            return self._reaching(_released(self._queue(request), release), request)
-        except BaseException:
-            release()
-            raise
-
-    async def admitted_patiently(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
-        """As `submit_patiently`, likewise."""
-        self.check(request.topic, request.durability)
-        release = await self._admit(request, seconds)
-        try:
-            return self._reaching(_released(await self._queue_patiently(request), release), request)
-        except BaseException:
-            release()
-            raise
-
-    async def _admit(self, request: model.Request, seconds: float | None) -> Callable[[], None]:
-        admission = self._admission
-        topic = None if admission is None else await admission.admit(request, seconds)
-        if admission is None or topic is None:
-            return _nothing
-        return partial(admission.left, topic, request)
-
-    def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued, or cannot be as
-        durable as it asks."""
-        self.check(request.topic, request.durability)
-        return self._reaching(self._queue(request), request)
-
-    async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
-        self.check(request.topic, request.durability)
-        return self._reaching(await self._queue_patiently(request), request)
-
-    def check(self, topic: str, durability: Durability) -> None:
-        """Before anything is written: whether peers can have it. Raises StoreError REPLICATION_UNAVAILABLE."""
-        if durability is not Durability.REPLICATED:
-            return
-        found = self._store.topics.by_name.get(topic)
-        if found is not None and not found.settings.journal:
-            why = "has no journal"
-        elif not self._replicas.sync_peers(topic):
-            why = "has no sync peer"
-        else:
-            return
-        raise StoreError(
-            Reason.REPLICATION_UNAVAILABLE,
-            f"durability: {topic} {why} to replicate it to, so nothing was written",
-            field="durability",
-        )
-
-    async def reach(self, topic: str, sequence: int, *, applied: int) -> None:
-        """Returns once peers have everything up to a sequence (0: nothing was changed) as REPLICATED wants it. Raises
-        StoreError REPLICATION_UNAVAILABLE, which tells how many records stand here."""
-        if not sequence:
-            return
-        try:
-            await self._replicas.replicated(topic, sequence)
-        except StoreError as error:
-            raise StoreError(
-                error.reason,
-                error.message,
-                retry_after_micros=error.retry_after_micros,
-                applied=applied,
-                details=error.details,
-            ) from error
-
-    def _reaching(self, outcome: asyncio.Future[Outcome], request: model.Request) -> asyncio.Future[Outcome]:
-        if request.durability is not Durability.REPLICATED:
-            return outcome
-        return asyncio.get_running_loop().create_task(self._reached(outcome, request.topic))
-
-    async def _reached(self, future: asyncio.Future[Outcome], topic: str) -> Outcome:
-        outcome = await future
-        sequence = outcome.last_sequence
-        if outcome.duplicates:
-            # Where an earlier attempt has written them is not remembered, but it is not behind what is written by now.
-            sequence = self._store.writer.last_sequence
-        await self.reach(topic, sequence, applied=outcome.applied)
-        outcome.durability = Durability.REPLICATED
-        return outcome
-
-    def _queue(self, request: model.Request) -> asyncio.Future[Outcome]:
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._store.submit(request, lambda outcome: settle(future, outcome))
-        return future
-
-    async def _queue_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
-        while True:
-            try:
-                return self._queue(request)
-            except StoreError as error:
-                if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
-                    raise
-                await asyncio.sleep(0.005)
-
-
-def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
-    """Gives a future its outcome, unless its call has gone away meanwhile."""
-    if future.done():
-        return
-    if isinstance(outcome, StoreError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-
-
-def _released(outcome: asyncio.Future[Outcome], release: Callable[[], None]) -> asyncio.Future[Outcome]:
-    if release is not _nothing:
-        outcome.add_done_callback(lambda _: release())
-    return outcome
-
-
-def _nothing() -> None:
-    """There is no quota."""
 
 
 async def _until_ready(share: SortShare) -> None:
@@ -221,8 +82,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         store: Store,
         hub: Hub,
         consumers: Consumers,
-        admission: Admission,
-        replicas: Replicas,
+        changes: Submissions,
         readers: Executor,
         durability: Durability,
         rpcs: RpcObserver,
@@ -231,7 +91,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         self._store = store
         self._hub = hub
         self._consumers = consumers
-        self._changes = Changes(store, replicas, admission)
+        self._changes = changes
         self._readers = readers
         self._durability = durability
         self._sort_memory = sort_memory

@@ -12,8 +12,8 @@ from sow_server.engine.codec import HeaderColumns
 from sow_server.engine.store import Store
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
-from sow_server.services.sight import Sight
-from sow_server.subscriptions.durables import Attachment
+from sow_server.services.topic_filters import TopicFilters
+from sow_server.subscriptions.consumers import Attachment
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     DurableBegin,
@@ -29,10 +29,12 @@ from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request,
 
 def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
     """What is asked for. Raises StoreError where options contradict each other."""
-    sight = Sight(store, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000)
+    filters = TopicFilters(
+        store, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
+    )
     asked = Request(
-        sight.view,
-        sight.snapshot,
+        filters.view,
+        filters.snapshot,
         topic=message.topic,
         pattern=message.topic_pattern,
         sow=message.sow,
@@ -124,7 +126,7 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store)
     rows = frame.rows
     message.op.extend([row.op for row in rows])  # type: ignore[misc]  # same numbers
     message.delivery_count.extend(frame.delivered)
-    why = [row.why for row in rows]
+    why = [row.reason for row in rows]
     if any(why):
         message.reason.extend(why)  # type: ignore[arg-type]  # same numbers
     if any(row.is_delta for row in rows):

@@ -15,7 +15,7 @@ from sow_server.engine.model import NEVER
 from sow_server.engine.soundness import all_told, is_utf8
 from sow_server.engine.topics import Topic
 from sow_server.filters import Meta
-from sow_server.subscriptions.frames import Op, Row, Why
+from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
 
 Find = Callable[[int], Entry | None]
 """The change of one topic with a sequence; None when the journal has discarded it."""
@@ -189,8 +189,8 @@ class Change(Version):
         """The record as a put."""
         found = self._put_row
         if found is None:
-            why = Why.TOUCHED if self.kind == TOUCH else Why.NONE
-            found = self._put_row = self._row(Op.PUT, why, self.expire_time if self._falls_due else NEVER)
+            why = ChangeReason.TOUCHED if self.kind == TOUCH else ChangeReason.NONE
+            found = self._put_row = self._row(ChangeOp.PUT, why, self.expire_time if self._falls_due else NEVER)
         return found
 
     @property
@@ -198,7 +198,7 @@ class Change(Version):
         """The updated record, which does not match any more."""
         found = self._match_row
         if found is None:
-            found = self._match_row = self._row(Op.OOF, Why.MATCH, NEVER)
+            found = self._match_row = self._row(ChangeOp.OOF, ChangeReason.MATCH, NEVER)
         return found
 
     def removed_row(self, *, oof: bool) -> Row:
@@ -207,11 +207,13 @@ class Change(Version):
         deleted = self.kind == DELETE
         if oof:
             if found is None:
-                found = self._removed_row = self._row(Op.OOF, Why.DELETED if deleted else Why.EXPIRED, NEVER)
+                found = self._removed_row = self._row(
+                    ChangeOp.OOF, ChangeReason.DELETED if deleted else ChangeReason.EXPIRED, NEVER
+                )
             return found
-        return self._row(Op.DELETE if deleted else Op.EXPIRE, Why.NONE, NEVER)
+        return self._row(ChangeOp.DELETE if deleted else ChangeOp.EXPIRE, ChangeReason.NONE, NEVER)
 
-    def _row(self, op: Op, why: Why, skip_from: int) -> Row:
+    def _row(self, op: ChangeOp, why: ChangeReason, skip_from: int) -> Row:
         return Row(
             op,
             why,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sow_server.subscriptions.frames import ChangeFrame, Op, Row, frames_of
+from sow_server.subscriptions.frames import ChangeFrame, ChangeOp, Row, frames_of
 
 Key = tuple[str, bytes]
 """A topic's name and a record key."""
@@ -47,7 +47,7 @@ class Conflation:
         else:
             enters = row.enters or key in self._unsent
         self._unsent.discard(key)
-        if enters and row.op is Op.OOF:
+        if enters and row.op is ChangeOp.OOF:
             return  # it came and went unseen
         if enters is not row.enters:
             row = row._replace(enters=enters)
@@ -63,7 +63,7 @@ class Conflation:
             waiting = self._rows.get(key)
             if waiting is None:
                 self._unsent.add(key)
-            elif waiting.op is Op.OOF:
+            elif waiting.op is ChangeOp.OOF:
                 del self._rows[key]
                 self.size -= waiting.size
             else:

@@ -51,7 +51,7 @@ Schedule = Callable[[Callable[[], None]], object]
 """Runs a callable soon, on the dispatcher's thread, such as `loop.call_soon`."""
 
 
-class _Chunk:
+class _TopicChanges:
     """The changes of one followed topic in a commit."""
 
     __slots__ = ("_effort", "_largest", "changes", "followed", "previous_values", "size")
@@ -89,11 +89,11 @@ class _Chunk:
         return self.followed.is_light(effort)
 
 
-class _Commit(NamedTuple):
+class _FollowedCommit(NamedTuple):
     """What of a commit concerns anybody."""
 
     last_sequence: int
-    chunks: list[_Chunk]
+    chunks: list[_TopicChanges]
     dropped: Sequence[Topic]
     size: int
 
@@ -132,7 +132,7 @@ class _Slice:
         return stop
 
 
-class _Unit:
+class _HeavyChange:
     """A change, or an atomic request, that may be much work for all filters together: they are asked in turn, over
     several slices if need be."""
 
@@ -180,12 +180,12 @@ class Dispatcher:
         self._clock = clock
         self._schedule = schedule
         self._scheduled = False
-        self._backlog: deque[_Commit] = deque()
+        self._backlog: deque[_FollowedCommit] = deque()
         self._backlog_bytes = 0
         self._chunk = 0
         self._index = 0
         """Where in the first commit of the backlog the next slice goes on."""
-        self._unit: _Unit | None = None
+        self._unit: _HeavyChange | None = None
         """In the midst of which it goes on there; nothing is given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
         self._seen: Mapping[int, Topic] = store.topics.by_id
@@ -336,7 +336,7 @@ class Dispatcher:
             if commit.control:
                 self._adopt()
                 self._check_layouts()
-            chunks: list[_Chunk] = []
+            chunks: list[_TopicChanges] = []
             size = 0
             for chunk in commit.chunks:
                 followed = self._topics.get(chunk.topic.id)
@@ -347,9 +347,9 @@ class Dispatcher:
                         chunk_size += sum([len(value) for value in previous_values if value is not None])
                     size += CHANGE_BYTES * len(payloads) + chunk_size
                     changes = chunk.finish(commit.commit_time_micros)
-                    chunks.append(_Chunk(followed, changes, previous_values, chunk_size))
+                    chunks.append(_TopicChanges(followed, changes, previous_values, chunk_size))
             if chunks or commit.dropped:
-                self._backlog.append(_Commit(commit.last_sequence, chunks, commit.dropped, size))
+                self._backlog.append(_FollowedCommit(commit.last_sequence, chunks, commit.dropped, size))
                 self._backlog_bytes += size
         self.synced = synced
         if self._backlog_bytes > BACKLOG_BYTES_MAX:
@@ -408,7 +408,7 @@ class Dispatcher:
         else:
             self._advance()
 
-    def _dispatch_some(self, commit: _Commit, slice_: _Slice) -> None:
+    def _dispatch_some(self, commit: _FollowedCommit, slice_: _Slice) -> None:
         """Dispatches some of a commit. An atomic request is one chunk, and dispatched whole: its dead letters, which
         come after it, are no part of it."""
         now = self._clock.now_micros()
@@ -443,7 +443,7 @@ class Dispatcher:
             if slice_.over:
                 return
 
-    def _dispatch_unit(self, chunk: _Chunk, slice_: _Slice, now_micros: int) -> bool:
+    def _dispatch_unit(self, chunk: _TopicChanges, slice_: _Slice, now_micros: int) -> bool:
         """Goes on with a change, or an atomic request, that may be much work; whether it is done."""
         followed, changes = chunk.followed, chunk.changes
         unit, position = self._unit, self.position
@@ -456,7 +456,7 @@ class Dispatcher:
                 self._flush_other_topics(followed, changes.first_sequence + start - 1)
             slice_.bytes += sum(map(len, changes.payloads[start:stop]))
             found = [] if followed.quiet else self._changes(chunk, start, stop)
-            unit = self._unit = _Unit(followed, found, stop, position)
+            unit = self._unit = _HeavyChange(followed, found, stop, position)
         try:
             if not self._ask(unit, slice_, now_micros):
                 return False
@@ -474,7 +474,7 @@ class Dispatcher:
         self.position = reached
         return True
 
-    def _ask(self, unit: _Unit, slice_: _Slice, now_micros: int) -> bool:
+    def _ask(self, unit: _HeavyChange, slice_: _Slice, now_micros: int) -> bool:
         """Asks the filters of a unit, for as long as the slice lasts; whether all have been asked."""
         nanos_left = LOOK_NANOS
         for watch, change, nanos in unit.offers:
@@ -486,7 +486,7 @@ class Dispatcher:
                 nanos_left = LOOK_NANOS
         return True
 
-    def _leave_to_readers(self, unit: _Unit, *, after: int, reached: int, atomic: bool) -> None:
+    def _leave_to_readers(self, unit: _HeavyChange, *, after: int, reached: int, atomic: bool) -> None:
         """Gives those whose filters were not asked what they have to ask them for."""
         if not unit.unjudged:
             return
@@ -513,7 +513,7 @@ class Dispatcher:
         if any(group.several and group.topic is not followed.topic for group in self._dirty):
             self._flush(bookmark)
 
-    def _dispatch(self, chunk: _Chunk, start: int, stop: int, now_micros: int) -> None:
+    def _dispatch(self, chunk: _TopicChanges, start: int, stop: int, now_micros: int) -> None:
         followed, dirty = chunk.followed, self._dirty
         topic = followed.topic
         if followed.quiet:
@@ -526,7 +526,7 @@ class Dispatcher:
             log.exception("dispatch_failed", topic=topic.name)
             self._end_all(followed, _unexpected())
 
-    def _changes(self, chunk: _Chunk, start: int, stop: int) -> list[Change]:
+    def _changes(self, chunk: _TopicChanges, start: int, stop: int) -> list[Change]:
         topic = chunk.followed.topic
         return changes_of(
             topic,

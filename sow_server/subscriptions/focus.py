@@ -12,12 +12,12 @@ from __future__ import annotations
 from sow_server.engine.codec import TOUCH
 from sow_server.engine.payloads import Format
 from sow_server.subscriptions.changes import Change, Version
-from sow_server.subscriptions.frames import Op, Row, Why
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 
-def row_of(change: Change, wants: Wants, matcher: Matcher, now_micros: int) -> Row | None:
+def row_of(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int) -> Row | None:
     """The row that a subscriber gets for a change."""
     if change.removes:
         return gone(change, wants) if wants.leaving and matcher.holds(change) else None
@@ -36,7 +36,7 @@ def left(change: Change, wants: Wants) -> Row:
     return _shown(change.match_row if wants.oof else change.put_row, change, wants)
 
 
-def here(change: Change, wants: Wants, matcher: Matcher, now_micros: int) -> Row | None:
+def here(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int) -> Row | None:
     """The row of a record that matches."""
     if not wants.changes and not wants.conflated and change.due(now_micros):
         return None
@@ -48,7 +48,7 @@ def here(change: Change, wants: Wants, matcher: Matcher, now_micros: int) -> Row
     return row._replace(enters=True) if wants.conflated and not matcher.held_before(change) else row
 
 
-def _has(before: Version, matcher: Matcher, now_micros: int) -> bool:
+def _has(before: Version, matcher: VersionMatcher, now_micros: int) -> bool:
     """Whether a subscriber has this version. One that is due by now, though it was live when it was replaced, may have
     been skipped (rule J12)."""
     return not (before.expire_time <= now_micros and before.topic.acts) and matcher.holds(before)
@@ -60,8 +60,8 @@ def _difference(change: Change, before: Version, wants: Wants) -> Row | None:
     if not changed and not wants.empty_deltas:
         return None
     return Row(
-        Op.PUT,
-        Why.TOUCHED if change.kind == TOUCH else Why.NONE,
+        ChangeOp.PUT,
+        ChangeReason.TOUCHED if change.kind == TOUCH else ChangeReason.NONE,
         change.key,
         payload,
         change.version,

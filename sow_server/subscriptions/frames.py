@@ -21,7 +21,7 @@ ROW_BYTES: Final = 350
 """What a row takes in memory besides its key and its payload."""
 
 
-class Op(enum.IntEnum):
+class ChangeOp(enum.IntEnum):
     """What happened to a record; numbered as in `sow.v1.ChangeOp`."""
 
     PUT = 1
@@ -30,7 +30,7 @@ class Op(enum.IntEnum):
     EXPIRE = 4
 
 
-class Why(enum.IntEnum):
+class ChangeReason(enum.IntEnum):
     """Why; numbered as in `sow.v1.ChangeReason`."""
 
     NONE = 0
@@ -43,8 +43,8 @@ class Why(enum.IntEnum):
 class Row(NamedTuple):
     """One message about one record. `skip_from`: the time from which it is not handed over any more (rule J12)."""
 
-    op: Op
-    why: Why
+    op: ChangeOp
+    reason: ChangeReason
     key: bytes
     payload: bytes
     version: int

@@ -34,7 +34,7 @@ from sow_server.subscriptions.judging import (
     cost_of_rows,
     effort_of,
 )
-from sow_server.subscriptions.matching import FieldIndex, Matcher
+from sow_server.subscriptions.matching import FieldIndex, VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ class Member(Protocol):
     def follows(self, topic: Topic) -> bool:
         """Whether it is subscribed to a topic. From any thread."""
 
-    def view(self, topic: Topic) -> tuple[Matcher, Wants] | None:
+    def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
         """What it wants of a topic; None for one that does not fit its request."""
 
     def joined(self, position: int) -> None:
@@ -112,7 +112,7 @@ class Watch:
 
     __slots__ = ("cost", "groups", "leaving", "matcher", "points")
 
-    def __init__(self, matcher: Matcher, points: tuple[Field, tuple[Entry, ...]] | None) -> None:
+    def __init__(self, matcher: VersionMatcher, points: tuple[Field, tuple[Entry, ...]] | None) -> None:
         self.matcher = matcher
         self.cost = cost_of_matching(matcher)
         """Of a change, for all of its groups."""
@@ -162,8 +162,8 @@ class FollowedTopic:
         self.light_size = 0
         """A change of so many bytes is little work for all filters together, whatever is in it."""
         self._add_cost(Cost())
-        self._taking: dict[Member, Matcher] = {}
-        self._takers: dict[str, tuple[Matcher, int]] = {}
+        self._taking: dict[Member, VersionMatcher] = {}
+        self._takers: dict[str, tuple[VersionMatcher, int]] = {}
         """How many have each filter, of those that are attached, or are about to be (rule L7)."""
 
     def take(self, member: Member) -> None:

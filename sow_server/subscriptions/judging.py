@@ -17,7 +17,7 @@ from sow_server.filters.cost import Cost
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import Change
 from sow_server.subscriptions.frames import ROW_BYTES, ChangeFrame, Row, frames_of
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 EFFORT_MAX: Final = 10_000_000
@@ -67,7 +67,7 @@ def _elements(kind: MessageType, document: bytes, start: int) -> int:
     return len(document) if kind is MessageType.MSGPACK else 1
 
 
-def cost_of_matching(matcher: Matcher) -> Cost:
+def cost_of_matching(matcher: VersionMatcher) -> Cost:
     """What it takes to ask a filter, before and after a change."""
     return matcher.cost.plus(DECODING) if matcher.uses_payload else matcher.cost
 
@@ -88,7 +88,7 @@ class Unjudged:
     def __init__(
         self,
         topic: Topic,
-        matcher: Matcher,
+        matcher: VersionMatcher,
         wants: Wants,
         changes: Sequence[Change],
         *,

@@ -1,6 +1,6 @@
 """Which filters a change concerns, without asking each of them.
 
-MA1  `Matcher.holds` is the whole filter: what the index finds is still asked.
+MA1  `VersionMatcher.holds` is the whole filter: what the index finds is still asked.
 MA2  `FieldIndex.candidates` has every entry whose filter can hold for a document (bounds B1).
 """
 
@@ -14,7 +14,7 @@ from sow_server.filters.bounds import bounds_of
 from sow_server.filters.cost import ELEMENT, Cost, cost_of
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.subscriptions.changes import UNKNOWN, Change, Version
-from sow_server.subscriptions.request import RecordFilter
+from sow_server.subscriptions.request import ViewFilter
 
 POINTS_MAX: Final = 1000
 """A filter with more points on its field is asked one by one: entering them would cost more memory than it is worth."""
@@ -23,12 +23,12 @@ _KEY: Final = Metadata(MetadataName.KEY)
 T = TypeVar("T")
 
 
-class Matcher:
+class VersionMatcher:
     """A filter on versions of records; None: everything matches."""
 
     __slots__ = ("_fixed", "_matches", "_uses_metadata", "constant", "cost", "filter", "uses_payload")
 
-    def __init__(self, record_filter: RecordFilter | None) -> None:
+    def __init__(self, record_filter: ViewFilter | None) -> None:
         self.filter = record_filter
         if record_filter is None:
             self.constant: bool | None = True

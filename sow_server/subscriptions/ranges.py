@@ -30,18 +30,21 @@ from sow_server.engine.store import Store
 from sow_server.engine.topics import Topic, topic_deleted
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import Find, changes_of, shown
-from sow_server.subscriptions.frames import Op, Row, Why
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.replay import READ_CHANGES
-from sow_server.subscriptions.request import RecordFilter, Start, StartKind, Wants
+from sow_server.subscriptions.request import Start, StartKind, ViewFilter, Wants
 
 PIECE_BYTES: Final = 4 * 2**20
 ROW_BYTES: Final = 64
 """What a row takes on the wire at most, besides its key and its payload."""
 _WANTS: Final = Wants(changes=True)
-_OPS: Final = bytes.maketrans(bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([Op.PUT, Op.PUT, Op.DELETE, Op.EXPIRE]))
+_OPS: Final = bytes.maketrans(
+    bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([ChangeOp.PUT, ChangeOp.PUT, ChangeOp.DELETE, ChangeOp.EXPIRE])
+)
 _REASONS: Final = bytes.maketrans(
-    bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([Why.NONE, Why.TOUCHED, Why.NONE, Why.NONE])
+    bytes([PUT, TOUCH, DELETE, EXPIRE]),
+    bytes([ChangeReason.NONE, ChangeReason.TOUCHED, ChangeReason.NONE, ChangeReason.NONE]),
 )
 
 
@@ -49,7 +52,7 @@ _REASONS: Final = bytes.maketrans(
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RangeLimits:
     """How much a range may hold; 0: no limit. One commit is taken whole in any case. `parts`: about how many."""
 
     entries: int = 0
@@ -58,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RangePlan:
     """Where a range begins and ends, positions all; `entries` and `bytes` are before any filter."""
 
     start: int
@@ -71,7 +74,9 @@ class Plan:
     part_ends: tuple[int, ...]
 
 
-def plan(store: Store, topic: Topic, start: Start, position: int, end: int | None, limits: Limits) -> Plan:
+def plan_range(
+    store: Store, topic: Topic, start: Start, position: int, end: int | None, limits: RangeLimits
+) -> RangePlan:
     """Plans a range of what is on disk, by seeks and bisection. From any thread, but not the event loop's.
 
     `position`: what `start.bookmark` names, where it starts at one; NOW is the head. `end`: a position that is on disk;
@@ -94,7 +99,7 @@ def plan(store: Store, topic: Topic, start: Start, position: int, end: int | Non
         base = ledger.counts(first)
         last = _limited(ledger, first, last, base, limits)
         held, all_ = ledger.counts(last), ledger.counts(head)
-        return Plan(
+        return RangePlan(
             first,
             last,
             head,
@@ -123,7 +128,7 @@ def _start(store: Store, topic: Topic, ledger: Ledger, start: Start, position: i
             return ledger.earliest
 
 
-def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: Limits) -> int:
+def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: RangeLimits) -> int:
     """Where the range ends, if limits end it sooner."""
 
     def exceeds(chunk: Chunk) -> bool:
@@ -170,7 +175,7 @@ def _parts(ledger: Ledger, start: int, end: int, base: Counts, entries: int, par
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class Columns(NamedTuple):
+class ChangeColumns(NamedTuple):
     """Changes in columns of equal length, as change readers get them: of a removal the record is the one that went."""
 
     keys: list[bytes]
@@ -181,22 +186,22 @@ class Columns(NamedTuple):
     reasons: bytearray
 
 
-def _no_columns() -> Columns:
+def _no_columns() -> ChangeColumns:
     headers = HeaderColumns(array("q"), array("q"), array("q"), array("q"), array("H"))
-    return Columns([], [], headers, bytearray(), bytearray())
+    return ChangeColumns([], [], headers, bytearray(), bytearray())
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RangePiece:
     """What one step has found: everything after the last one, up to `position`. `looked_at`: entries of the journal."""
 
-    columns: Columns
+    columns: ChangeColumns
     position: int
     looked_at: int
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class KeyShare:
     """Some of the keys: readers of all shares of a range have all its changes, those of one key in order."""
 
     number: int
@@ -214,20 +219,20 @@ class RangeReader:
         self,
         store: Store,
         topic: Topic,
-        record_filter: RecordFilter | None,
+        record_filter: ViewFilter | None,
         *,
         start: int,
         end: int,
         history: int | None = None,
         batch_size: int = 10_000,
-        share: Share | None = None,
+        share: KeyShare | None = None,
     ) -> None:
         """`end` is on disk. `history`: what records were before is not looked up at or before this position; None: as
         far as the journal reaches. Only a filter asks for it."""
         self._share = share
         self._store = store
         self._topic = topic
-        self._matcher = Matcher(record_filter)
+        self._matcher = VersionMatcher(record_filter)
         self._end = end
         self._history = history
         self._batch_size = batch_size
@@ -239,7 +244,7 @@ class RangeReader:
         """Whether that is all."""
         return self.position >= self._end
 
-    def read(self) -> Piece:
+    def read(self) -> RangePiece:
         """The next piece, perhaps an empty one. Raises StoreError: BOOKMARK_TOO_OLD, TOPIC_DELETED, NO_JOURNAL."""
         cut = self._store.journal_cut()
         try:
@@ -262,14 +267,14 @@ class RangeReader:
         if self._history is not None and self._history < earliest and self._matcher.constant is None:
             raise _too_old(self._store, topic, self._history, earliest, "history_bookmark")
 
-    def _read(self, cut: JournalCut) -> Piece:
+    def _read(self, cut: JournalCut) -> RangePiece:
         history = self._history
 
         def find(sequence: int) -> Entry | None:
             return None if history is not None and sequence <= history else cut.entry(self._topic, sequence)
 
         filtered = self._matcher.constant is not True
-        found = _Found(self._topic, self._matcher if filtered else None, find, self._batch_size, self._share)
+        found = _RowCollector(self._topic, self._matcher if filtered else None, find, self._batch_size, self._share)
         looked_max = READ_CHANGES if filtered else self._batch_size
         for changes in cut.changes(self._topic, self.position, self._end):
             start = max(0, self.position + 1 - changes.first_sequence)
@@ -282,19 +287,19 @@ class RangeReader:
                 break
         else:
             self.position = self._end
-        return Piece(found.columns, self.position, found.looked_at)
+        return RangePiece(found.columns, self.position, found.looked_at)
 
 
 @dataclass(slots=True)
-class _Found:
+class _RowCollector:
     """Collects the rows of a piece. `matcher`: None where everything matches."""
 
     topic: Topic
-    matcher: Matcher | None
+    matcher: VersionMatcher | None
     find: Find
     rows_max: int
-    share: Share | None = None
-    columns: Columns = field(default_factory=_no_columns)
+    share: KeyShare | None = None
+    columns: ChangeColumns = field(default_factory=_no_columns)
     size: int = 0
     looked_at: int = 0
 
@@ -318,7 +323,7 @@ class _Found:
         if stop == start:
             return stop
         if self.matcher is not None or BURY in changes.change or not all_told(changes.keys[start:stop]):
-            matcher = Matcher(None) if self.matcher is None else self.matcher
+            matcher = VersionMatcher(None) if self.matcher is None else self.matcher
             for change in changes_of(self.topic, changes, start=start, stop=stop, find=self.find):
                 if self.share is not None and not self.share.has(change.key):
                     continue
@@ -343,7 +348,7 @@ class _Found:
         self.size += sum([_size(changes, index) for index in range(start, stop)])
         return stop
 
-    def _add_shared(self, changes: Changes, start: int, stop: int, share: Share) -> None:
+    def _add_shared(self, changes: Changes, start: int, stop: int, share: KeyShare) -> None:
         chosen = list(compress(range(start, stop), map(share.has, changes.keys[start:stop])))
         if not chosen:
             return
@@ -380,7 +385,7 @@ class _Found:
         columns.headers.origin.append(row.origin)
         columns.headers.sequence.append(row.sequence)
         columns.ops.append(row.op)
-        columns.reasons.append(row.why)
+        columns.reasons.append(row.reason)
         self.size += ROW_BYTES + len(row.key) + len(row.payload)
 
 

@@ -2,7 +2,7 @@
 
 RP1  A step reads a bounded number of changes, for a bounded time as far as its filter allows that (an atomic request is
      read whole), from one cut of the journal, and never beyond what is durable.
-RP2  What the journal has discarded since the last step is noticed before anything is read: `Gap`.
+RP2  What the journal has discarded since the last step is noticed before anything is read: `JournalGap`.
 RP3  Several topics are read in the total order, by walking the commits.
 """
 
@@ -21,7 +21,7 @@ from sow_server.engine.topics import Topic
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import FRAME_BYTES, ChangeFrame, Row, frames_of
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 READ_CHANGES: Final = 2000
@@ -39,7 +39,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class JournalGap:
     """The journal of a topic does not reach back to the position: it has what comes after `earliest`; None: there is no
     journal."""
 
@@ -47,7 +47,7 @@ class Gap:
     earliest: int | None
 
 
-View = Callable[[Topic], "tuple[Matcher, Wants] | None"]
+View = Callable[[Topic], "tuple[VersionMatcher, Wants] | None"]
 
 
 class Replay:
@@ -63,7 +63,7 @@ class Replay:
         self._topic = topic
         self._follows = follows
 
-    def read(self, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | Gap:
+    def read(self, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | JournalGap:
         """The next changes after `position`. `accepted`: floors, by topic id, below which nothing is missed."""
         cut = self._store.journal_cut()
         try:
@@ -74,13 +74,13 @@ class Replay:
         finally:
             cut.close()
 
-    def _gap(self, cut: JournalCut, position: int, accepted: Mapping[int, int]) -> Gap | None:
+    def _gap(self, cut: JournalCut, position: int, accepted: Mapping[int, int]) -> JournalGap | None:
         for topic in self._topics():
             if not topic.settings.journal:
-                return Gap(topic.name, None)
+                return JournalGap(topic.name, None)
             floor = cut.floors.get(topic.id, 0)
             if floor > position and floor > accepted.get(topic.id, 0):
-                return Gap(topic.name, floor)
+                return JournalGap(topic.name, floor)
         return None
 
     def _topics(self) -> Iterator[Topic]:
@@ -92,7 +92,7 @@ class Replay:
                     yield topic
 
     def _read(self, cut: JournalCut, position: int, upto: int) -> Replayed:
-        found = _Found(self._clock.now_micros())
+        found = _FrameCollector(self._clock.now_micros())
         commits = 0
         for step in self._steps(cut, position, upto):
             if isinstance(step, Commit):
@@ -134,7 +134,7 @@ class Replay:
             yield commit
 
 
-class _Found:
+class _FrameCollector:
     """Collects rows into frames."""
 
     def __init__(self, now_micros: int) -> None:
@@ -153,7 +153,9 @@ class _Found:
         """Whether this is enough for one step."""
         return self._late or self._looked_at >= READ_CHANGES or self._size >= FRAME_BYTES
 
-    def add(self, cut: JournalCut, topic: Topic, changes: Changes, view: tuple[Matcher, Wants], start: int) -> int:
+    def add(
+        self, cut: JournalCut, topic: Topic, changes: Changes, view: tuple[VersionMatcher, Wants], start: int
+    ) -> int:
         """Adds a chunk from a position in it on, all of it when it is atomic; returns the sequence that was reached."""
         matcher, wants = view
         before = changes.first_sequence + start - 1

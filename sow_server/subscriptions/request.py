@@ -21,7 +21,7 @@ INTERVAL_MICROS_MAX: Final = 86_400 * MICROS
 """Longest interval of progress and of conflation."""
 
 
-class RecordFilter(Protocol):
+class ViewFilter(Protocol):
     """A filter that has been checked against a topic."""
 
     @property
@@ -68,7 +68,7 @@ class Snapshot(Protocol):
 class View(NamedTuple):
     """What a subscriber sees of one topic; None: all records, whole payloads."""
 
-    filter: RecordFilter | None = None
+    filter: ViewFilter | None = None
     projection: Projection | None = None
 
 

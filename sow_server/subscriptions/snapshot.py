@@ -13,7 +13,7 @@ from sow_server.engine.codec import HEADER_BYTES, header_columns
 from sow_server.engine.store import ManyCut
 from sow_server.engine.topics import Topic
 from sow_server.subscriptions.frames import FRAME_BYTES, SnapshotBatch
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
 READ_RECORDS: Final = 10_000
@@ -25,7 +25,7 @@ FILL_RECORDS_MAX: Final = 1000
 class SeveralTopics:
     """The `request.Snapshot` of all topics that a pattern matches. Owns the cut."""
 
-    def __init__(self, cut: ManyCut, view: Callable[[Topic], tuple[Matcher, Wants] | None]) -> None:
+    def __init__(self, cut: ManyCut, view: Callable[[Topic], tuple[VersionMatcher, Wants] | None]) -> None:
         self._cut: Final = cut
         self._view = view
         self._topic = 0

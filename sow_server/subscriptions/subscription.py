@@ -34,8 +34,8 @@ from sow_server.subscriptions.frames import (
     SnapshotEnd,
 )
 from sow_server.subscriptions.judging import Unjudged
-from sow_server.subscriptions.matching import Matcher
-from sow_server.subscriptions.replay import Gap, Replay, Replayed
+from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
 from sow_server.subscriptions.request import Request, Snapshot, Wants
 from sow_server.subscriptions.snapshot import SeveralTopics
 
@@ -61,7 +61,7 @@ class Judged:
 class Read:
     """Run this on a reader thread, then give its result to `Subscription.took`."""
 
-    run: Callable[[], SnapshotBatch | Replayed | Judged | Gap | None]
+    run: Callable[[], SnapshotBatch | Replayed | Judged | JournalGap | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Subscription:
         self._matches = matches
         self._queue_bytes_max = queue_bytes_max
         self._closed = closed
-        self._views: dict[int, tuple[Matcher, Wants] | None] = {}
+        self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
         self._replay = Replay(store, clock, self.view, topic=topic, follows=self.follows)
         self.wake: Callable[[], None] = lambda: None
         """Set by who drives the machine."""
@@ -183,7 +183,7 @@ class Subscription:
             return topic is self._topic
         return self._matches(topic.name)
 
-    def view(self, topic: Topic) -> tuple[Matcher, Wants] | None:
+    def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
         # Two threads may ask at once; both find the same.
         try:
             return self._views[topic.id]
@@ -191,14 +191,14 @@ class Subscription:
             found = self._views[topic.id] = self._view(topic)
             return found
 
-    def _view(self, topic: Topic) -> tuple[Matcher, Wants] | None:
+    def _view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
         try:
             view = self.request.view(topic)
         except StoreError:
             if self._topic is not None:
                 raise
             return None  # a topic of another kind whose name matches
-        return Matcher(view.filter), self.request.wants(view)
+        return VersionMatcher(view.filter), self.request.wants(view)
 
     def joined(self, position: int) -> None:
         self._durable = True
@@ -357,7 +357,7 @@ class Subscription:
             if step is not None:
                 return step
 
-    def took(self, result: SnapshotBatch | Replayed | Judged | Gap | None) -> None:
+    def took(self, result: SnapshotBatch | Replayed | Judged | JournalGap | None) -> None:
         """Hears the result of a `Read`."""
         match result:
             case SnapshotBatch():
@@ -369,7 +369,7 @@ class Subscription:
                 unjudged = self._unjudged.popleft()
                 self._queued -= unjudged.size
                 self._pass_on(result.frames)
-            case Gap():
+            case JournalGap():
                 self._error = self._error or self._resync(result)
             case None:
                 pass
@@ -508,7 +508,7 @@ class Subscription:
             until = min(until, self._conflation.due_at(now))
         return Wait(max(until, now))
 
-    def _resync(self, gap: Gap) -> StoreError:
+    def _resync(self, gap: JournalGap) -> StoreError:
         if gap.earliest is None:
             return StoreError(
                 Reason.RESYNC_REQUIRED,

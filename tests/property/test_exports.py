@@ -16,7 +16,7 @@ from sow_server.engine import rocks
 from sow_server.engine.codec import HEADER_BYTES
 from sow_server.engine.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import exports, scan
-from sow_server.query.exports import Export, Reading, Splits, read_token, write_token
+from sow_server.query.exports import Export, Reading, SplitCache, read_token, write_token
 from sow_server.query.filtering import record_filter
 from tests.support.stores import BINARY, SECOND, Rig
 
@@ -63,7 +63,7 @@ def test_an_export_is_what_was_alive_whatever_happens_while_it_is_read(
         stack.callback(rig.close)
         for name in ("before", "t", "other"):
             rig.create_topic(name, BINARY)
-        splits = Splits()
+        splits = SplitCache()
         for _ in range(2):
             for _ in range(random.randint(1, 8)):
                 change(rig, random)

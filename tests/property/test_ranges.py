@@ -25,8 +25,8 @@ from sow_server.engine.store import StoreOptions
 from sow_server.engine.writer import Writer, WriterOptions
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
-from sow_server.subscriptions.frames import Op, Why
-from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, Share, plan
+from sow_server.subscriptions.frames import ChangeOp, ChangeReason
+from sow_server.subscriptions.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
 from tests.property.test_subscriptions import (
     FILTERS,
@@ -101,9 +101,9 @@ class World:
     def last(self) -> int:
         return self.rig.store.writer.last_sequence
 
-    def plan(self, start: int, limits: Limits) -> Plan:
+    def plan(self, start: int, limits: RangeLimits) -> RangePlan:
         begin = Start(StartKind.BOOKMARK)
-        return plan(self.rig.store, self.rig.topic("keyed"), begin, start, None, limits)
+        return plan_range(self.rig.store, self.rig.topic("keyed"), begin, start, None, limits)
 
     def entries(self, start: int, end: int) -> int:
         return sum(event.topic == "keyed" and start < event.sequence <= end for event in self.oracle.history)
@@ -112,13 +112,13 @@ class World:
         known = max(self.floor, 0 if history is None else history)
         for event in self.oracle.history:
             if event.topic == "keyed" and start < event.sequence <= end and _concerns(event, text, known):
-                op = {DELETE: Op.DELETE, EXPIRE: Op.EXPIRE}.get(event.kind, Op.PUT)
-                why = Why.TOUCHED if event.kind == TOUCH else Why.NONE
+                op = {DELETE: ChangeOp.DELETE, EXPIRE: ChangeOp.EXPIRE}.get(event.kind, ChangeOp.PUT)
+                why = ChangeReason.TOUCHED if event.kind == TOUCH else ChangeReason.NONE
                 record = event.record
                 yield Row(event.sequence, op, why, event.key, record.payload, record.version, record.expire_time)
 
     def read(
-        self, start: int, end: int, text: str, history: int | None, batch_size: int, share: Share | None = None
+        self, start: int, end: int, text: str, history: int | None, batch_size: int, share: KeyShare | None = None
     ) -> list[Row]:
         """Reads a range, and goes on by another reader after each piece, as after a cut connection."""
         topic = self.rig.topic("keyed")
@@ -262,13 +262,13 @@ def check(
     earliest = max(world.floor, created)
     if start < earliest:
         with pytest.raises(StoreError) as refused:
-            world.plan(start, Limits())
+            world.plan(start, RangeLimits())
         assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
         start = earliest
-    whole = world.plan(start, Limits())
+    whole = world.plan(start, RangeLimits())
     assert whole.end == whole.head >= start
     assert whole.entries == world.entries(start, whole.head)
-    found = world.plan(start, Limits(entries, size, parts))
+    found = world.plan(start, RangeLimits(entries, size, parts))
     held = world.entries(start, found.end)
     assert (found.start, found.entries) == (start, held)
     assert found.entries_left == whole.entries - held
@@ -286,7 +286,7 @@ def check(
         begin = end
     assert rows == list(world.naive(start, found.end, text, None if known else start))
     shares = [
-        world.read(start, found.end, text, None if known else start, batch_size, Share(number, 2))
+        world.read(start, found.end, text, None if known else start, batch_size, KeyShare(number, 2))
         for number in range(2)
     ]
     assert sorted(shares[0] + shares[1]) == rows
@@ -303,7 +303,7 @@ def _check_whole(world: World, start: int, end: int) -> None:
         assert not any(max(first, start + 1) <= end < last for first, last in commit), "no chunk is split"
 
 
-def _check_end(world: World, found: Plan, entries: int, size: int) -> None:
+def _check_end(world: World, found: RangePlan, entries: int, size: int) -> None:
     _check_whole(world, found.start, found.end)
     if not found.entries_left or not (entries or size):
         return
@@ -316,5 +316,7 @@ def _check_end(world: World, found: Plan, entries: int, size: int) -> None:
     following = next(
         last for commit in world.commits for last in [max([last for _, last in commit], default=0)] if last > found.end
     )
-    more = plan(world.rig.store, world.rig.topic("keyed"), Start(StartKind.BOOKMARK), found.start, following, Limits())
+    more = plan_range(
+        world.rig.store, world.rig.topic("keyed"), Start(StartKind.BOOKMARK), found.start, following, RangeLimits()
+    )
     assert (entries and more.entries > entries) or (size and more.bytes > size), "one commit more would be too much"

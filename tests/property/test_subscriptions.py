@@ -55,14 +55,14 @@ from sow_server.filters import Meta, parse
 from sow_server.subscriptions import dispatch, groups, replay, snapshot
 from sow_server.subscriptions.frames import (
     ChangeFrame,
+    ChangeOp,
+    ChangeReason,
     Frame,
-    Op,
     Progress,
     Row,
     SnapshotBatch,
     SnapshotBegin,
     SnapshotEnd,
-    Why,
 )
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send, Subscription
@@ -731,7 +731,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
             return
         now = self.rig.clock.now_micros()
         for row in frame.rows:
-            if row.op is Op.PUT and row.expire_time <= now:
+            if row.op is ChangeOp.PUT and row.expire_time <= now:
                 assert row.expire_time <= self.oracle.at[row.sequence].commit_time
 
     def _reached(self, client: Client, bookmark: int) -> None:
@@ -741,9 +741,9 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     def _apply(self, client: Client, topic: str, row: Row) -> None:
         state, key = client.state, (topic, row.key)
-        if row.op is Op.OOF and client.options["conflation"] and client.whole:
+        if row.op is ChangeOp.OOF and client.options["conflation"] and client.whole:
             self._check_conflated_oof(client, topic, row)
-        if row.op is not Op.PUT or row.sequence <= self.deleted_at.get(topic, 0):
+        if row.op is not ChangeOp.PUT or row.sequence <= self.deleted_at.get(topic, 0):
             state.pop(key, None)
             return
         document: dict[str, object] | None = json.loads(row.payload)
@@ -765,7 +765,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def _check_conflated_oof(self, client: Client, topic: str, row: Row) -> None:
         """A record that was not sent is not told out of focus (S6)."""
         happened = self.oracle.at[row.sequence]
-        fell_due_before = row.why is Why.EXPIRED and row.expire_time <= client.since
+        fell_due_before = row.reason is ChangeReason.EXPIRED and row.expire_time <= client.since
         unknown_before = 0 < happened.before_sequence <= self._floor(happened)
         if row.sequence > self.deleted_at.get(topic, 0) and not fell_due_before and not unknown_before:
             assert (topic, row.key) in client.state, (client, happened)
@@ -819,7 +819,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 assert expected[1] or happened.sequence <= client.accepted.get(happened.topic_id, 0), (client, happened)
         assert received == []
 
-    def _expected(self, client: Client, happened: Happened, now: int) -> tuple[tuple[Op, ...], bool] | None:
+    def _expected(self, client: Client, happened: Happened, now: int) -> tuple[tuple[ChangeOp, ...], bool] | None:
         """What may come for a change, and whether it may also be left out; None: nothing may come."""
         options = client.options
         topic, key, record, before = happened.topic, happened.key, happened.record, happened.before
@@ -830,12 +830,16 @@ class SubscriptionMachine(RuleBasedStateMachine):
             if not matches(client.filter, topic, key, record):
                 return None
             if options["oof"]:
-                return (Op.OOF,), lost
-            return ((Op.DELETE if happened.kind == DELETE else Op.EXPIRE,), lost) if options["changes"] else None
+                return (ChangeOp.OOF,), lost
+            return (
+                ((ChangeOp.DELETE if happened.kind == DELETE else ChangeOp.EXPIRE,), lost)
+                if options["changes"]
+                else None
+            )
         matched = before is not None and matches(client.filter, topic, key, before)
         if matches(client.filter, topic, key, record):
             if options["changes"]:
-                return (Op.PUT,), lost
+                return (ChangeOp.PUT,), lost
             unchanged = (
                 bool(options["delta"])
                 and not options["empty_deltas"]
@@ -844,16 +848,16 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 and json.loads(before.payload) == json.loads(record.payload)
             )
             # Of an update that changes nothing a delta is sent only where the subscriber may not have the record.
-            return (Op.PUT,), lost or due or unchanged
+            return (ChangeOp.PUT,), lost or due or unchanged
         if not matched:
             # Below the floor a record counts as having been in focus (J1).
             known = before is None or happened.before_sequence > self._floor(happened)
             if known or not (options["oof"] or options["changes"]):
                 return None
-            return ((Op.OOF,) if options["oof"] else (Op.PUT,)), True
+            return ((ChangeOp.OOF,) if options["oof"] else (ChangeOp.PUT,)), True
         if options["oof"]:
-            return (Op.OOF,), lost
-        return ((Op.PUT,), lost) if options["changes"] else None
+            return (ChangeOp.OOF,), lost
+        return ((ChangeOp.PUT,), lost) if options["changes"] else None
 
     def _floor(self, happened: Happened) -> int:
         topic = self.rig.store.topics.by_id.get(happened.topic_id)

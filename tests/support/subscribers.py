@@ -18,19 +18,19 @@ from sow_server.engine.durables import Durable
 from sow_server.engine.errors import StoreError
 from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
-from sow_server.services.sight import Sight
-from sow_server.subscriptions.durables import Attachment, Consumer, Consumers, Door
+from sow_server.services.topic_filters import TopicFilters
+from sow_server.subscriptions.consumers import Attachment, Consumer, Consumers
 from sow_server.subscriptions.frames import (
     ChangeFrame,
+    ChangeOp,
+    ChangeReason,
     DurableBegin,
     Frame,
     GapNotice,
-    Op,
     Progress,
     Row,
     SnapshotBatch,
     SnapshotEnd,
-    Why,
 )
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 EARLIEST: Final = Start(StartKind.EARLIEST)
 NAMES: Final = {
-    (Op.PUT, Why.NONE): "put",
-    (Op.PUT, Why.TOUCHED): "touched",
-    (Op.OOF, Why.DELETED): "oof deleted",
-    (Op.OOF, Why.EXPIRED): "oof expired",
-    (Op.OOF, Why.MATCH): "oof match",
-    (Op.DELETE, Why.NONE): "delete",
-    (Op.EXPIRE, Why.NONE): "expire",
+    (ChangeOp.PUT, ChangeReason.NONE): "put",
+    (ChangeOp.PUT, ChangeReason.TOUCHED): "touched",
+    (ChangeOp.OOF, ChangeReason.DELETED): "oof deleted",
+    (ChangeOp.OOF, ChangeReason.EXPIRED): "oof expired",
+    (ChangeOp.OOF, ChangeReason.MATCH): "oof match",
+    (ChangeOp.DELETE, ChangeReason.NONE): "delete",
+    (ChangeOp.EXPIRE, ChangeReason.NONE): "expire",
 }
 
 
@@ -98,10 +98,10 @@ def request(
 ) -> Request:
     """What a subscriber asks for. Raises StoreError."""
 
-    sight = Sight(store, filter, include, exclude, batch_size)
+    filters = TopicFilters(store, filter, include, exclude, batch_size)
     asked = Request(
-        sight.view,
-        sight.snapshot,
+        filters.view,
+        filters.snapshot,
         topic=topic,
         pattern=pattern,
         sow=sow,
@@ -136,8 +136,8 @@ class Subscribers:
         self.consumers = Consumers(
             rig.store,
             rig.clock,
-            Door(self.hub.subscribe, self.hub.start),
-            lambda text: Sight(rig.store, text, (), (), 1000).view,
+            self.hub,
+            lambda text: TopicFilters(rig.store, text, (), (), 1000).view,
         )
         # As in a server: what the writer has to tell waits for its turn on the loop.
         committed = self.hub.dispatcher.committed
@@ -392,5 +392,5 @@ class DurableFollower(Follower):
 
 
 def _named(row: Row) -> tuple[str, str, bytes]:
-    name = NAMES[row.op, row.why] + (" delta" if row.is_delta else "")
+    name = NAMES[row.op, row.reason] + (" delta" if row.is_delta else "")
     return name, row.key.decode(), row.payload

@@ -9,7 +9,7 @@ from sow_server.engine.reclaim import RECLAIM_RECORDS
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
-from sow_server.subscriptions.durables import Consumers, Door
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import View
 from sow_server.timers import Timers
@@ -31,7 +31,7 @@ def timers(
     """Timers of the rig's store; their scheduler is not started."""
     if consumers is None:
         hub = Hub(rig.store, rig.clock, lambda run: run())
-        consumers = Consumers(rig.store, rig.clock, Door(hub.subscribe, hub.start), lambda text: lambda topic: View())
+        consumers = Consumers(rig.store, rig.clock, hub, lambda text: lambda topic: View())
     return Timers(
         rig.store,
         rig.clock,

@@ -31,7 +31,7 @@ from sow_server.engine.model import (
 from sow_server.engine.policies import declared_of
 from sow_server.engine.rocks import COMMITS
 from sow_server.engine.topics import UNDELIVERED
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import Follower, Subscribers, at
 
@@ -234,10 +234,10 @@ def test_asking_who_is_attached_takes_a_bounded_time_of_a_commit(rig: Rig, monke
     assert len(rig.live("dead")) == 1
     monkeypatch.undo()
 
-    def fails(self: Matcher, key: bytes, value: bytes) -> bool:
+    def fails(self: VersionMatcher, key: bytes, value: bytes) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Matcher, "holds_stored", fails)
+    monkeypatch.setattr(VersionMatcher, "holds_stored", fails)
     assert publish_now(rig, b'{"n":2}') == [0]
 
 

@@ -29,7 +29,7 @@ from sow_server.engine.model import BacklogAction, MessageType, Publish, TopicSe
 from sow_server.engine.rocks import META, Failed
 from sow_server.engine.topics import Topic
 from sow_server.services.admission import Admission
-from sow_server.subscriptions.durables import STEP_MICROS
+from sow_server.subscriptions.consumers import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import BINARY, MINUTE, SECOND, Rig

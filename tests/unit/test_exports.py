@@ -20,7 +20,7 @@ from sow_server.engine.model import (
     TopicSettings,
 )
 from sow_server.query import exports as exports_module
-from sow_server.query.exports import Export, ExportOptions, Exports, Splits, read_token, write_token
+from sow_server.query.exports import Export, ExportOptions, Exports, SplitCache, read_token, write_token
 from sow_server.query.filtering import record_filter
 from tests.support.stores import SECOND, Rig
 
@@ -44,10 +44,12 @@ def put(rig: Rig, numbers: range, *, ttl: int | None = None, symbols: int = 10) 
         rig.run(Publish("quotes", payloads[first : first + 1000], lifetime=lifetime))
 
 
-def export(rig: Rig, text: str = "", *, parts: int = 0, topic: str = "quotes", splits: Splits | None = None) -> Export:
+def export(
+    rig: Rig, text: str = "", *, parts: int = 0, topic: str = "quotes", splits: SplitCache | None = None
+) -> Export:
     found = rig.topic(topic)
     given = record_filter(found, text, 0) if text else None
-    opened = Export(rig.store, found, given, parts, splits or Splits())
+    opened = Export(rig.store, found, given, parts, splits or SplitCache())
     while not opened.prepare():
         pass
     return opened
@@ -131,7 +133,7 @@ def test_filters_read_what_the_plan_finds(
     rig: Rig, text: str, expected: list[str], parts: int | None, known: bool
 ) -> None:
     put(rig, range(3000))
-    splits = Splits()
+    splits = SplitCache()
     if known:
         export(rig, parts=4, splits=splits).close()
     opened = export(rig, text, parts=4, splits=splits)
@@ -158,7 +160,7 @@ def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
 ) -> None:
     monkeypatch.setattr(exports_module, "SAMPLE_CHUNK", 100)
     put(rig, range(4000))
-    splits = Splits()
+    splits = SplitCache()
 
     def pieces() -> int:
         found = rig.topic("quotes")
@@ -181,7 +183,7 @@ def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
 def test_what_is_remembered_of_a_topic_loses_no_record(rig: Rig) -> None:
     """Parts are made of old samples: they cover all keys nevertheless, below the first of them and above the last."""
     put(rig, range(2000, 4000))
-    splits = Splits()
+    splits = SplitCache()
     export(rig, parts=4, splits=splits).close()
     put(rig, range(1800, 2000))
     put(rig, range(9000, 9200))

@@ -21,7 +21,7 @@ from sow_server.filters.parser import FUNCTIONS_MAX
 from sow_server.services import selection
 from sow_server.subscriptions import dispatch, groups, replay
 from sow_server.subscriptions.judging import EFFORT_MAX, effort_of
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import EARLIEST, Follower, Subscribers
 
@@ -63,9 +63,9 @@ class Asked:
         self.dispatching: list[str] = []
         self.reading: list[str] = []
         self._running = False
-        original, run = Matcher.holds, subscribers.hub.dispatcher._run_slice
+        original, run = VersionMatcher.holds, subscribers.hub.dispatcher._run_slice
 
-        def holds(matcher: Matcher, version: object) -> bool:
+        def holds(matcher: VersionMatcher, version: object) -> bool:
             (self.dispatching if self._running else self.reading).append(matcher.text)
             return original(matcher, version)  # type: ignore[arg-type]  # as it came
 
@@ -74,7 +74,7 @@ class Asked:
             run()
             self._running = False
 
-        monkeypatch.setattr(Matcher, "holds", holds)
+        monkeypatch.setattr(VersionMatcher, "holds", holds)
         monkeypatch.setattr(subscribers.hub.dispatcher, "_run_slice", run_slice)
 
 
@@ -229,7 +229,7 @@ def test_a_step_of_a_replay_ends_when_its_time_is_over(
     monkeypatch.setattr(replay, "READ_SECONDS", -1.0)
     read, found = replay.Replay.read, []
 
-    def reading(*arguments: object) -> replay.Replayed | replay.Gap:
+    def reading(*arguments: object) -> replay.Replayed | replay.JournalGap:
         found.append(read(*arguments))  # type: ignore[arg-type]  # as they came
         return found[-1]
 

@@ -31,7 +31,7 @@ from sow_server.query.exports import Export, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
-from sow_server.subscriptions.durables import Consumers, Door
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.timers import Job
@@ -56,8 +56,7 @@ class Watched:
         self.metrics.watch(self.store, self.clock)
         self.hub = Hub(self.store, self.clock, lambda run: run())
         self.metrics.watch_subscriptions(self.hub)
-        door = Door(self.hub.subscribe, self.hub.start)
-        self.consumers = Consumers(self.store, self.clock, door, lambda text: lambda topic: View())
+        self.consumers = Consumers(self.store, self.clock, self.hub, lambda text: lambda topic: View())
         self.metrics.watch_durables(self.consumers, Admission(self.store, self.clock))
         self.metrics.watch_idle(IdleTopics(self.store, self.clock))
         self.metrics.watch_sorts(SortMemory())

@@ -12,8 +12,8 @@ from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.model import BacklogAction, Durability, Expiration, Publish, TopicSettings
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
-from sow_server.subscriptions.frames import Op, Why
-from sow_server.subscriptions.ranges import Limits, Plan, RangeReader, Share, plan
+from sow_server.subscriptions.frames import ChangeOp, ChangeReason
+from sow_server.subscriptions.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, NAMES, Subscribers
@@ -51,10 +51,10 @@ def planned(
     size: int = 0,
     parts: int = 1,
     topic: str = "orders",
-) -> Plan:
+) -> RangePlan:
     position = start if isinstance(start, int) else 0
     kind = BOOKMARK if isinstance(start, int) else start
-    return plan(rig.store, rig.topic(topic), kind, position, end, Limits(entries, size, parts))
+    return plan_range(rig.store, rig.topic(topic), kind, position, end, RangeLimits(entries, size, parts))
 
 
 Seen = tuple[str, str, int]
@@ -70,7 +70,7 @@ def read(
     history: int | None = None,
     batch_size: int = 10_000,
     topic: str = "orders",
-    share: Share | None = None,
+    share: KeyShare | None = None,
 ) -> list[list[Seen]]:
     """The pieces of a range."""
     found = rig.topic(topic)
@@ -83,7 +83,7 @@ def read(
         columns = reader.read().columns
         pieces.append(
             [
-                (NAMES[Op(op), Why(why)], key.decode(), int(payload[6:-1]))
+                (NAMES[ChangeOp(op), ChangeReason(why)], key.decode(), int(payload[6:-1]))
                 for op, why, key, payload in zip(
                     columns.ops, columns.reasons, columns.keys, columns.payloads, strict=True
                 )
@@ -316,7 +316,7 @@ def test_shares_of_the_keys_have_every_change_and_those_of_a_key_in_order(rig: R
     whole = rows(rig, begin, last(rig), text)
 
     shares = [
-        [row for piece in read(rig, begin, last(rig), text, share=Share(number, 3), batch_size=7) for row in piece]
+        [row for piece in read(rig, begin, last(rig), text, share=KeyShare(number, 3), batch_size=7) for row in piece]
         for number in range(3)
     ]
 

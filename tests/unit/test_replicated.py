@@ -22,7 +22,7 @@ from sow_server.engine.model import (
     Touch,
 )
 from sow_server.services.replication import NoReplicas, Replicas
-from sow_server.services.sow_service import Changes
+from sow_server.services.submissions import Submissions
 from tests.support.stores import Rig
 
 
@@ -76,20 +76,20 @@ def rig(tmp_path: Path) -> Rig:
     return rig
 
 
-def run(rig: Rig, replicas: Replicas, test: Callable[[Changes], Awaitable[None]]) -> None:
+def run(rig: Rig, replicas: Replicas, test: Callable[[Submissions], Awaitable[None]]) -> None:
     """Runs a test beside the writer's thread."""
 
     async def started() -> None:
         rig.store.start(asyncio.get_running_loop().call_soon_threadsafe)
         try:
-            await test(Changes(rig.store, replicas))
+            await test(Submissions(rig.store, replicas))
         finally:
             await asyncio.get_running_loop().run_in_executor(None, rig.close)
 
     asyncio.run(started())
 
 
-async def outcome(changes: Changes, request: Request) -> Outcome:
+async def outcome(changes: Submissions, request: Request) -> Outcome:
     return await changes.submit(request)
 
 
@@ -97,7 +97,7 @@ def test_an_answer_waits_for_the_peers_and_says_so(rig: Rig) -> None:
     replicas = FakeReplicas()
     replicas.acked = 0
 
-    async def test(changes: Changes) -> None:
+    async def test(changes: Submissions) -> None:
         waiting = changes.submit(publish("a", "b"))
         plain = await outcome(changes, publish("c", durability=Durability.FSYNC))
         assert plain.durability is Durability.FSYNC  # nobody else waits with it
@@ -114,7 +114,7 @@ def test_an_answer_waits_for_the_peers_and_says_so(rig: Rig) -> None:
 def test_every_kind_of_change_waits(rig: Rig) -> None:
     replicas = FakeReplicas()
 
-    async def test(changes: Changes) -> None:
+    async def test(changes: Submissions) -> None:
         for request in (
             publish("a"),
             Touch("orders", ["a"], durability=Durability.REPLICATED),
@@ -130,7 +130,7 @@ def test_every_kind_of_change_waits(rig: Rig) -> None:
 def test_what_changes_nothing_waits_for_nothing(rig: Rig) -> None:
     replicas = FakeReplicas()
 
-    async def test(changes: Changes) -> None:
+    async def test(changes: Submissions) -> None:
         assert (await outcome(changes, Delete("orders", ["z"], durability=Durability.REPLICATED))).applied == 0
         refused = publish("a")
         refused.conditions = [Condition(ConditionKind.IF_PRESENT)]
@@ -144,7 +144,7 @@ def test_a_retry_waits_for_what_its_first_attempt_has_written(rig: Rig) -> None:
     """A duplicate that is answered at once would say REPLICATED of a write that no peer may have."""
     replicas = FakeReplicas()
 
-    async def test(changes: Changes) -> None:
+    async def test(changes: Submissions) -> None:
         first, again = publish("a"), publish("a")
         first.publisher = again.publisher = PublisherPosition("p", 1, 1)
         done = await outcome(changes, first)
@@ -162,7 +162,7 @@ def test_a_write_that_too_few_peers_have_stands_and_the_answer_counts_it(rig: Ri
     replicas = FakeReplicas()
     replicas.refusal = unavailable()
 
-    async def test(changes: Changes) -> None:
+    async def test(changes: Submissions) -> None:
         with pytest.raises(StoreError) as caught:
             await outcome(changes, publish("a", "b"))
         assert caught.value.reason is Reason.REPLICATION_UNAVAILABLE
@@ -176,7 +176,7 @@ def test_a_write_that_too_few_peers_have_stands_and_the_answer_counts_it(rig: Ri
 def test_where_no_peer_can_have_it_nothing_is_written(rig: Rig, topic: str, why: str) -> None:
     rig.create_topic("lonely")
 
-    async def test(changes: Changes) -> None:
+    async def test(changes: Submissions) -> None:
         for submit in (changes.submit_patiently, lambda request: changes.admitted(request, None)):
             with pytest.raises(StoreError, match=f"{why} .*nothing was written") as caught:
                 await submit(publish("a", topic=topic))

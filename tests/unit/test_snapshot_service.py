@@ -16,7 +16,7 @@ from sow_server.metrics import Metrics
 from sow_server.query.exports import Exports
 from sow_server.services.guard import Context
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.subscriptions.durables import Consumers, Door
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import View
 from tests.support.stores import BINARY, Rig
@@ -52,9 +52,7 @@ def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: p
         monkeypatch.setattr(rig.store, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
             hub = Hub(rig.store, rig.clock, lambda run: run())
-            consumers = Consumers(
-                rig.store, rig.clock, Door(hub.subscribe, hub.start), lambda text: lambda topic: View()
-            )
+            consumers = Consumers(rig.store, rig.clock, hub, lambda text: lambda topic: View())
             service = SnapshotService(rig.store, Exports(rig.store), hub, consumers, readers, Metrics())
             opening = asyncio.ensure_future(service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), NO_CONTEXT))
             await waiting.wait()

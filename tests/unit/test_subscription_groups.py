@@ -16,7 +16,7 @@ from sow_server.filters.tree import Metadata, MetadataName
 from sow_server.filters.tree import Path as FieldPath
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import Version
-from sow_server.subscriptions.matching import FieldIndex, Matcher
+from sow_server.subscriptions.matching import FieldIndex, VersionMatcher
 from tests.support.stores import Rig
 from tests.support.subscribers import Subscribers
 
@@ -35,13 +35,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The filters that are asked, in order."""
     texts: list[str] = []
-    holds = Matcher.holds
+    holds = VersionMatcher.holds
 
-    def observed(self: Matcher, version: Version) -> bool:
+    def observed(self: VersionMatcher, version: Version) -> bool:
         texts.append(self.text)
         return holds(self, version)
 
-    monkeypatch.setattr(Matcher, "holds", observed)
+    monkeypatch.setattr(VersionMatcher, "holds", observed)
     return texts
 
 
@@ -138,7 +138,7 @@ def test_a_record_that_leaves_the_value_is_found_by_the_value_it_had(rig: Rig, a
     ],
 )
 def test_the_narrowest_field_is_chosen(rig: Rig, text: str, field: object, points: set[object]) -> None:
-    found = Matcher(record_filter(rig.topic("orders"), text, 0)).points(())
+    found = VersionMatcher(record_filter(rig.topic("orders"), text, 0)).points(())
     assert found is not None
     assert (found[0], set(found[1])) == (field, points)
 
@@ -147,7 +147,7 @@ def test_the_narrowest_field_is_chosen(rig: Rig, text: str, field: object, point
     "text", ["/a > 5", "/a = 1 OR /b = 1", "NOT /a = 1", "/a BEGINS WITH 'x'", "@topic = 'orders'"]
 )
 def test_other_filters_are_asked_one_by_one(rig: Rig, text: str) -> None:
-    assert Matcher(record_filter(rig.topic("orders"), text, 0)).points(()) is None
+    assert VersionMatcher(record_filter(rig.topic("orders"), text, 0)).points(()) is None
 
 
 def test_a_filter_that_nothing_can_match_is_never_asked(rig: Rig, asked: list[str]) -> None:
@@ -188,7 +188,7 @@ def test_the_index_finds_every_filter_that_matches(
         for test in ("= 'x'", "= 1", "= '1'", "= true", "= 'true'", "IN (1, 'x')", "= ''", "= 2")
     ]
     index: FieldIndex[str] = FieldIndex()
-    matchers = {text: Matcher(record_filter(topic, text, 0)) for text in texts}
+    matchers = {text: VersionMatcher(record_filter(topic, text, 0)) for text in texts}
     for text, matcher in matchers.items():
         found = matcher.points(topic.key_paths)
         assert found is not None
@@ -240,14 +240,14 @@ def test_a_fault_while_dispatching_ends_those_who_follow_the_topic_and_nobody_el
     rig.create_topic("others", JSON)
     subscribers = Subscribers(rig)
     one, other = subscribers.subscribe("orders", filter="/a > 1"), subscribers.subscribe("others", filter="/a > 1")
-    holds = Matcher.holds
+    holds = VersionMatcher.holds
 
-    def broken(self: Matcher, version: Version) -> bool:
+    def broken(self: VersionMatcher, version: Version) -> bool:
         if version.topic.name == "orders":
             raise ZeroDivisionError
         return holds(self, version)
 
-    monkeypatch.setattr(Matcher, "holds", broken)
+    monkeypatch.setattr(VersionMatcher, "holds", broken)
     rig.put("orders", "a", b'{"a":2}')
     rig.put("others", "a", b'{"a":2}')
     assert one.news() == []

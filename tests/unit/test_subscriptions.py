@@ -20,11 +20,11 @@ from sow_server.engine.model import (
 )
 from sow_server.engine.stage import Stage
 from sow_server.engine.topics import Topic
-from sow_server.services.sight import PlannedSnapshot, Sight
+from sow_server.services.topic_filters import PlannedSnapshot, TopicFilters
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.groups import Member
 from sow_server.subscriptions.hub import AHEAD_MICROS_MAX
-from sow_server.subscriptions.replay import Gap, Replay, Replayed
+from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
 from sow_server.subscriptions.request import Start, StartKind
 from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, Follower, Subscribers, at
@@ -438,7 +438,7 @@ def test_progress_comes_while_a_long_journal_is_read_in_which_nothing_matches(
         rig.put("orders", "a", px(number))
     read = Replay.read
 
-    def slowly(self: Replay, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | Gap:
+    def slowly(self: Replay, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | JournalGap:
         rig.time.tick(SECOND // 2)
         return read(self, position, upto, accepted)
 
@@ -736,10 +736,10 @@ def test_a_snapshot_that_cannot_be_begun_ends_the_stream(
     answer of the writer, and the subscriber waited for ever."""
     rig.create_topic("quiet", JSON, journal=False)
 
-    def broken(self: Sight, topic: Topic) -> PlannedSnapshot:
+    def broken(self: TopicFilters, topic: Topic) -> PlannedSnapshot:
         raise StoreError(Reason.DATA_DAMAGED, "for the test")
 
-    monkeypatch.setattr(Sight, "snapshot", broken)
+    monkeypatch.setattr(TopicFilters, "snapshot", broken)
     follower = subscribers.subscribe("quiet", sow=True, settled=False)
     follower.news()
     assert follower.error is not None

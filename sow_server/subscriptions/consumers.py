@@ -9,7 +9,7 @@
     DC6  What was handed over as often as the delivery limit allows is set aside before a consumer is handed anything:
          the first entry alone, as what follows may never have been looked at (rule J15).
 
-All of it runs on the dispatcher's thread, the event loop's, but for what a `Scan` reads.
+All of it runs on the dispatcher's thread, the event loop's, but for what a `FloorScan` reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -53,7 +53,7 @@ from sow_server.subscriptions.frames import (
     Progress,
     SnapshotEnd,
 )
-from sow_server.subscriptions.matching import Matcher
+from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.replay import Replay, Replayed
 from sow_server.subscriptions.request import FROM_NOW, Request, StartKind, View, Wants
 from sow_server.subscriptions.subscription import Read, Send, Step, Subscription, Wait
@@ -84,7 +84,7 @@ class Attachment:
     declared: Declared | None = None
 
 
-class _Change(NamedTuple):
+class _DurableChange(NamedTuple):
     """One change of durables that waits for the writer."""
 
     run: Callable[[DurableStage], object]
@@ -130,7 +130,7 @@ class Consumer:
         self._attached: Attached | None = None
         """Before its first frame: what it will be told. Meanwhile its first entry may have to be set aside (DC6)."""
         self._looked = False
-        self._first: Entries | None = None
+        self._first: FirstEntries | None = None
         self._deliveries: tuple[Delivered, ...] = ()
 
     # -- its life ---------------------------------------------------------------------------------------------------
@@ -248,10 +248,10 @@ class Consumer:
         assert self._inner is not None, "it has read"
         self._inner.took(result)
 
-    def _look(self, look: Callable[[], Entries | None]) -> None:
+    def _look(self, look: Callable[[], FirstEntries | None]) -> None:
         self._first = look()
 
-    def _take_first(self, attached: Attached, first: Entries | None) -> None:
+    def _take_first(self, attached: Attached, first: FirstEntries | None) -> None:
         if first is None:
             self._begin_with(attached, attached.durable)
             return
@@ -334,14 +334,14 @@ def _after(gap: Gap, position: int) -> Gap:
     return gap if gap.after >= position else gap._replace(after=position, entries=0)
 
 
-class Entries(NamedTuple):
+class FirstEntries(NamedTuple):
     """The first that a consumer would be handed, which go together: one, or those of an atomic request."""
 
     sequences: list[int]
     upto: int
 
 
-class Scan(NamedTuple):
+class FloorScan(NamedTuple):
     """A detached durable which holds its topic's floor, and may do so for entries that its filter leaves out."""
 
     topic: Topic
@@ -398,17 +398,20 @@ class Browse:
         return frames
 
 
-class Door(NamedTuple):
-    """What the consumers need of the hub."""
+class SubscriptionSource(Protocol):
+    """The part of the hub that consumers use."""
 
-    subscribe: Callable[..., Subscription]
-    start: Callable[..., tuple[int | None, dict[int, int]]]
+    def subscribe(self, request: Request, *, after: int | None = None) -> Subscription:
+        """A new subscription; `after`: the position that it starts at, instead of the start of the request."""
+
+    def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
+        """The position that a request starts after, None for now, and the floors below which it misses nothing."""
 
 
 class Consumers:
     """Owns the attachments, and the way of every change of a durable to the writer."""
 
-    def __init__(self, store: Store, clock: GuardedClock, hub: Door, view_of: ViewOf) -> None:
+    def __init__(self, store: Store, clock: GuardedClock, hub: SubscriptionSource, view_of: ViewOf) -> None:
         self.hub: Final = hub
         """Its inner subscriptions come from there, and count among those of the server."""
         self._store = store
@@ -417,7 +420,7 @@ class Consumers:
         self._consumers: dict[Key, Consumer] = {}
         self._sessions: dict[Key, Consumer] = {}
         """The last session of each durable, over or not: what it was handed it may still acknowledge."""
-        self._waiting: list[_Change] = []
+        self._waiting: list[_DurableChange] = []
         self._writing = False
         self._heap: list[tuple[int, int, str]] = []
         self._due: dict[Key, int] = {}
@@ -609,16 +612,16 @@ class Consumers:
         # In the place of what was conflated comes a snapshot, which is no entry.
         return not any(gap.reason is GapReason.CONFLATED for gap in durable.gaps)
 
-    def look(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], Entries | None]:
+    def look(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
         """Reads what a consumer would be handed first, of what was handed over as often as it may be; None: there is
         none. For a reader thread."""
         limit = self._store.durables.settings(topic, durable).delivery_limit
         view = request.view(topic)
-        seen = Matcher(view.filter), request.wants(view)
+        seen = VersionMatcher(view.filter), request.wants(view)
         replay = Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
         often = [step.upto for step in durable.deliveries if limit is not None and step.times >= limit]
 
-        def read() -> Entries | None:
+        def read() -> FirstEntries | None:
             position, upto = durable.position, max(often, default=0)
             while position < upto:
                 found = replay.read(position, upto, {})
@@ -629,16 +632,16 @@ class Consumers:
                 if frames:
                     rows = frames[0].rows
                     if not frames[0].atomic:
-                        return Entries([rows[0].sequence], rows[0].sequence)
+                        return FirstEntries([rows[0].sequence], rows[0].sequence)
                     first = [frame for frame in frames if frame.atomic and frame.after == frames[0].after]
-                    return Entries([row.sequence for frame in first for row in frame.rows], first[-1].bookmark)
+                    return FirstEntries([row.sequence for frame in first for row in frame.rows], first[-1].bookmark)
                 position = found.position
             return None
 
         return read
 
     def set_aside(
-        self, topic: Topic, name: str, before: int, entries: Entries, done: Callable[[bool | StoreError], None]
+        self, topic: Topic, name: str, before: int, entries: FirstEntries, done: Callable[[bool | StoreError], None]
     ) -> None:
         """Sets entries aside, if the durable is still at `before` (rule J15); `done` hears whether it has. Raises
         StoreError."""
@@ -834,7 +837,7 @@ class Consumers:
         except StoreError as error:
             again(error)  # the writer takes nothing now
 
-    def scans(self) -> Iterator[Scan]:
+    def scans(self) -> Iterator[FloorScan]:
         """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter
         and nobody is attached to it. Run `read` on a reader thread and give what it returns to `scanned`."""
         store = self._store
@@ -846,7 +849,7 @@ class Consumers:
                 continue
             upto = min(synced, topic.statistics.last_sequence)
             if durable.position < upto:
-                yield Scan(topic, durable, self._scan(topic, durable, upto))
+                yield FloorScan(topic, durable, self._scan(topic, durable, upto))
 
     def _scan(self, topic: Topic, durable: Durable, upto: int) -> Callable[[], int | None]:
         def read() -> int | None:
@@ -870,7 +873,7 @@ class Consumers:
 
         return read
 
-    def scanned(self, scan: Scan, position: int, done: Callable[[object], None] = lambda _: None) -> None:
+    def scanned(self, scan: FloorScan, position: int, done: Callable[[object], None] = lambda _: None) -> None:
         """A scan has come as far as this: its durable's position follows, if nobody has moved it since."""
         topic, durable = scan.topic, scan.durable
         self._change_quietly(lambda staged: staged.follow(topic, durable.name, durable.position, position), done)
@@ -904,14 +907,14 @@ class Consumers:
     def _replay(self, topic: Topic, text: str) -> Replay:
         """Reads every entry of a topic that concerns a filter, whatever its consumers ask for besides."""
         view = self._view_of(text)(topic)
-        seen = Matcher(view.filter), Wants(changes=True)
+        seen = VersionMatcher(view.filter), Wants(changes=True)
         return Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
 
     # -- on the way to the writer -----------------------------------------------------------------------------------
 
     def _change(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
         """Queues a change of durables. Raises StoreError when the writer takes nothing."""
-        self._waiting.append(_Change(run, done))
+        self._waiting.append(_DurableChange(run, done))
         if not self._writing:
             try:
                 self._write()
@@ -943,7 +946,7 @@ class Consumers:
         del self._waiting[: len(batch)]
         self._writing = True
 
-    def _written(self, batch: list[_Change], results: list[object] | StoreError) -> None:
+    def _written(self, batch: list[_DurableChange], results: list[object] | StoreError) -> None:
         self._writing = False
         if self._waiting:
             try:

@@ -17,7 +17,7 @@ from sow_server.subscriptions.frames import SnapshotBatch
 from sow_server.subscriptions.request import View
 
 
-class Sight:
+class TopicFilters:
     """The filter and the projection of one subscriber, topic by topic. From any thread."""
 
     def __init__(

@@ -1,0 +1,155 @@
+"""Changes on their way to the writer, and back with their outcome: quotas before, peers after (rules J9, P5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from sow_server.engine import model
+from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.model import Durability, Outcome
+from sow_server.engine.store import Store
+from sow_server.services.admission import Admission
+from sow_server.services.replication import Replicas
+
+T = TypeVar("T")
+
+OVERLOAD_PATIENCE_SECONDS: Final = 30.0
+"""How long a stream, of a publish or of a change by filter, waits for room in the write queue before it is refused."""
+
+
+class Submissions:
+    """Hands changes to the writer and awaits their outcome. With an admission publishers wait for their quota first.
+
+    To the writer REPLICATED is FSYNC. That peers have it too is awaited here, outside of its queue (rule P5): so nobody
+    else waits with it, and what a stream sends meanwhile is written.
+    """
+
+    def __init__(self, store: Store, replicas: Replicas, admission: Admission | None = None) -> None:
+        self._store = store
+        self._replicas = replicas
+        self._admission = admission
+
+    async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
+        """As `submit`, once the topic's backlog quota allows it, for which it waits at most `seconds` (rule J9)."""
+        self.check(request.topic, request.durability)
+        release = await self._admit(request, seconds)
+        try:
+            return self._reaching(_released(self._queue(request), release), request)
+        except BaseException:
+            release()
+            raise
+
+    async def admitted_patiently(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
+        """As `submit_patiently`, likewise."""
+        self.check(request.topic, request.durability)
+        release = await self._admit(request, seconds)
+        try:
+            return self._reaching(_released(await self._queue_patiently(request), release), request)
+        except BaseException:
+            release()
+            raise
+
+    async def _admit(self, request: model.Request, seconds: float | None) -> Callable[[], None]:
+        admission = self._admission
+        topic = None if admission is None else await admission.admit(request, seconds)
+        if admission is None or topic is None:
+            return _nothing
+        return partial(admission.left, topic, request)
+
+    def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
+        """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued, or cannot be as
+        durable as it asks."""
+        self.check(request.topic, request.durability)
+        return self._reaching(self._queue(request), request)
+
+    async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
+        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+        self.check(request.topic, request.durability)
+        return self._reaching(await self._queue_patiently(request), request)
+
+    def check(self, topic: str, durability: Durability) -> None:
+        """Before anything is written: whether peers can have it. Raises StoreError REPLICATION_UNAVAILABLE."""
+        if durability is not Durability.REPLICATED:
+            return
+        found = self._store.topics.by_name.get(topic)
+        if found is not None and not found.settings.journal:
+            why = "has no journal"
+        elif not self._replicas.sync_peers(topic):
+            why = "has no sync peer"
+        else:
+            return
+        raise StoreError(
+            Reason.REPLICATION_UNAVAILABLE,
+            f"durability: {topic} {why} to replicate it to, so nothing was written",
+            field="durability",
+        )
+
+    async def reach(self, topic: str, sequence: int, *, applied: int) -> None:
+        """Returns once peers have everything up to a sequence (0: nothing was changed) as REPLICATED wants it. Raises
+        StoreError REPLICATION_UNAVAILABLE, which tells how many records stand here."""
+        if not sequence:
+            return
+        try:
+            await self._replicas.replicated(topic, sequence)
+        except StoreError as error:
+            raise StoreError(
+                error.reason,
+                error.message,
+                retry_after_micros=error.retry_after_micros,
+                applied=applied,
+                details=error.details,
+            ) from error
+
+    def _reaching(self, outcome: asyncio.Future[Outcome], request: model.Request) -> asyncio.Future[Outcome]:
+        if request.durability is not Durability.REPLICATED:
+            return outcome
+        return asyncio.get_running_loop().create_task(self._reached(outcome, request.topic))
+
+    async def _reached(self, future: asyncio.Future[Outcome], topic: str) -> Outcome:
+        outcome = await future
+        sequence = outcome.last_sequence
+        if outcome.duplicates:
+            # Where an earlier attempt has written them is not remembered, but it is not behind what is written by now.
+            sequence = self._store.writer.last_sequence
+        await self.reach(topic, sequence, applied=outcome.applied)
+        outcome.durability = Durability.REPLICATED
+        return outcome
+
+    def _queue(self, request: model.Request) -> asyncio.Future[Outcome]:
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._store.submit(request, lambda outcome: settle(future, outcome))
+        return future
+
+    async def _queue_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + OVERLOAD_PATIENCE_SECONDS
+        while True:
+            try:
+                return self._queue(request)
+            except StoreError as error:
+                if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
+                    raise
+                await asyncio.sleep(0.005)
+
+
+def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
+    """Gives a future its outcome, unless its call has gone away meanwhile."""
+    if future.done():
+        return
+    if isinstance(outcome, StoreError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _released(outcome: asyncio.Future[Outcome], release: Callable[[], None]) -> asyncio.Future[Outcome]:
+    if release is not _nothing:
+        outcome.add_done_callback(lambda _: release())
+    return outcome
+
+
+def _nothing() -> None:
+    """There is no quota."""
