@@ -20,11 +20,11 @@ from benchmarks.followers import AT_ONCE_RECORDS, MANY, MICROS, NOTHING, Followe
 from benchmarks.processes import TOPIC, SowServer
 from benchmarks.rows import MICROSECONDS, TIMES, Figure, Row, Target, ratio, ratio_range, take_turns
 from benchmarks.setting import Setting
-from sow_server.engine.codec import PUT, Changes, Column, StoredStatistics
-from sow_server.engine.errors import StoreError
-from sow_server.engine.fields import Entry
-from sow_server.engine.model import NEVER, Expiration, TopicSettings
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import PUT, Changes, Column, StoredStatistics
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.fields import Entry
+from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
 from sow_server.filters.tree import Field
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import changes_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rows import percentile
-from sow_server.engine.rocks import RECORDS, Batch, Rocks
+from sow_server.engine.disk.rocks import RECORDS, Batch, Rocks
 
 LOOP_ADDITIONS = 1_000_000
 SPEED_BATCHES = 50

@@ -65,7 +65,7 @@ def _run(given: argparse.Namespace) -> int:
     # gRPC's core writes to standard error itself, such as a bind that failed: start-up trouble is one message, ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sow_server import app
-    from sow_server.engine.errors import OpenError
+    from sow_server.engine.values.errors import OpenError
 
     logs.configure(settings.log)
     try:

@@ -30,13 +30,13 @@ from sow.v1 import admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
 from sow_replication.service import Replication
 from sow_server import __version__, malloc
 from sow_server.config import Config, TlsConfig, clock_options, store_options
-from sow_server.engine import policies
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS
-from sow_server.engine.policies import Declared
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values import policies
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.policies import Declared
 from sow_server.linking import Linked, link
 from sow_server.metrics import ListenError, Metrics, serve_metrics
 from sow_server.peers import PeerStore

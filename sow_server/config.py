@@ -30,21 +30,29 @@ from typing import Final, Protocol, TypeVar, cast
 
 from sow.durations import DURATION_MICROS_MAX, DurationError, format_micros, parse_micros
 from sow.sizes import format_bytes, parse_bytes
-from sow_server.engine import policies
-from sow_server.engine.clock import ClockOptions
-from sow_server.engine.errors import StoreError
-from sow_server.engine.keys import INSTANCE_NAME
-from sow_server.engine.loads import LoadOptions
-from sow_server.engine.model import MICROS, BacklogAction, Durability, Expiration, MessageType, OnMissing, TopicSettings
-from sow_server.engine.mutations import Limits
-from sow_server.engine.patterns import PatternError, matcher
-from sow_server.engine.policies import NOTHING, Declared, check_limits_and_values, resolve_topic, tidy
-from sow_server.engine.reclaim import RECLAIM_RECORDS
-from sow_server.engine.replicas import PeerSettings, ReplicaOptions
-from sow_server.engine.rocks import RocksOptions
+from sow_server.engine.catalog.topics import check_name, check_settings
+from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.rocks import RocksOptions
+from sow_server.engine.loads.loads import LoadOptions
+from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.topics import check_name, check_settings
-from sow_server.engine.writer import WriterOptions
+from sow_server.engine.values import policies
+from sow_server.engine.values.clock import ClockOptions
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.keys import INSTANCE_NAME
+from sow_server.engine.values.model import (
+    MICROS,
+    BacklogAction,
+    Durability,
+    Expiration,
+    MessageType,
+    OnMissing,
+    TopicSettings,
+)
+from sow_server.engine.values.patterns import PatternError, matcher
+from sow_server.engine.values.policies import NOTHING, Declared, check_limits_and_values, resolve_topic, tidy
 from sow_server.filters.errors import FilterError
 from sow_server.filters.parser import parse as parse_filter
 from sow_server.query.exports import ExportOptions

@@ -20,8 +20,8 @@ from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig, replication_token
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
 from sow_server.peers import PeerStore
 from sow_server.services.replication import Replicas
 

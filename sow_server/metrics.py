@@ -22,11 +22,11 @@ from prometheus_client.registry import Collector
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
 from sow_server.config import split_address
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import Reason
-from sow_server.engine.model import MICROS
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.model import MICROS
 from sow_server.metrics_server import MetricsServer
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory

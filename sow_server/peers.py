@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from sow.v1 import types_pb2
 from sow_replication import ports
-from sow_server.engine import comparing, merging, replicas
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import RecordMatcher
-from sow_server.engine.rocks import RocksError
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.rocks import RocksError
+from sow_server.engine.replicas import comparing, merging, replicas
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
 
 T = TypeVar("T")

@@ -22,11 +22,11 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from sow_server import malloc
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS, NEVER
-from sow_server.engine.rocks import RocksError
+from sow_server.engine.disk.rocks import RocksError
 from sow_server.engine.store import Store
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import MICROS, NEVER
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics

@@ -19,7 +19,18 @@ import json
 from collections import Counter
 from typing import Any, Final
 
-from sow_server.engine.codec import (
+from sow_server.engine.catalog.indexes import index_prefix
+from sow_server.engine.commit.draft import (
+    INDEX_KEY,
+    INSTANCE_KEY,
+    NEXT_TOPIC_KEY,
+    REARM_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
+)
+from sow_server.engine.commit.expiry import FLOOR_KEY
+from sow_server.engine.commit.writer import BOUNDS_KEY
+from sow_server.engine.disk.layout import (
     EXPIRE,
     HEADER_BYTES,
     MADE_ORDER,
@@ -33,22 +44,22 @@ from sow_server.engine.codec import (
     u32,
     unpack_i64,
 )
-from sow_server.engine.expiry import FLOOR_KEY
-from sow_server.engine.indexes import index_prefix
-from sow_server.engine.loads import LOAD_KEY
-from sow_server.engine.mark import Bounds
-from sow_server.engine.model import NEVER, Record
-from sow_server.engine.replicas import SEED_KEY
-from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS, STAGING, TOMBSTONES, Batch, Rocks
-from sow_server.engine.stage import (
-    INDEX_KEY,
-    INSTANCE_KEY,
-    NEXT_TOPIC_KEY,
-    REARM_KEY,
-    STATISTICS_KEY,
-    TOPIC_KEY,
+from sow_server.engine.disk.mark import Bounds
+from sow_server.engine.disk.rocks import (
+    COMMITS,
+    EXPIRY,
+    INDEXES,
+    JOURNAL,
+    META,
+    RECORDS,
+    STAGING,
+    TOMBSTONES,
+    Batch,
+    Rocks,
 )
-from sow_server.engine.writer import BOUNDS_KEY
+from sow_server.engine.loads.loads import LOAD_KEY
+from sow_server.engine.replicas.replicas import SEED_KEY
+from sow_server.engine.values.model import NEVER, Record
 
 MARGIN: Final = 10_000_000
 """How far above the marked bounds versions (10 s) and sequences go on: the mark may be a second old."""

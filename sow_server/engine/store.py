@@ -25,9 +25,55 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from sow_server.engine import backups, dead_letters, journal
-from sow_server.engine.clock import ClockBehindError, GuardedClock
-from sow_server.engine.codec import (
+from sow_server.engine.catalog.indexes import (
+    NO_INDEXES,
+    PREFIX_BYTES,
+    Index,
+    Indexes,
+    altered,
+    entry_keys,
+    index_prefix,
+    record_keys,
+)
+from sow_server.engine.catalog.topics import (
+    ONLY_WHILE_EMPTY,
+    UNDELIVERED,
+    UNDELIVERED_ID,
+    Topic,
+    Topics,
+    check_name,
+    check_settings,
+    topic_deleted,
+)
+from sow_server.engine.commit import dead_letters
+from sow_server.engine.commit.draft import (
+    INDEX_KEY,
+    INSTANCE_KEY,
+    NEXT_TOPIC_KEY,
+    PUBLISHER_KEY,
+    REARM_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
+    Draft,
+)
+from sow_server.engine.commit.expiry import OverdueCut, Sweep
+from sow_server.engine.commit.publishers import decode as decode_publisher
+from sow_server.engine.commit.reclaim import deserving
+from sow_server.engine.commit.requests import Job, Limits, payload_key
+from sow_server.engine.commit.soundness import Reports, is_utf8, readable
+from sow_server.engine.commit.writer import (
+    BOUNDS_KEY,
+    CLOCK_KEY,
+    Control,
+    Deliver,
+    NoObserver,
+    Observer,
+    Writer,
+    WriterOptions,
+)
+from sow_server.engine.disk import backups
+from sow_server.engine.disk.heads import HeadCache
+from sow_server.engine.disk.layout import (
     FORMAT,
     HEADER_BYTES,
     MADE_ORDER,
@@ -42,61 +88,10 @@ from sow_server.engine.codec import (
     u32,
     unpack_i64,
 )
-from sow_server.engine.durables import Durable, Durables, DurableStage, prune_topic
-from sow_server.engine.durables import Figures as DurableFigures
-from sow_server.engine.errors import OpenError, Reason, StoreError
-from sow_server.engine.expiry import OverdueCut, Sweep
-from sow_server.engine.fields import Steps
-from sow_server.engine.heads import HeadCache
-from sow_server.engine.indexes import (
-    NO_INDEXES,
-    PREFIX_BYTES,
-    Index,
-    Indexes,
-    altered,
-    entry_keys,
-    index_prefix,
-    record_keys,
-)
-from sow_server.engine.journal import Heads, JournalCut, Ledger
-from sow_server.engine.loads import LoadOptions, Loads
-from sow_server.engine.losses import settle
-from sow_server.engine.mark import MARK, Bounds, Differs, LogsMissing, Mark, Marker, check
-from sow_server.engine.mark import load as load_mark
-from sow_server.engine.mark import save as save_mark
-from sow_server.engine.model import (
-    MICROS,
-    NEVER,
-    OnMissing,
-    OpenedPublisher,
-    Outcome,
-    Request,
-    TopicSettings,
-    TopicStatistics,
-)
-from sow_server.engine.mutations import Job, Limits, payload_key
-from sow_server.engine.payloads import index_paths
-from sow_server.engine.policies import (
-    NOTHING,
-    Declared,
-    Effective,
-    Policies,
-    Policy,
-    PolicyTarget,
-    check_policy,
-    declared_from_json,
-    declared_of,
-    declared_to_json,
-    decode_policy,
-    durable_origins,
-    encode_policy,
-    resolve_topic,
-    tidy,
-)
-from sow_server.engine.publishers import decode as decode_publisher
-from sow_server.engine.reclaim import deserving
-from sow_server.engine.replicas import MADE_END, ReplicaOptions, Replicas
-from sow_server.engine.rocks import (
+from sow_server.engine.disk.mark import MARK, Bounds, Differs, LogsMissing, Mark, Marker, check
+from sow_server.engine.disk.mark import load as load_mark
+from sow_server.engine.disk.mark import save as save_mark
+from sow_server.engine.disk.rocks import (
     COMMITS,
     EXPIRY,
     FAMILIES,
@@ -116,36 +111,43 @@ from sow_server.engine.rocks import (
     disk_bytes,
     first_log_needed,
 )
-from sow_server.engine.soundness import Reports, is_utf8, readable
-from sow_server.engine.stage import (
-    INDEX_KEY,
-    INSTANCE_KEY,
-    NEXT_TOPIC_KEY,
-    PUBLISHER_KEY,
-    REARM_KEY,
-    STATISTICS_KEY,
-    TOPIC_KEY,
-    Stage,
+from sow_server.engine.durables.durables import Durable, Durables, DurableStage, prune_topic
+from sow_server.engine.durables.durables import Figures as DurableFigures
+from sow_server.engine.formats.payloads import index_paths
+from sow_server.engine.journal import chunks as journal
+from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
+from sow_server.engine.loads.loads import LoadOptions, Loads
+from sow_server.engine.losses import settle
+from sow_server.engine.replicas.replicas import MADE_END, ReplicaOptions, Replicas
+from sow_server.engine.values.clock import ClockBehindError, GuardedClock
+from sow_server.engine.values.errors import OpenError, Reason, StoreError
+from sow_server.engine.values.fields import Steps
+from sow_server.engine.values.model import (
+    MICROS,
+    NEVER,
+    OnMissing,
+    OpenedPublisher,
+    Outcome,
+    Request,
+    TopicSettings,
+    TopicStatistics,
 )
-from sow_server.engine.topics import (
-    ONLY_WHILE_EMPTY,
-    UNDELIVERED,
-    UNDELIVERED_ID,
-    Topic,
-    Topics,
-    check_name,
-    check_settings,
-    topic_deleted,
-)
-from sow_server.engine.writer import (
-    BOUNDS_KEY,
-    CLOCK_KEY,
-    Control,
-    Deliver,
-    NoObserver,
-    Observer,
-    Writer,
-    WriterOptions,
+from sow_server.engine.values.policies import (
+    NOTHING,
+    Declared,
+    Effective,
+    Policies,
+    Policy,
+    PolicyTarget,
+    check_policy,
+    declared_from_json,
+    declared_of,
+    declared_to_json,
+    decode_policy,
+    durable_origins,
+    encode_policy,
+    resolve_topic,
+    tidy,
 )
 
 log = structlog.get_logger(__name__)
@@ -536,14 +538,14 @@ class Store:
             self._rocks.sync()
         return instance["id"], instance["epoch"], tuple(origins), origin, instance.get("authoritative", False)
 
-    def origins_in(self, stage: Stage) -> tuple[str, ...]:
+    def origins_in(self, draft: Draft) -> tuple[str, ...]:
         """The names of the instances that wrote records, by their numbers, as a commit leaves them."""
-        return stage.new_origins or self.origins
+        return draft.new_origins or self.origins
 
-    def stage_origins(self, stage: Stage, names: Sequence[str]) -> list[int]:
+    def stage_origins(self, draft: Draft, names: Sequence[str]) -> list[int]:
         """The numbers of the instances that another one names; those that are new are stored with the commit. This
         instance's own name stands for what it wrote with earlier data (rule K7), and has a number of its own."""
-        known = list(self.origins_in(stage))
+        known = list(self.origins_in(draft))
         numbers = {name: number for number, name in enumerate(known) if number != self._origin}
         new = [name for name in dict.fromkeys(names) if name not in numbers]
         if new:
@@ -552,9 +554,9 @@ class Store:
             if len(known) + len(new) > ORIGINS_MAX:
                 raise StoreError(Reason.INTERNAL, f"there is room for {ORIGINS_MAX} origins, and {new[0]} is one more")
             numbers |= {name: len(known) + index for index, name in enumerate(new)}
-            after = stage.new_origins = (*known, *new)
-            stage.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": after}).encode()
-            stage.also.append(lambda: self._know_origins(after))
+            after = draft.new_origins = (*known, *new)
+            draft.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": after}).encode()
+            draft.also.append(lambda: self._know_origins(after))
         return [numbers[name] for name in names]
 
     def _know_origins(self, names: tuple[str, ...]) -> None:
@@ -631,16 +633,16 @@ class Store:
         """Begins the next epoch of a publisher, unless `unit` (0: none) is finished; `done` hears of it once it is on
         disk (rule P6)."""
 
-        def stage_open(stage: Stage) -> Callable[[], OpenedPublisher]:
-            publisher, opened = self.writer.publishers.find(publisher_id).open(unit, publisher_id, stage.now)
-            stage.publishers[publisher_id] = publisher
+        def stage_open(draft: Draft) -> Callable[[], OpenedPublisher]:
+            publisher, opened = self.writer.publishers.find(publisher_id).open(unit, publisher_id, draft.now)
+            draft.publishers[publisher_id] = publisher
             return lambda: opened
 
         self.control(stage_open, done)
 
     def control(
         self,
-        run: Callable[[Stage], Callable[[], T]],
+        run: Callable[[Draft], Callable[[], T]],
         done: Callable[[T | StoreError], None],
         *,
         sweep_first: bool = False,
@@ -744,7 +746,7 @@ class Store:
     def barrier(self, done: Callable[[object], None]) -> None:
         """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable; what is
         staged later heeds the followers that a topic has now. Raises StoreError at once when nothing can be queued."""
-        self.control(lambda stage: lambda: None, done)
+        self.control(lambda draft: lambda: None, done)
 
     def bookmark(self, sequence: int) -> str:
         """A position in this store's journal, as clients see it (rule J14)."""
@@ -832,7 +834,7 @@ class Store:
         in_config: bool = False,
     ) -> None:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
-        self.control(lambda stage: self._stage_create(stage, name, declared, in_config=in_config), done)
+        self.control(lambda draft: self._stage_create(draft, name, declared, in_config=in_config), done)
 
     @property
     def makes_topics(self) -> bool:
@@ -841,42 +843,42 @@ class Store:
 
     def create_dynamic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
-        self.control(lambda stage: self._stage_create(stage, name, NOTHING, dynamic=True), done)
+        self.control(lambda draft: self._stage_create(draft, name, NOTHING, dynamic=True), done)
 
     def _create_dynamic(self, name: str) -> Control:
-        return Control(lambda stage: self._stage_create(stage, name, NOTHING, dynamic=True), lambda result: None)
+        return Control(lambda draft: self._stage_create(draft, name, NOTHING, dynamic=True), lambda result: None)
 
     def _stage_create(
-        self, stage: Stage, name: str, declared: Declared, *, in_config: bool = False, dynamic: bool = False
+        self, draft: Draft, name: str, declared: Declared, *, in_config: bool = False, dynamic: bool = False
     ) -> Callable[[], Topic]:
         check_name(name)
         if (found := self.topics.by_name.get(name)) is not None:
-            found.last_use_micros = stage.now  # who declares it again is about to use it (rule T1)
+            found.last_use_micros = draft.now  # who declares it again is about to use it (rule T1)
             raise StoreError(Reason.TOPIC_EXISTS, f"topic: {name} exists already", field="name")
         declared = tidy(declared)
         check_settings(declared, topic=name, in_config=in_config)
         settings = self._resolve(name, declared, self.policies, in_config=in_config, dynamic=dynamic).settings
-        self._check_dead_letters(stage, name, settings, declared)
+        self._check_dead_letters(draft, name, settings, declared)
         topic_id = int.from_bytes(self._rocks.get(META, NEXT_TOPIC_KEY) or u32(1), "big")
         topic = Topic(
             topic_id,
             name,
             settings,
             in_config=in_config,
-            create_time_micros=stage.now,
-            statistics=StoredStatistics(created_sequence=stage.next_sequence - 1),
+            create_time_micros=draft.now,
+            statistics=StoredStatistics(created_sequence=draft.next_sequence - 1),
             indexes=altered(NO_INDEXES, topic_id, _index_paths(settings), keep=False, complete=True),
             declared=declared,
             dynamic=dynamic,
         )
         topic.replicated = self.replicas.covers(name)
-        meta = stage.batch.puts[META]
+        meta = draft.batch.puts[META]
         meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
         meta[TOPIC_KEY + topic.prefix] = _encode_topic(
             topic, settings, topic.indexes, declared=declared, in_config=in_config, dynamic=dynamic
         )
         meta[STATISTICS_KEY + topic.prefix] = encode_statistics(topic.statistics)
-        waiting = self._stage_waiting(stage, topic)
+        waiting = self._stage_waiting(draft, topic)
 
         def after() -> Topic:
             self.created(topic)
@@ -899,12 +901,12 @@ class Store:
         overdue, in the same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY,
         INVALID_ARGUMENT."""
 
-        def stage_alter(stage: Stage) -> Callable[[], Topic] | None:
+        def stage_alter(draft: Draft) -> Callable[[], Topic] | None:
             topic = self._alterable(name, in_config=in_config)
             declared = tidy(change(topic.declared))
             check_settings(declared, topic=name, in_config=in_config)
             return self._stage_settings(
-                stage, topic, declared, in_config=in_config, dynamic=topic.dynamic and not in_config
+                draft, topic, declared, in_config=in_config, dynamic=topic.dynamic and not in_config
             )
 
         self._control_in_rounds(stage_alter, done)
@@ -912,20 +914,20 @@ class Store:
     def release_topic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
         """A topic that has left the configuration file stays, as if an administrator had created it (rule K1)."""
 
-        def stage_release(stage: Stage) -> Callable[[], Topic] | None:
+        def stage_release(draft: Draft) -> Callable[[], Topic] | None:
             topic = self.topics.find(name)
-            return self._stage_settings(stage, topic, topic.declared, in_config=False, dynamic=topic.dynamic)
+            return self._stage_settings(draft, topic, topic.declared, in_config=False, dynamic=topic.dynamic)
 
         self._control_in_rounds(stage_release, done)
 
     def _control_in_rounds(
-        self, stage_change: Callable[[Stage], Callable[[], T] | None], done: Callable[[T | StoreError], None]
+        self, stage_change: Callable[[Draft], Callable[[], T] | None], done: Callable[[T | StoreError], None]
     ) -> None:
         """A control that may need commits before its own: while `stage_change` returns None, what it has staged is
         committed, and it is called again. What is overdue is expired first, in commits of its own."""
 
-        def stage_round(stage: Stage) -> Callable[[], T | None]:
-            return stage_change(stage) or (lambda: None)
+        def stage_round(draft: Draft) -> Callable[[], T | None]:
+            return stage_change(draft) or (lambda: None)
 
         def round_done(result: T | StoreError | None) -> None:
             if result is not None:
@@ -939,12 +941,12 @@ class Store:
         self.control(stage_round, round_done, sweep_first=True)
 
     def _stage_settings(
-        self, stage: Stage, topic: Topic, declared: Declared, *, in_config: bool, dynamic: bool
+        self, draft: Draft, topic: Topic, declared: Declared, *, in_config: bool, dynamic: bool
     ) -> Callable[[], Topic] | None:
         """Stages new settings of one topic; None: what is staged has to be committed first, see `_control_in_rounds`.
         TOPIC_NOT_EMPTY."""
         settings = self._resolve(topic.name, declared, self.policies, in_config=in_config, dynamic=dynamic).settings
-        self._check_dead_letters(stage, topic.name, settings, declared)
+        self._check_dead_letters(draft, topic.name, settings, declared)
         for name_of_setting in ONLY_WHILE_EMPTY:
             if getattr(settings, name_of_setting) != getattr(topic.settings, name_of_setting) and self.count(topic):
                 raise StoreError(
@@ -952,39 +954,39 @@ class Store:
                     f"{name_of_setting}: changes only while the topic is empty",
                     field=f"settings.{name_of_setting}",
                 )
-        if not self._stage_expiration(stage, [(topic, settings)]):
+        if not self._stage_expiration(draft, [(topic, settings)]):
             return None
         refounded = _refounds(topic, settings)
-        if refounded and stage.figures(topic).records:
+        if refounded and draft.figures(topic).records:
             raise StoreError(
                 Reason.TOPIC_NOT_EMPTY, "topic: is not empty any more: dead letters have just come to it", field="name"
             )
         if refounded:
-            self.replicas.stage_refound(stage, topic)
-            self.loads.stage_fail_all(stage, topic, "the topic takes records of another kind now")
+            self.replicas.stage_refound(draft, topic)
+            self.loads.stage_fail_all(draft, topic, "the topic takes records of another kind now")
         if refounded or settings.journal != topic.settings.journal:
             # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
             # anybody read changes whose payloads and keys are of another kind.
-            for chunk in stage.chunks:
+            for chunk in draft.chunks:
                 if chunk.topic is topic:
                     chunk.journaled = False
-            stage.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
-            stage.statistics[topic.id] = stage.figures(topic).trimmed(stage.next_sequence - 1)
-        with self.durables.stage(stage, self.topics.by_id) as staged:
+            draft.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
+            draft.statistics[topic.id] = draft.figures(topic).trimmed(draft.next_sequence - 1)
+        with self.durables.stage(draft, self.topics.by_id) as staged:
             if refounded or settings.journal != topic.settings.journal:
                 staged.reset(topic)
             else:
                 staged.freeze(topic)
-        waiting = refounded and self._stage_waiting(stage, topic)
-        indexes = self._stage_indexes(stage, topic, settings)
-        stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
+        waiting = refounded and self._stage_waiting(draft, topic)
+        indexes = self._stage_indexes(draft, topic, settings)
+        draft.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
             topic, settings, indexes, declared=declared, in_config=in_config, dynamic=dynamic
         )
 
         def after() -> Topic:
             topic.declared, topic.in_config, topic.dynamic = declared, in_config, dynamic
             before = topic.indexes
-            self._settled(stage, [(topic, settings, indexes)])
+            self._settled(draft, [(topic, settings, indexes)])
             if waiting:
                 self._deliver(topic)
             for new in _others(indexes, before):
@@ -994,7 +996,7 @@ class Store:
 
         return after
 
-    def _stage_expiration(self, stage: Stage, changes: Sequence[tuple[Topic, TopicSettings]]) -> bool:
+    def _stage_expiration(self, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings]]) -> bool:
         """Stages what new settings mean for what expires (rule L12): before a topic is disabled, or takes records of
         another kind, what is overdue goes, and with enabling its expiry index begins to be filled. False: commit this,
         and stage it anew."""
@@ -1002,19 +1004,19 @@ class Store:
         rearming = [topic for topic in emptied if self._rearming(topic)]
         for topic in rearming:
             # What is overdue and not in the expiry index yet would reappear: re-arming is brought to its end first.
-            self._stage_rearm(stage, topic)
-            if len(stage.batch.puts[EXPIRY]) >= REARM_ROUND:
+            self._stage_rearm(draft, topic)
+            if len(draft.batch.puts[EXPIRY]) >= REARM_ROUND:
                 break
         if rearming:
             return False
         if emptied:
-            self.writer.sweep.stage(stage, 2**31)
+            self.writer.sweep.stage(draft, 2**31)
         for topic, settings in changes:
             if settings.acts_on_expiration and not topic.acts:
-                stage.batch.puts[META][REARM_KEY + topic.prefix] = topic.prefix
+                draft.batch.puts[META][REARM_KEY + topic.prefix] = topic.prefix
         return True
 
-    def _settled(self, stage: Stage, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
+    def _settled(self, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
         """After the commit: takes new settings into force."""
         enabled: list[Topic] = []
         swept = False
@@ -1026,7 +1028,7 @@ class Store:
             self.topics.settled(topic)
         self.topics.version += 1
         if swept:
-            self.writer.sweep.swept(stage)
+            self.writer.sweep.swept(draft)
         self._rearm(iter(enabled))
 
     def delete_topic(self, name: str, done: Callable[[int | StoreError], None], *, force: bool = False) -> None:
@@ -1035,11 +1037,11 @@ class Store:
         """
         found = self.topics.by_name.get(name)
 
-        def stage_delete(stage: Stage) -> Callable[[], int]:
+        def stage_delete(draft: Draft) -> Callable[[], int]:
             topic = self._alterable(name, in_config=False)
             if not force:
                 self.replicas.check_shipped(topic)
-            return self._stage_delete(stage, topic)
+            return self._stage_delete(draft, topic)
 
         # What is overdue would have its dead letters by now, had the sweep been a moment faster.
         self.control(
@@ -1054,13 +1056,13 @@ class Store:
         """Deletes a topic if, when the writer comes to it, `unused` says so, of the topic and that time, it has no live
         records or may have some (rule T1), and peers do not share it (rule T5). Answers whether it was deleted."""
 
-        def stage_unused(stage: Stage) -> Callable[[], bool]:
+        def stage_unused(draft: Draft) -> Callable[[], bool]:
             gone = self.topics.by_id.get(topic.id) is not topic
-            if gone or topic.replicated or self.loads.open_on(topic) or not unused(topic, stage.now):
+            if gone or topic.replicated or self.loads.open_on(topic) or not unused(topic, draft.now):
                 return lambda: False
             if topic.settings.only_if_empty and self.count(topic):
                 return lambda: False
-            after = self._stage_delete(stage, topic)
+            after = self._stage_delete(draft, topic)
 
             def deleted() -> bool:
                 after()
@@ -1070,19 +1072,19 @@ class Store:
 
         self.control(stage_unused, done, sweep_first=bool(topic.settings.dead_letter))
 
-    def _stage_delete(self, stage: Stage, topic: Topic) -> Callable[[], int]:
+    def _stage_delete(self, draft: Draft, topic: Topic) -> Callable[[], int]:
         live = self.count(topic)
-        stage.dropped.append(topic)
-        stage.batch.ranges += [
+        draft.dropped.append(topic)
+        draft.batch.ranges += [
             (RECORDS, topic.prefix, topic.stop),
             (JOURNAL, topic.prefix, topic.stop),
             (INDEXES, topic.prefix, topic.stop),
         ]
-        self.durables.stage_drop(stage, topic)
-        self.replicas.stage_drop(stage, topic)
-        self.loads.stage_fail_all(stage, topic, "the topic was deleted")
-        stage.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
-        stage.batch.deletes[META] += [
+        self.durables.stage_drop(draft, topic)
+        self.replicas.stage_drop(draft, topic)
+        self.loads.stage_fail_all(draft, topic, "the topic was deleted")
+        draft.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
+        draft.batch.deletes[META] += [
             TOPIC_KEY + topic.prefix,
             STATISTICS_KEY + topic.prefix,
             REARM_KEY + topic.prefix,
@@ -1108,20 +1110,20 @@ class Store:
             )
         return topic
 
-    def _stage_indexes(self, stage: Stage, topic: Topic, settings: TopicSettings) -> Indexes:
+    def _stage_indexes(self, draft: Draft, topic: Topic, settings: TopicSettings) -> Indexes:
         """Stages what new settings mean for the indexes of a topic: the entries of one that goes are removed; one that
         comes is complete where no record is stored, else it is to be built. Returns the indexes as they will be."""
         before = topic.indexes
-        stored = stage.statistics.get(topic.id, topic.statistics).records
+        stored = draft.statistics.get(topic.id, topic.statistics).records
         # A document that is read differently has other entries. There can be overdue ones, though none is live.
         keep = (settings.message_type, settings.separator) == (topic.settings.message_type, topic.settings.separator)
         after = altered(before, topic.id, _index_paths(settings), keep=keep, complete=stored == 0)
         for gone in _others(before, after):
-            stage.batch.ranges.append((INDEXES, gone.prefix, gone.stop))
-            stage.batch.deletes[META].append(INDEX_KEY + gone.prefix)
+            draft.batch.ranges.append((INDEXES, gone.prefix, gone.stop))
+            draft.batch.deletes[META].append(INDEX_KEY + gone.prefix)
         for new in _others(after, before):
             if not new.complete:
-                stage.batch.puts[META][INDEX_KEY + new.prefix] = topic.prefix
+                draft.batch.puts[META][INDEX_KEY + new.prefix] = topic.prefix
         return after
 
     # -- policies ---------------------------------------------------------------------------------------------------
@@ -1130,12 +1132,12 @@ class Store:
         """Sets a policy, in the place of the one of its name, and with it the settings of the topics that it is about,
         in one commit (rule T4). INVALID_ARGUMENT."""
 
-        def stage_set(stage: Stage) -> Callable[[], Policy] | None:
+        def stage_set(draft: Draft) -> Callable[[], Policy] | None:
             check_policy(policy)
-            after = self._stage_policies(stage, self.policies.including(policy))
+            after = self._stage_policies(draft, self.policies.including(policy))
             if after is None:
                 return None
-            stage.batch.puts[META][_policy_key(policy)] = encode_policy(policy)
+            draft.batch.puts[META][_policy_key(policy)] = encode_policy(policy)
 
             def set_in_force() -> Policy:
                 after()
@@ -1148,12 +1150,12 @@ class Store:
     def delete_policy(self, name: str, done: Callable[[Policy | StoreError], None], *, operator: bool) -> None:
         """Deletes a policy; answers it. What it has set takes its next source. POLICY_NOT_FOUND."""
 
-        def stage_delete(stage: Stage) -> Callable[[], Policy] | None:
+        def stage_delete(draft: Draft) -> Callable[[], Policy] | None:
             policy = self.policies.find(name, operator=operator)
-            after = self._stage_policies(stage, self.policies.without(policy))
+            after = self._stage_policies(draft, self.policies.without(policy))
             if after is None:
                 return None
-            stage.batch.deletes[META].append(_policy_key(policy))
+            draft.batch.deletes[META].append(_policy_key(policy))
 
             def gone() -> Policy:
                 after()
@@ -1187,7 +1189,7 @@ class Store:
             return resolve_topic(name, declared)
         return resolve_topic(name, declared, policies, self._options.defaults, in_config=in_config, dynamic=dynamic)
 
-    def _stage_policies(self, stage: Stage, policies: Policies) -> Callable[[], None] | None:
+    def _stage_policies(self, draft: Draft, policies: Policies) -> Callable[[], None] | None:
         """Stages the settings of all topics as `policies` make them; None as in `_stage_settings`. One commit for all:
         so a crash leaves no topic behind, and it is short, some 50 µs a topic that changes."""
         changed = set(policies) ^ set(self.policies)
@@ -1200,18 +1202,18 @@ class Store:
             )
             if resolved.settings != topic.settings:
                 changes.append((topic, resolved.settings))
-        if not self._stage_expiration(stage, changes):
+        if not self._stage_expiration(draft, changes):
             return None
         # Retention may be longer from now on: what is gone for a durable stays gone.
         touched = {topic.id for topic, _ in changes}
         if policies.of(PolicyTarget.DURABLES) != self.policies.of(PolicyTarget.DURABLES):
             touched.update(self.durables.topic_ids())
         touched &= self.topics.by_id.keys()
-        with self.durables.stage(stage, self.topics.by_id) as staged:
+        with self.durables.stage(draft, self.topics.by_id) as staged:
             for topic_id in touched:
                 staged.freeze(self.topics.by_id[topic_id])
         for topic, settings in changes:
-            stage.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
+            draft.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
                 topic,
                 settings,
                 topic.indexes,
@@ -1223,7 +1225,7 @@ class Store:
         def after() -> None:
             self.policies = policies
             # A policy sets nothing that an index depends on.
-            self._settled(stage, [(topic, settings, topic.indexes) for topic, settings in changes])
+            self._settled(draft, [(topic, settings, topic.indexes) for topic, settings in changes])
             for topic_id in touched.difference([topic.id for topic, _ in changes]):
                 self.topics.settled(self.topics.by_id[topic_id])
 
@@ -1234,8 +1236,8 @@ class Store:
         if all(self.effective(topic).settings == topic.settings for topic in self.topics.by_id.values()):
             return
 
-        def stage_all(stage: Stage) -> Callable[[], bool] | None:
-            after = self._stage_policies(stage, self.policies)
+        def stage_all(draft: Draft) -> Callable[[], bool] | None:
+            after = self._stage_policies(draft, self.policies)
             if after is None:
                 return None
 
@@ -1268,8 +1270,8 @@ class Store:
         """Changes durables in one commit; `done` hears what `change` has returned, or raised. Raises StoreError at once
         when nothing can be queued."""
 
-        def stage_change(stage: Stage) -> Callable[[], T]:
-            with self.durables.stage(stage, self.topics.by_id) as staged:
+        def stage_change(draft: Draft) -> Callable[[], T]:
+            with self.durables.stage(draft, self.topics.by_id) as staged:
                 result = change(staged)
             return lambda: result
 
@@ -1300,8 +1302,8 @@ class Store:
     def forget_durables(self) -> None:
         """Forgets the names of durables that were removed long ago."""
 
-        def stage_forget(stage: Stage) -> Callable[[], None]:
-            self.durables.forget_removed(stage)
+        def stage_forget(draft: Draft) -> Callable[[], None]:
+            self.durables.forget_removed(draft)
             return lambda: None
 
         self.control_quietly(stage_forget, lambda _: None)
@@ -1329,7 +1331,7 @@ class Store:
             self._in_chunks(
                 topic,
                 REARM_KEY + topic.prefix,
-                lambda stage: self._stage_rearm(stage, topic),
+                lambda draft: self._stage_rearm(draft, topic),
                 then=lambda: self._rearm(topics),
             )
 
@@ -1337,15 +1339,15 @@ class Store:
         """Whether the topic's expiry index is not complete yet."""
         return self._rocks.get(META, REARM_KEY + topic.prefix) is not None
 
-    def _stage_rearm(self, stage: Stage, topic: Topic) -> Callable[[], bool]:
+    def _stage_rearm(self, draft: Draft, topic: Topic) -> Callable[[], bool]:
         def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
             for key, value in zip(keys, values, strict=True):
                 expire_time = unpack_i64(value[24:32])
                 if expire_time != NEVER:
-                    stage.arm(expire_time, key)
+                    draft.arm(expire_time, key)
 
         return self._stage_chunk(
-            stage, topic, REARM_KEY + topic.prefix, REARM_CHUNK, stage_entries, finished=lambda: None
+            draft, topic, REARM_KEY + topic.prefix, REARM_CHUNK, stage_entries, finished=lambda: None
         )
 
     def _build(self, topic: Topic, index: Index) -> None:
@@ -1354,13 +1356,13 @@ class Store:
 
         row = INDEX_KEY + index.prefix
 
-        def stage_build(stage: Stage) -> Callable[[], bool]:
+        def stage_build(draft: Draft) -> Callable[[], bool]:
             def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
-                decode, entries = topic.decode_indexed, stage.batch.puts[INDEXES]
+                decode, entries = topic.decode_indexed, draft.batch.puts[INDEXES]
                 for key, value in zip(keys, values, strict=True):
                     entries.update(dict.fromkeys(entry_keys(index, decode(value[HEADER_BYTES:]), key[4:]), b""))
 
-            return self._stage_chunk(stage, topic, row, INDEX_CHUNK, stage_entries, finished)
+            return self._stage_chunk(draft, topic, row, INDEX_CHUNK, stage_entries, finished)
 
         def finished() -> None:
             built = [other._replace(complete=True) if other.id == index.id else other for other in topic.indexes.all]
@@ -1369,19 +1371,19 @@ class Store:
 
         self._in_chunks(topic, row, stage_build)
 
-    def _check_dead_letters(self, stage: Stage, name: str, settings: TopicSettings, declared: Declared) -> None:
+    def _check_dead_letters(self, draft: Draft, name: str, settings: TopicSettings, declared: Declared) -> None:
         """For new settings of a topic: what they say of dead letters has to go together with other topics (rule T3)."""
         dead_letters.check(self.topics, name, settings, declared)
         if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
-            stage.undelivered()  # from now on it can be watched
+            draft.undelivered()  # from now on it can be watched
 
-    def _stage_waiting(self, stage: Stage, topic: Topic) -> bool:
+    def _stage_waiting(self, draft: Draft, topic: Topic) -> bool:
         """For a topic that is new, or takes other payloads now: True when dead letters may have waited for it, so that
         `_deliver` has to follow."""
-        box = self.topics.by_id.get(UNDELIVERED_ID) or stage.founded
-        if box is None or not stage.statistics.get(box.id, box.statistics).records:
+        box = self.topics.by_id.get(UNDELIVERED_ID) or draft.founded
+        if box is None or not draft.statistics.get(box.id, box.statistics).records:
             return False
-        stage.batch.puts[META][DELIVER_KEY + topic.prefix] = box.prefix + dead_letters.undelivered_prefix(topic.name)
+        draft.batch.puts[META][DELIVER_KEY + topic.prefix] = box.prefix + dead_letters.undelivered_prefix(topic.name)
         return True
 
     def _deliver(self, topic: Topic) -> None:
@@ -1389,17 +1391,17 @@ class Store:
         box, row = self.topics.by_id[UNDELIVERED_ID], DELIVER_KEY + topic.prefix
         stop = box.prefix + dead_letters.undelivered_stop(topic.name)
 
-        def stage_delivery(stage: Stage) -> Callable[[], bool]:
+        def stage_delivery(draft: Draft) -> Callable[[], bool]:
             def stage_letters(keys: list[bytes], values: list[bytes]) -> None:
-                stage.deliver_waiting(box, topic, keys, values)
+                draft.deliver_waiting(box, topic, keys, values)
 
-            return self._stage_chunk(stage, box, row, LETTERS_CHUNK, stage_letters, lambda: None, stop=stop)
+            return self._stage_chunk(draft, box, row, LETTERS_CHUNK, stage_letters, lambda: None, stop=stop)
 
         self._in_chunks(topic, row, stage_delivery)
 
     def _stage_chunk(
         self,
-        stage: Stage,
+        draft: Draft,
         topic: Topic,
         row: bytes,
         count: int,
@@ -1408,11 +1410,11 @@ class Store:
         *,
         stop: bytes | None = None,
     ) -> Callable[[], bool]:
-        """Does something for the next `count` stored records of a topic; what it returns, for `Stage.after`, says
+        """Does something for the next `count` stored records of a topic; what it returns, for `Draft.after`, says
         whether there may be more.
 
         The position is stored in the meta row `row`, so that a restart goes on. The row goes with the last commit, with
-        which `finished` is called as `Stage.after` is; or with what it was for, which ends the work.
+        which `finished` is called as `Draft.after` is; or with what it was for, which ends the work.
         """
         start = self._rocks.get(META, row)
         if start is None:
@@ -1426,9 +1428,9 @@ class Store:
             cursor.close()
         stage_records(keys, values)
         if following is not None:
-            stage.batch.puts[META][row] = following
+            draft.batch.puts[META][row] = following
             return lambda: True
-        stage.batch.deletes[META].append(row)
+        draft.batch.deletes[META].append(row)
 
         def after() -> bool:
             finished()
@@ -1440,7 +1442,7 @@ class Store:
         self,
         topic: Topic,
         row: bytes,
-        stage_chunk: Callable[[Stage], Callable[[], bool]],
+        stage_chunk: Callable[[Draft], Callable[[], bool]],
         *,
         then: Callable[[], None] = lambda: None,
     ) -> None:
@@ -1461,7 +1463,7 @@ class Store:
 
         self.control_quietly(stage_chunk, chunk_done)
 
-    def control_quietly(self, run: Callable[[Stage], Callable[[], T]], done: Callable[[T | StoreError], None]) -> None:
+    def control_quietly(self, run: Callable[[Draft], Callable[[], T]], done: Callable[[T | StoreError], None]) -> None:
         """As `control`, and nothing where that is refused."""
         # Background work: while the store is stopping, failed or overloaded it is simply not done; the next tick or
         # the next start takes it up again.
@@ -1475,7 +1477,7 @@ class Store:
         turn (rules J3, J11). A topic that cannot be pruned is logged, and the others are."""
         self.control(self._stage_prune, done)
 
-    def _stage_prune(self, stage: Stage) -> Callable[[], bool]:
+    def _stage_prune(self, draft: Draft) -> Callable[[], bool]:
         topics = self.topics.by_id
         begins = self._pruned_to == 0
         if begins:
@@ -1485,7 +1487,7 @@ class Store:
         heads_before = Heads.opened_total
         for topic_id in ids[:PRUNE_TOPICS]:
             looked_at += 1
-            first = prune_topic(self.durables, stage, topics, topics[topic_id])
+            first = prune_topic(self.durables, draft, topics, topics[topic_id])
             if first is not None:
                 self._first_kept[topic_id] = first
             if Heads.opened_total - heads_before >= PRUNE_READS:
@@ -1498,9 +1500,9 @@ class Store:
             firsts += [
                 topic.statistics.floor_sequence + 1
                 for topic_id, topic in topics.items()
-                if topic_id not in self._first_kept and stage.statistics.get(topic_id, topic.statistics).journal_entries
+                if topic_id not in self._first_kept and draft.statistics.get(topic_id, topic.statistics).journal_entries
             ]
-            journal.prune_commits(self._rocks, firsts, stage.batch, stage.next_sequence - 1)
+            journal.prune_commits(self._rocks, firsts, draft.batch, draft.next_sequence - 1)
 
         def after() -> bool:
             self._pruned_to = reached
@@ -1516,7 +1518,7 @@ class Store:
     def _forget_publishers(self, start: bytes) -> None:
         """One step, and then the next: looks at `PUBLISHERS_CHUNK` rows from `start` on."""
 
-        def stage_forget(stage: Stage) -> Callable[[], bytes | None]:
+        def stage_forget(draft: Draft) -> Callable[[], bytes | None]:
             keys: list[bytes] = []
             rows: list[bytes] = []
             cursor = self._rocks.cursor(META, fill_cache=False)
@@ -1524,9 +1526,9 @@ class Store:
                 following = cursor.fill(start, PUBLISHER_KEY + b"\xff", PUBLISHERS_CHUNK, keys, rows)
             finally:
                 cursor.close()
-            cut = stage.now - self._options.publisher_ttl_micros
+            cut = draft.now - self._options.publisher_ttl_micros
             idle = [key for key, row in zip(keys, rows, strict=True) if decode_publisher(row).last_use_micros <= cut]
-            stage.batch.deletes[META] += idle
+            draft.batch.deletes[META] += idle
 
             def after() -> bytes | None:
                 for key in idle:
@@ -1544,8 +1546,8 @@ class Store:
     def mark_clock(self) -> None:
         """Persists the clock's high-water mark (rule L15)."""
 
-        def stage_mark(stage: Stage) -> Callable[[], None]:
-            stage.batch.puts[META][CLOCK_KEY] = i64(stage.now)
+        def stage_mark(draft: Draft) -> Callable[[], None]:
+            draft.batch.puts[META][CLOCK_KEY] = i64(draft.now)
             return lambda: None
 
         self.control_quietly(stage_mark, lambda _: None)
@@ -1575,7 +1577,7 @@ class Store:
             self._rocks.compact(family)
 
     def reclaim(self, at_least: int, go_on: Callable[[], bool]) -> int:
-        """Compacts what deserves it (rule L17; `engine/reclaim.py`), if so many records, journal entries or expiry
+        """Compacts what deserves it (rule L17), if so many records, journal entries or expiry
         entries have been removed: part by part, while `go_on` says so. Returns the number of parts.
 
         Long, and without the GIL; not from the event loop. One at a time. Raises RocksError.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from sow_server.engine.fields import Entry, Kind, Scalar, entries, number_of
+from sow_server.engine.values.fields import Entry, Kind, Scalar, entries, number_of
 from sow_server.filters import values
 from sow_server.filters.compiler import MIRRORED
 from sow_server.filters.tree import (

@@ -20,8 +20,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sow_server.engine import fields
-from sow_server.engine.patterns import PatternError, searcher
+from sow_server.engine.values import fields
+from sow_server.engine.values.patterns import PatternError, searcher
 from sow_server.filters import values
 from sow_server.filters.errors import FilterError
 from sow_server.filters.tree import (

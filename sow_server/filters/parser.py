@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
-from sow_server.engine.patterns import PatternError, searcher
+from sow_server.engine.values.patterns import PatternError, searcher
 from sow_server.filters.errors import FilterError
 from sow_server.filters.tree import (
     ARGUMENTS,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from sow_server.engine import fields
+from sow_server.engine.values import fields
 
 INTEGER_MIN: Final = fields.INTEGER_MIN
 INTEGER_MAX: Final = fields.INTEGER_MAX

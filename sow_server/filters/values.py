@@ -19,8 +19,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from sow_server.engine.fields import INTEGER_MAX, INTEGER_MIN, Scalar, as_float, elements, number_of
-from sow_server.engine.keys import KeyFieldError, canonical_text
+from sow_server.engine.values.fields import INTEGER_MAX, INTEGER_MIN, Scalar, as_float, elements, number_of
+from sow_server.engine.values.keys import KeyFieldError, canonical_text
 from sow_server.filters.tree import Comparison, Function, Operator, TextTest
 
 Truth: TypeAlias = bool | None

@@ -25,12 +25,12 @@ from itertools import compress, pairwise
 from typing import Final, NamedTuple
 
 from sow.durations import format_micros
-from sow_server.engine.clock import boot_micros
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS
-from sow_server.engine.payloads import key_paths
+from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.formats.payloads import key_paths
 from sow_server.engine.store import Cut, Store
-from sow_server.engine.topics import Topic, topic_deleted
+from sow_server.engine.values.clock import boot_micros
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
 from sow_server.query.scan import Points, Race, Ranges, Rows, merged, sieve

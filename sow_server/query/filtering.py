@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sow_server.engine.codec import HEADER_BYTES, read_header
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.keys import parse_path
-from sow_server.engine.model import NEVER, MessageType, RecordMatcher
-from sow_server.engine.payloads import Format
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES, read_header
+from sow_server.engine.formats.payloads import Format
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import NEVER, MessageType, RecordMatcher
 from sow_server.filters import Filter, FilterError, Meta, Predicate, compile_filter, parse, print_filter
 from sow_server.filters.tree import Metadata, MetadataName, walk
 

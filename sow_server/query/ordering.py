@@ -24,12 +24,12 @@ from itertools import compress, islice
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from sow_server.engine.codec import HEADER_BYTES, header_columns
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.fields import Kind, Steps, number_of, value_at
-from sow_server.engine.model import NEVER, MessageType
-from sow_server.engine.payloads import Decode
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
+from sow_server.engine.formats.payloads import Decode
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.fields import Kind, Steps, number_of, value_at
+from sow_server.engine.values.model import NEVER, MessageType
 from sow_server.filters import FilterError, parse, print_path
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first

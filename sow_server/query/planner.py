@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sow_server.engine import indexes
-from sow_server.engine.fields import Kind, Steps
-from sow_server.engine.keys import escape, join
+from sow_server.engine.catalog import indexes
+from sow_server.engine.values.fields import Kind, Steps
+from sow_server.engine.values.keys import escape, join
 from sow_server.filters import Filter
 from sow_server.filters.bounds import Bound, bounds_of, key_prefixes, key_texts
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path

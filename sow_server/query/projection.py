@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.keys import parse_path
-from sow_server.engine.model import MessageType
-from sow_server.engine.payloads import Projection
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import MessageType
 
 PATHS_MAX: Final = 1000
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from itertools import compress, groupby, islice, repeat
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from sow_server.engine.codec import HEADER_BYTES, HeaderColumns, header_columns
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import NEVER
-from sow_server.engine.payloads import Projection, key_paths
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
+from sow_server.engine.formats.payloads import Projection, key_paths
 from sow_server.engine.store import Cut, Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta, print_path
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order, Sorter

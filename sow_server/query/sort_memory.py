@@ -21,8 +21,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
 
 SORT_BYTES_MAX: Final = 256 * 2**20
 """Memory that all ordered queries of a server may take together."""

@@ -22,11 +22,11 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import MICROS, NEVER
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import MICROS, NEVER
 
 log = structlog.get_logger(__name__)
 

@@ -12,15 +12,15 @@ from typing import Final, TypeVar
 import structlog
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, types_pb2
-from sow_server.engine import lifetimes, model
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.codec import read_header
-from sow_server.engine.durables import Cleared, Durable, Figures
-from sow_server.engine.errors import StoreError
-from sow_server.engine.policies import Policy, declared_warnings, planned_journal_bytes, warnings
-from sow_server.engine.soundness import Fault, row_fault
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.soundness import Fault, row_fault
+from sow_server.engine.disk.layout import read_header
+from sow_server.engine.durables.durables import Cleared, Durable, Figures
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values import lifetimes, model
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.policies import Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
 from sow_server.services.replication import Replicas

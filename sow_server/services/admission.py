@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from sow_server.engine import model
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS, BacklogAction, Publish, Touch
-from sow_server.engine.policies import public_name, show
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values import model
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS, BacklogAction, Publish, Touch
+from sow_server.engine.values.policies import public_name, show
 from sow_server.subscriptions.consumers import exceeds
 
 POLL_SECONDS: Final = 0.02

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
-from sow_server.engine.durables import Durable
-from sow_server.engine.keys import TOPIC_NAME
-from sow_server.engine.model import MICROS, MessageType
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.durables.durables import Durable
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.keys import TOPIC_NAME
+from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.query.filtering import RecordFilter, record_filter
 from sow_server.services import convert, packing
 from sow_server.services.guard import Context, RpcObserver, streaming, unary

@@ -14,9 +14,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from sow.v1 import admin_pb2, load_pb2, sow_pb2, types_pb2
-from sow_server.engine.codec import record as stored_record
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import record as stored_record
+from sow_server.engine.store import Store
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     PERMANENT,
@@ -41,9 +43,7 @@ from sow_server.engine.model import (
     Touch,
     TtlMode,
 )
-from sow_server.engine.policies import Declared, Effective, Policy, PolicyTarget, public_name, show, tidy
-from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.policies import Declared, Effective, Policy, PolicyTarget, public_name, show, tidy
 from sow_server.query.scan import RecordBatch, Scan
 
 PUBLISHER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")

@@ -9,7 +9,7 @@ from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError
 
 DOMAIN: Final = "sow"
 MESSAGE_BYTES_MAX: Final = 1000

@@ -19,8 +19,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.rocks import Damaged, RocksError
+from sow_server.engine.disk.rocks import Damaged, RocksError
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.errors import CODES, abort
 
 log = structlog.get_logger(__name__)

@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from typing import Final
 
 from sow.v1 import load_pb2, load_pb2_grpc
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.loads import (
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.loads.loads import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
     PARTS_MAX,
@@ -20,8 +20,8 @@ from sow_server.engine.loads import (
     LoadPhase,
     Piece,
 )
-from sow_server.engine.mutations import Limits
 from sow_server.engine.store import Store
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
 from sow_server.services.loading import Loading

@@ -14,12 +14,12 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.loads import Chunk, Load, LoadPhase
-from sow_server.engine.model import Publish
-from sow_server.engine.rocks import RocksError
+from sow_server.engine.disk.rocks import RocksError
+from sow_server.engine.loads.loads import Chunk, Load, LoadPhase
 from sow_server.engine.store import Store
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Publish
 from sow_server.services.admission import Admission
 from sow_server.services.submissions import settle
 

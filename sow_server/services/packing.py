@@ -13,7 +13,7 @@ from operator import add
 from typing import Final
 
 from sow.v1 import snapshot_pb2
-from sow_server.engine.codec import HEADER_BYTES, HeaderColumns, header_columns
+from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
 from sow_server.services.convert import invalid
 
 BATCH_RECORDS: Final = 10_000

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from sow.v1 import admin_pb2
-from sow_server.engine.errors import Reason, StoreError
 from sow_server.engine.store import Store
+from sow_server.engine.values.errors import Reason, StoreError
 
 
 class Replicas(Protocol):

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from sow.v1 import snapshot_pb2
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MessageType
 from sow_server.engine.store import Store
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MessageType
 from sow_server.query.exports import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,

@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 import structlog
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
-from sow_server.engine import model
-from sow_server.engine.durables import Durable, RewindTo
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS, Delete, Durability, Outcome, PublishChannel
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.durables.durables import Durable, RewindTo
 from sow_server.engine.store import Store, payload_of
-from sow_server.engine.topics import Topic
+from sow_server.engine.values import model
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PublishChannel
 from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import order
 from sow_server.query.projection import projection

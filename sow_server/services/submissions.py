@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from sow_server.engine import model
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Durability, Outcome
 from sow_server.engine.store import Store
+from sow_server.engine.values import model
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Durability, Outcome
 from sow_server.services.admission import Admission
 from sow_server.services.replication import Replicas
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 
 from sow.v1 import sow_pb2
-from sow_server.engine.codec import HeaderColumns
+from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.engine.store import Store
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert

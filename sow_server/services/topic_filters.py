@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
 from sow_server.query.filtering import RecordFilter, record_filter
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, Scan

@@ -10,10 +10,10 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sow_server.engine.codec import BURY, DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
-from sow_server.engine.model import NEVER
-from sow_server.engine.soundness import all_told, is_utf8
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.soundness import all_told, is_utf8
+from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, HEADER_BYTES, TOUCH, Changes, Entry, read_header
+from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
 

@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.durables import (
+from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.durables.durables import (
     Attached,
     Cleared,
     Delivered,
@@ -40,11 +40,11 @@ from sow_server.engine.durables import (
     in_use,
     not_found,
 )
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS, NEVER, BacklogAction
-from sow_server.engine.policies import Declared
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic, topic_deleted
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
+from sow_server.engine.values.policies import Declared
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     DurableBegin,

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.codec import Changes, Entry
-from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.commit.writer import Committed
+from sow_server.engine.disk.layout import Changes, Entry
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic, topic_deleted
-from sow_server.engine.writer import Committed
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.changes import Change, changes_of
 from sow_server.subscriptions.groups import FollowedTopic, Group, Member, Watch, layout
 from sow_server.subscriptions.judging import EFFORT_MAX, Effort, Unjudged, largest_effort

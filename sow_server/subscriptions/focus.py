@@ -9,8 +9,8 @@ removed         if the record that went matched: oof `deleted`, `expired`; to ch
 
 from __future__ import annotations
 
-from sow_server.engine.codec import TOUCH
-from sow_server.engine.payloads import Format
+from sow_server.engine.disk.layout import TOUCH
+from sow_server.engine.formats.payloads import Format
 from sow_server.subscriptions.changes import Change, Version
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
 from sow_server.subscriptions.matching import VersionMatcher

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sow_server.engine.codec import HeaderColumns
-from sow_server.engine.durables import GapReason
-from sow_server.engine.model import NEVER
+from sow_server.engine.disk.layout import HeaderColumns
+from sow_server.engine.durables.durables import GapReason
+from sow_server.engine.values.model import NEVER
 
 FRAME_BYTES: Final = 2**20
 ROW_BYTES: Final = 350

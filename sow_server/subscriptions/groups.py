@@ -16,10 +16,10 @@ from typing import Protocol
 
 import structlog
 
-from sow_server.engine.codec import HEADER_BYTES
-from sow_server.engine.errors import StoreError
-from sow_server.engine.fields import Entry
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.fields import Entry
 from sow_server.filters.cost import Cost
 from sow_server.filters.tree import Field
 from sow_server.subscriptions import focus

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow.durations import format_micros
-from sow_server.engine.clock import GuardedClock, boot_micros
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS
-from sow_server.engine.patterns import PatternError, matcher
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.clock import GuardedClock, boot_micros
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.patterns import PatternError, matcher
 from sow_server.subscriptions.dispatch import Dispatcher, Schedule
 from sow_server.subscriptions.request import Request, StartKind, check_topic
 from sow_server.subscriptions.subscription import Subscription

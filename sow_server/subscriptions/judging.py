@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sow_server.engine.codec import HEADER_BYTES
-from sow_server.engine.model import MessageType
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.values.model import MessageType
 from sow_server.filters.cost import Cost
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import Change

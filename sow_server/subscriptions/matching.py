@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
-from sow_server.engine.fields import Entry, Kind, entries
+from sow_server.engine.values.fields import Entry, Kind, entries
 from sow_server.filters.bounds import bounds_of
 from sow_server.filters.cost import ELEMENT, Cost, cost_of
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path

@@ -22,12 +22,12 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.journal import Chunk, Counts, JournalCut, Ledger
-from sow_server.engine.soundness import all_told
+from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.commit.soundness import all_told
+from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
+from sow_server.engine.journal.chunks import Chunk, Counts, JournalCut, Ledger
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic, topic_deleted
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import Find, changes_of, shown
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row

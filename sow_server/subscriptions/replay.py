@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.codec import Changes, Commit
-from sow_server.engine.journal import JournalCut
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import Changes, Commit
+from sow_server.engine.journal.chunks import JournalCut
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of
 from sow_server.subscriptions.frames import FRAME_BYTES, ChangeFrame, Row, frames_of

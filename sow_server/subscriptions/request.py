@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import MICROS, MessageType
-from sow_server.engine.payloads import Projection
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.filters import Filter, Meta, Predicate
 from sow_server.subscriptions.frames import SnapshotBatch
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sow_server.engine.codec import HEADER_BYTES, header_columns
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
 from sow_server.engine.store import ManyCut
-from sow_server.engine.topics import Topic
 from sow_server.subscriptions.frames import FRAME_BYTES, SnapshotBatch
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from sow_server.engine.clock import boot_micros
-from sow_server.engine.model import MICROS
+from sow_server.engine.values.clock import boot_micros
+from sow_server.engine.values.model import MICROS
 from sow_server.subscriptions.consumers import Consumer
 from sow_server.subscriptions.frames import Frame
 from sow_server.subscriptions.subscription import Read, Send, Subscription

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic, topic_deleted
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.conflation import Conflation
 from sow_server.subscriptions.dispatch import Dispatcher
 from sow_server.subscriptions.frames import (

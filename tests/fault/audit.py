@@ -16,12 +16,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from sow_server.engine.codec import DELETE, EXPIRE, HEADER_BYTES, decode_changes, decode_commit, record, unpack_i64
-from sow_server.engine.model import NEVER
-from sow_server.engine.rocks import COMMITS, EXPIRY, META, RECORDS
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.writer import BOUNDS_KEY
+from sow_server.engine.disk.layout import (
+    DELETE,
+    EXPIRE,
+    HEADER_BYTES,
+    decode_changes,
+    decode_commit,
+    record,
+    unpack_i64,
+)
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, META, RECORDS
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
-from sow_server.engine.writer import BOUNDS_KEY
+from sow_server.engine.values.model import NEVER
 from tests.support.indexes import check_indexes
 
 

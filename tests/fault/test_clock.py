@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.errors import OpenError
-from sow_server.engine.model import Expiration, MessageType, TopicSettings
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import OpenError
+from sow_server.engine.values.model import Expiration, MessageType, TopicSettings
 from tests.support.server import DidNotStart, ServerProcess
 from tests.support.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
 

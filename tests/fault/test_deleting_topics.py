@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.durables import RewindTo
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.disk.rocks import FAMILIES, META
+from sow_server.engine.durables.durables import RewindTo
+from sow_server.engine.store import Store
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Applied,
     Expiration,
     Lifetime,
@@ -22,9 +24,7 @@ from sow_server.engine.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.engine.policies import declared_of
-from sow_server.engine.rocks import FAMILIES, META
-from sow_server.engine.store import Store
+from sow_server.engine.values.policies import declared_of
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import Follower, Subscribers
 

@@ -15,10 +15,10 @@ from typing import Final
 import pytest
 
 from sow_client import Client, DataLoss, ResourceExhausted, SowError
-from sow_server.engine.errors import OpenError
-from sow_server.engine.model import Durability, Publish
-from sow_server.engine.rocks import RocksOptions
+from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions, payload_of
+from sow_server.engine.values.errors import OpenError
+from sow_server.engine.values.model import Durability, Publish
 from tests.support.server import DidNotStart, ServerProcess, health, reason_of, until
 
 CONFIG: Final = """

@@ -17,12 +17,12 @@ from unittest import mock
 import pytest
 
 from sow_client import EARLIEST, ResyncRequired
-from sow_server.engine.errors import OpenError
+from sow_server.engine.disk.mark import MARK, Bounds, load
+from sow_server.engine.disk.rocks import Batch, Failed, RocksOptions
 from sow_server.engine.losses import settle
-from sow_server.engine.mark import MARK, Bounds, load
-from sow_server.engine.model import Delete, Durability, Expiration, Publish
-from sow_server.engine.rocks import Batch, Failed, RocksOptions
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.errors import OpenError
+from sow_server.engine.values.model import Delete, Durability, Expiration, Publish
 from tests.fault.audit import Audit
 from tests.support.replicas import instance
 from tests.support.server import DidNotStart, ServerProcess, until

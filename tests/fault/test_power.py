@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from sow_server.engine import writer
-from sow_server.engine.errors import StoreError
-from sow_server.engine.rocks import Rocks
-from sow_server.engine.stage import Stage
+from sow_server.engine.commit import writer
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.rocks import Rocks
+from sow_server.engine.values.errors import StoreError
 from tests.fault.assault import Assault
 
 PLANTS: Final = "tests.fault.test_power"
@@ -21,8 +21,8 @@ def acknowledge_before_the_sync() -> None:
     """A mistake to plant: FSYNC is treated as BUFFERED, so that the sync comes some milliseconds after the answer."""
     write: Callable[..., StoreError | None] = writer.Writer._write
 
-    def written(self: writer.Writer, stage: Stage, *, sync: bool) -> StoreError | None:
-        return write(self, stage, sync=False)
+    def written(self: writer.Writer, draft: Draft, *, sync: bool) -> StoreError | None:
+        return write(self, draft, sync=False)
 
     writer.Writer._write = written  # type: ignore[method-assign]  # that is the mistake
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, Outcome, Publish, TopicSettings
-from sow_server.engine.policies import declared_of
-from sow_server.engine.rocks import RocksOptions
+from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Outcome, Publish, TopicSettings
+from sow_server.engine.values.policies import declared_of
 from tests.support.server import until
 from tests.support.stores import HOUR, MINUTE, FakeTime, Rig
 

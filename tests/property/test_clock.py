@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.clock import SLEW_PARTS, ClockBehindError, ClockOptions, GuardedClock
+from sow_server.engine.values.clock import SLEW_PARTS, ClockBehindError, ClockOptions, GuardedClock
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

@@ -1,4 +1,4 @@
-"""Whatever is written is read back: every layout of `engine/codec.py`."""
+"""Whatever is written is read back: every layout of `engine/disk/layout.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.codec import (
+from sow_server.engine.disk.layout import (
     EXPIRE,
     HEADER_BYTES,
     HEADER_FAST,
@@ -38,7 +38,7 @@ from sow_server.engine.codec import (
     u32,
     unpack_i64,
 )
-from sow_server.engine.model import Expiration, MessageType, TopicSettings
+from sow_server.engine.values.model import Expiration, MessageType, TopicSettings
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 WORD = st.integers(0, 2**63 - 1)

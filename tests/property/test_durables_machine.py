@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from sow_server.engine.durables import Cleared, RewindTo
-from sow_server.engine.durables import Durable as Row
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import BacklogAction, Publish, TopicSettings
+from sow_server.engine.durables.durables import Cleared, RewindTo
+from sow_server.engine.durables.durables import Durable as Row
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import BacklogAction, Publish, TopicSettings
 from sow_server.subscriptions.request import FROM_NOW
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import EARLIEST, Subscribers

@@ -12,9 +12,9 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine import rocks
-from sow_server.engine.codec import HEADER_BYTES
-from sow_server.engine.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
+from sow_server.engine.disk import rocks
+from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import exports, scan
 from sow_server.query.exports import Export, Reading, SplitCache, read_token, write_token
 from sow_server.query.filtering import record_filter

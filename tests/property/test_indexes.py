@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sow_server.engine.fields import Kind, Scalar, entries, number_of
-from sow_server.engine.indexes import (
+from sow_server.engine.catalog.indexes import (
     PREFIX_BYTES,
     TEXT_BYTES_MAX,
     Index,
@@ -16,6 +15,7 @@ from sow_server.engine.indexes import (
     interval,
     record_keys,
 )
+from sow_server.engine.values.fields import Kind, Scalar, entries, number_of
 
 INDEX = Index(7, "/a", ("a",), index_prefix(3, 7), complete=True)
 

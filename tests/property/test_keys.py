@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.keys import canonical_text, escape, join, parse_path, path_text, split
+from sow_server.engine.values.keys import canonical_text, escape, join, parse_path, path_text, split
 
 # Mostly the characters that matter, so that collisions would be found.
 TEXT = st.text(alphabet="|\\ab", max_size=5) | st.text(max_size=20)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.errors import Reason
-from sow_server.engine.lifetimes import LifetimeError, expire_time
-from sow_server.engine.model import (
+from sow_server.engine.catalog.topics import check_settings
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.lifetimes import LifetimeError, expire_time
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     PERMANENT,
@@ -17,8 +18,7 @@ from sow_server.engine.model import (
     LifetimeKind,
     TopicSettings,
 )
-from sow_server.engine.policies import declared_of
-from sow_server.engine.topics import check_settings
+from sow_server.engine.values.policies import declared_of
 
 TTLS = st.integers(0, TTL_MAX_MICROS) | st.integers(0, 1000)
 NOWS = st.integers(0, 2**52)

@@ -22,17 +22,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sow_server.engine import loads
-from sow_server.engine.codec import mark_key
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.loads import Chunk, Load, LoadOptions, LoadPart, LoadPhase, Piece
-from sow_server.engine.model import ABSENT, NEVER, Delete, Lifetime, LifetimeKind, Publish, Touch
-from sow_server.engine.mutations import Limits
-from sow_server.engine.rocks import STAGING
-from sow_server.engine.stage import Stage
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import mark_key
+from sow_server.engine.disk.rocks import STAGING
+from sow_server.engine.loads import loads
+from sow_server.engine.loads.loads import Chunk, Load, LoadOptions, LoadPart, LoadPhase, Piece
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.topics import Topic
-from sow_server.engine.writer import WriterOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import ABSENT, NEVER, Delete, Lifetime, LifetimeKind, Publish, Touch
 from tests.support.stores import BINARY, SECOND, Rig
 
 LEASE = 100 * SECOND
@@ -409,11 +409,11 @@ def test_a_load_replaces_the_content_and_what_others_change_wins() -> None:
     run_state_machine_as_test(LoadsMachine, settings=SETTINGS)
 
 
-def no_mark(self: Stage, topic: Topic, key: bytes, sequence: int) -> None:
+def no_mark(self: Draft, topic: Topic, key: bytes, sequence: int) -> None:
     """The mistake: nobody notes what others remove."""
 
 
-def mark_all(self: Stage, topic: Topic, key: bytes, sequence: int) -> None:
+def mark_all(self: Draft, topic: Topic, key: bytes, sequence: int) -> None:
     """The mistake: what has expired counts as removed by others."""
     for load, _ in topic.loads:
         self.batch.puts[STAGING][mark_key(load, key)] = b""
@@ -422,5 +422,5 @@ def mark_all(self: Stage, topic: Topic, key: bytes, sequence: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mistake", [no_mark, mark_all])
 def test_the_machine_finds_planted_mistakes_in_marks(mistake: Callable[..., None]) -> None:
-    with mock.patch.object(Stage, "_mark", mistake), pytest.raises(BaseException):  # noqa: B017  # whatever it finds
+    with mock.patch.object(Draft, "_mark", mistake), pytest.raises(BaseException):  # noqa: B017  # whatever it finds
         run_state_machine_as_test(LoadsMachine, settings=PLANTED)

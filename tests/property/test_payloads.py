@@ -10,11 +10,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.deltas import unset_tree
-from sow_server.engine.errors import Reason
-from sow_server.engine.keys import parse_path
-from sow_server.engine.model import MessageType, TopicSettings
-from sow_server.engine.payloads import BadRecord, Projection, Steps, format_of, key_paths
+from sow_server.engine.formats.deltas import unset_tree
+from sow_server.engine.formats.payloads import BadRecord, Projection, Steps, format_of, key_paths
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import MessageType, TopicSettings
 
 NAMES = st.sampled_from(["a", "b", "c", "é", "f0"])
 SCALARS = (

@@ -8,9 +8,9 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import BacklogAction, Expiration, OnMissing, TopicSettings
-from sow_server.engine.policies import (
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import BacklogAction, Expiration, OnMissing, TopicSettings
+from sow_server.engine.values.policies import (
     Declared,
     Policies,
     Policy,

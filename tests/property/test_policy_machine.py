@@ -12,11 +12,11 @@ from typing import Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import NEVER, Expiration, MessageType, TopicSettings
-from sow_server.engine.policies import Declared, Policies, Policy, check_limits_and_values, resolve_topic, tidy
+from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
+from sow_server.engine.values.policies import Declared, Policies, Policy, check_limits_and_values, resolve_topic, tidy
 from tests.support.stores import SECOND, Rig
 
 OWN: Final[Mapping[str, object]] = {"message_type": MessageType.BINARY}

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine.codec import StoredStatistics, header
-from sow_server.engine.keys import parse_path
-from sow_server.engine.model import (
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import StoredStatistics, header
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     Expiration,
@@ -29,7 +30,6 @@ from sow_server.engine.model import (
     Record,
     TopicSettings,
 )
-from sow_server.engine.topics import Topic
 from sow_server.filters import Filter, Meta, print_filter
 from sow_server.filters.tree import (
     And,

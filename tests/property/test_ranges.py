@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sow_server.engine.codec import DELETE, EXPIRE, TOUCH
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Delete, Lifetime, LifetimeKind, Publish, TopicSettings, Touch
-from sow_server.engine.stage import Stage
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.writer import Writer, WriterOptions
+from sow_server.engine.disk.layout import DELETE, EXPIRE, TOUCH
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import Writer, WriterOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish, TopicSettings, Touch
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
@@ -69,13 +69,13 @@ class World:
         self.patches = ExitStack()
         original = Writer._take_over
 
-        def take_over(writer: Writer, stage: Stage) -> None:
-            original(writer, stage)
-            self.oracle.committed(stage.chunks, stage.now)
+        def take_over(writer: Writer, draft: Draft) -> None:
+            original(writer, draft)
+            self.oracle.committed(draft.chunks, draft.now)
             self.commits.append(
                 [
                     (chunk.first_sequence, chunk.first_sequence + len(chunk.keys) - 1)
-                    for chunk in stage.chunks
+                    for chunk in draft.chunks
                     if chunk.topic.name == "keyed"
                 ]
             )

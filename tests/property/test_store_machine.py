@@ -25,11 +25,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sow_server.engine import publishers, store
-from sow_server.engine.clock import ClockOptions
-from sow_server.engine.codec import HEADER_BYTES, changes_head, decode_commit, unpack_i64
-from sow_server.engine.errors import OpenError, Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine import store
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit import publishers
+from sow_server.engine.commit.draft import PUBLISHER_KEY, REARM_KEY
+from sow_server.engine.commit.publishers import decode as decode_publisher
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import BOUNDS_KEY, WriterOptions
+from sow_server.engine.disk.layout import HEADER_BYTES, changes_head, decode_commit, unpack_i64
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.clock import ClockOptions
+from sow_server.engine.values.errors import OpenError, Reason, StoreError
+from sow_server.engine.values.model import (
     ABSENT,
     MICROS,
     NEVER,
@@ -54,13 +62,6 @@ from sow_server.engine.model import (
     Touch,
     TtlMode,
 )
-from sow_server.engine.mutations import Limits
-from sow_server.engine.publishers import decode as decode_publisher
-from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS
-from sow_server.engine.stage import PUBLISHER_KEY, REARM_KEY
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.topics import Topic
-from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
 from tests.support.indexes import check_indexes
 from tests.support.model import Change, Expected, ModelStore, ModelTopic, Wanted
 from tests.support.stores import FakeTime, JournalEntry, Rig, replaced

@@ -33,10 +33,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sow_server.engine.codec import DELETE, EXPIRE
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.journal import ChunkBuilder
-from sow_server.engine.model import (
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.writer import Writer, WriterOptions
+from sow_server.engine.disk.layout import DELETE, EXPIRE
+from sow_server.engine.journal.chunks import ChunkBuilder
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     Delete,
@@ -48,9 +51,6 @@ from sow_server.engine.model import (
     TopicSettings,
     Touch,
 )
-from sow_server.engine.stage import Stage
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import Writer, WriterOptions
 from sow_server.filters import Meta, parse
 from sow_server.subscriptions import dispatch, groups, replay, snapshot
 from sow_server.subscriptions.frames import (
@@ -365,12 +365,12 @@ class SubscriptionMachine(RuleBasedStateMachine):
         it is gone, so what he has of it does not count."""
         self.dropping = False
 
-    def _observed_take_over(self) -> Callable[[Writer, Stage], None]:
+    def _observed_take_over(self) -> Callable[[Writer, Draft], None]:
         original = Writer._take_over
 
-        def take_over(writer: Writer, stage: Stage) -> None:
-            original(writer, stage)
-            self.oracle.committed(stage.chunks, stage.now)
+        def take_over(writer: Writer, draft: Draft) -> None:
+            original(writer, draft)
+            self.oracle.committed(draft.chunks, draft.now)
 
         return take_over
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from unittest import mock
 
-from sow_server.engine import replicas
-from sow_server.engine.codec import PUT, Changes, Column, encode_changes
-from sow_server.engine.errors import StoreError
-from sow_server.engine.merging import NOTHING_PURGED, Counts
-from sow_server.engine.model import NEVER
-from sow_server.engine.replicas import Identity, SeedRange
+from sow_server.engine.disk.layout import PUT, Changes, Column, encode_changes
+from sow_server.engine.replicas import replicas
+from sow_server.engine.replicas.merging import NOTHING_PURGED, Counts
+from sow_server.engine.replicas.replicas import Identity, SeedRange
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import NEVER
 from tests.support.stores import START, Rig
 
 PEER: Final = Identity("peer", "id", "epoch")

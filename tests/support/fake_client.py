@@ -54,10 +54,10 @@ from sow_client import (
     Verified,
 )
 from sow_client._records import PolicyTargetName
-from sow_server.engine.deltas import unset_tree
-from sow_server.engine.keys import parse_path
-from sow_server.engine.model import TopicSettings as EngineSettings
-from sow_server.engine.payloads import format_of
+from sow_server.engine.formats.deltas import unset_tree
+from sow_server.engine.formats.payloads import format_of
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import TopicSettings as EngineSettings
 from sow_server.filters import FilterError, Meta, compile_filter, parse
 
 NOW_MICROS = 1_900_000_000_000_000

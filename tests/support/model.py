@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sow_server.engine.codec import record
-from sow_server.engine.errors import Reason
-from sow_server.engine.model import (
+from sow_server.engine.disk.layout import record
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     PERMANENT,

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sow_server.engine import backups
+from sow_server.engine.disk import backups
 from tests.support.powered_server import LEFT_ALONE, LOGS, begin_notes
 from tests.support.server import ServerProcess
 

@@ -19,7 +19,7 @@ from typing import Final
 
 import rocksdict
 
-from sow_server.engine import backups
+from sow_server.engine.disk import backups
 
 LOGS: Final = ".log"
 LEFT_ALONE: Final = (backups.DATABASE, "backup.new")

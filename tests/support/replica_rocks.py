@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from sow_replication.ports import SeedPart
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.codec import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import (
+from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
+from sow_server.engine.disk.rocks import TOMBSTONES
+from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import (
     NEVER,
     Delete,
     Durability,
@@ -25,10 +28,7 @@ from sow_server.engine.model import (
     TopicSettings,
     Touch,
 )
-from sow_server.engine.policies import declared_of
-from sow_server.engine.replicas import PeerSettings, ReplicaOptions
-from sow_server.engine.rocks import TOMBSTONES
-from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.policies import declared_of
 from sow_server.peers import PeerStore
 from tests.support.replica_world import Backup, Row, Written
 from tests.support.stores import FakeTime, Rig

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sow_server.engine.codec import Tombstone, decode_tombstone
-from sow_server.engine.errors import StoreError
-from sow_server.engine.merging import NOTHING_PURGED, Counts, Purged
-from sow_server.engine.model import RecordMatcher
-from sow_server.engine.replicas import Identity, PeerSettings, ReplicaOptions, SeedRange
-from sow_server.engine.rocks import TOMBSTONES
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import Tombstone, decode_tombstone
+from sow_server.engine.disk.rocks import TOMBSTONES
+from sow_server.engine.replicas.merging import NOTHING_PURGED, Counts, Purged
+from sow_server.engine.replicas.replicas import Identity, PeerSettings, ReplicaOptions, SeedRange
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import RecordMatcher
 from tests.support.stores import FakeTime, Rig
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 from sow_replication.options import NodeOptions
 from sow_server.__main__ import main
 from sow_server.config import Config
-from sow_server.engine.clock import GuardedClock, wall_micros
+from sow_server.engine.values.clock import GuardedClock, wall_micros
 from sow_server.linking import node_options
 
 

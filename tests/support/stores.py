@@ -18,10 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from sow_server.engine.clock import GuardedClock
-from sow_server.engine.codec import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, record, unpack_i64
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import (
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, record, unpack_i64
+from sow_server.engine.disk.rocks import EXPIRY, RECORDS, Batch
+from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import (
     ABSENT,
     Condition,
     Delete,
@@ -37,10 +40,7 @@ from sow_server.engine.model import (
     Touch,
     TtlMode,
 )
-from sow_server.engine.policies import Policy, declared_of
-from sow_server.engine.rocks import EXPIRY, RECORDS, Batch
-from sow_server.engine.store import Store, StoreOptions
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.policies import Policy, declared_of
 
 SECOND: Final = 1_000_000
 MINUTE: Final = 60 * SECOND

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from sow_server.engine.durables import Durable
-from sow_server.engine.errors import StoreError
-from sow_server.engine.policies import Declared
+from sow_server.engine.durables.durables import Durable
 from sow_server.engine.store import Store
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.policies import Declared
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumers import Attachment, Consumer, Consumers
 from sow_server.subscriptions.frames import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from sow_server.engine.reclaim import RECLAIM_RECORDS
+from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import backups
-from sow_server.engine.errors import OpenError, Reason, StoreError
+from sow_server.engine.disk import backups
 from sow_server.engine.store import Store
+from sow_server.engine.values.errors import OpenError, Reason, StoreError
 from tests.support.stores import Rig
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from sow_server.engine.clock import (
+from sow_server.engine.values.clock import (
     SLEW_PARTS,
     ClockBehindError,
     ClockOptions,

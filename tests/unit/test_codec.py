@@ -11,7 +11,7 @@ from array import array
 
 import pytest
 
-from sow_server.engine.codec import (
+from sow_server.engine.disk.layout import (
     DELETE,
     EXPIRE,
     FORMAT,
@@ -61,7 +61,7 @@ from sow_server.engine.codec import (
     u32,
     unpack_i64,
 )
-from sow_server.engine.model import NEVER, BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
+from sow_server.engine.values.model import NEVER, BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 
 
 def test_these_golden_bytes_belong_to_format_3() -> None:

@@ -1,4 +1,4 @@
-"""What two instances compare: CM1 to CM4 of `engine/comparing.py`, on stores that number origins differently."""
+"""What two instances compare: CM1 to CM4 of `replicas/comparing.py`, on stores that number origins differently."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sow_server.engine import comparing
-from sow_server.engine.codec import header
-from sow_server.engine.comparing import bucket_of, checksums, versions
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import NEVER, Expiration
-from sow_server.engine.rocks import RECORDS, Batch
+from sow_server.engine.disk.layout import header
+from sow_server.engine.disk.rocks import RECORDS, Batch
+from sow_server.engine.replicas import comparing
+from sow_server.engine.replicas.comparing import bucket_of, checksums, versions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER, Expiration
 from tests.support.stores import HOUR, SECOND, START, Rig
 
 TOPIC = "orders"

@@ -26,9 +26,11 @@ from sow_server.config import (
     load,
     render,
 )
-from sow_server.engine.clock import ClockOptions
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import (
+from sow_server.engine.catalog.topics import check_settings
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.clock import ClockOptions
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import (
     MICROS,
     BacklogAction,
     Durability,
@@ -37,9 +39,7 @@ from sow_server.engine.model import (
     OnMissing,
     TopicSettings,
 )
-from sow_server.engine.policies import Declared, declared_of
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.topics import check_settings
+from sow_server.engine.values.policies import Declared, declared_of
 
 Write = Callable[[str], Path]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -9,11 +9,14 @@ from unittest import mock
 import msgspec
 import pytest
 
-from sow_server.engine import dead_letters, stage, store
-from sow_server.engine.codec import decode_commit
-from sow_server.engine.dead_letters import Fate
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine import store
+from sow_server.engine.catalog.topics import UNDELIVERED
+from sow_server.engine.commit import dead_letters, draft
+from sow_server.engine.commit.dead_letters import Fate
+from sow_server.engine.disk.layout import decode_commit
+from sow_server.engine.disk.rocks import COMMITS
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     PERMANENT,
     Applied,
     Delete,
@@ -28,9 +31,7 @@ from sow_server.engine.model import (
     TopicSettings,
     Touch,
 )
-from sow_server.engine.policies import declared_of
-from sow_server.engine.rocks import COMMITS
-from sow_server.engine.topics import UNDELIVERED
+from sow_server.engine.values.policies import declared_of
 from sow_server.subscriptions.matching import VersionMatcher
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import Follower, Subscribers, at
@@ -229,7 +230,7 @@ def test_asking_who_is_attached_takes_a_bounded_time_of_a_commit(rig: Rig, monke
     filter costs nothing to ask, and a filter that fails is not the publisher's fault."""
     subscribers = Subscribers(rig)
     subscribers.subscribe("orders", filter="/n > 1")
-    monkeypatch.setattr(stage, "TAKING_SECONDS_MAX", 1e-9)
+    monkeypatch.setattr(draft, "TAKING_SECONDS_MAX", 1e-9)
     assert publish_now(rig, b'{"n":2}') == [0]
     assert len(rig.live("dead")) == 1
     monkeypatch.undo()

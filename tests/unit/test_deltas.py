@@ -7,11 +7,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sow_server.engine.deltas import LEVELS_MAX, NOTHING_UNSET, Difference, unset_tree
-from sow_server.engine.errors import Reason
-from sow_server.engine.keys import parse_path
-from sow_server.engine.model import MessageType, TopicSettings
-from sow_server.engine.payloads import BadRecord, Format, format_of
+from sow_server.engine.formats.deltas import LEVELS_MAX, NOTHING_UNSET, Difference, unset_tree
+from sow_server.engine.formats.payloads import BadRecord, Format, format_of
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import MessageType, TopicSettings
 
 pack: Callable[[object], bytes] = msgspec.msgpack.encode
 JSON: Format = format_of(TopicSettings())

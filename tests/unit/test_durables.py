@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sow_server.engine import journal
-from sow_server.engine.durables import (
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.rocks import META, Failed
+from sow_server.engine.durables.durables import (
     DURABLE_KEY,
     STEPS_MAX,
     Cleared,
@@ -23,11 +24,10 @@ from sow_server.engine.durables import (
     GapReason,
     RewindTo,
 )
-from sow_server.engine.durables import _decode as decode_row
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import BacklogAction, MessageType, Publish, TopicSettings
-from sow_server.engine.rocks import META, Failed
-from sow_server.engine.topics import Topic
+from sow_server.engine.durables.durables import _decode as decode_row
+from sow_server.engine.journal import chunks as journal
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import BacklogAction, MessageType, Publish, TopicSettings
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.consumers import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd

@@ -13,7 +13,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import admin_pb2, types_pb2
-from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
 from sow_server.services.errors import CODES, DOMAIN, MESSAGE_BYTES_MAX, abort, status
 from sow_server.services.guard import Context

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import expiry, store
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.expiry import Sweep
-from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
-from sow_server.engine.rocks import META, Cursor
-from sow_server.engine.stage import REARM_KEY
+from sow_server.engine import store
+from sow_server.engine.commit import expiry
+from sow_server.engine.commit.draft import REARM_KEY
+from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.rocks import META, Cursor
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
 from tests.support.stores import DAY, MINUTE, SECOND, Rig
 
 

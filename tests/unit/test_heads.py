@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sow_server.engine.heads import HeadCache
+from sow_server.engine.disk.heads import HeadCache
 
 
 def look_up(cache: HeadCache, *keys: bytes) -> tuple[dict[bytes, bytes | None], list[bytes]]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.codec import StoredStatistics
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Delete, Expiration, Publish, TopicSettings
-from sow_server.engine.policies import declared_of
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import StoredStatistics
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Delete, Expiration, Publish, TopicSettings
+from sow_server.engine.values.policies import declared_of
 from sow_server.retention import idle as idle_module
 from sow_server.retention.idle import Cause, IdleTopics
 from tests.support.stores import HOUR, MINUTE, SECOND, FaultyRocks, Rig

@@ -12,10 +12,14 @@ import pytest
 
 from sow_server.app import declare_topics
 from sow_server.engine import store
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.fields import Kind, Scalar
-from sow_server.engine.indexes import TEXT_BYTES_MAX, Indexes, altered, interval
-from sow_server.engine.model import (
+from sow_server.engine.catalog.indexes import TEXT_BYTES_MAX, Indexes, altered, interval
+from sow_server.engine.catalog.topics import check_settings
+from sow_server.engine.commit.draft import INDEX_KEY, TOPIC_KEY
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Batch, Stalled
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.fields import Kind, Scalar
+from sow_server.engine.values.model import (
     Delete,
     Expiration,
     Lifetime,
@@ -25,11 +29,7 @@ from sow_server.engine.model import (
     TopicSettings,
     Touch,
 )
-from sow_server.engine.policies import declared_of
-from sow_server.engine.rocks import INDEXES, META, RECORDS, Batch, Stalled
-from sow_server.engine.stage import INDEX_KEY, TOPIC_KEY
-from sow_server.engine.topics import check_settings
-from sow_server.engine.writer import WriterOptions
+from sow_server.engine.values.policies import declared_of
 from tests.support.indexes import check_indexes
 from tests.support.stores import MINUTE, SECOND, FaultyRocks, Rig, replaced
 
@@ -320,8 +320,8 @@ def test_old_records_are_read_together(rig: Rig) -> None:
 def test_an_index_alone_does_not_keep_previous_values_for_followers(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS)
     topic = rig.topic("orders")
-    stage = rig.store.writer._stage()
-    chunk = stage.chunk(topic)
+    draft = rig.store.writer._new_draft()
+    chunk = draft.chunk(topic)
     assert chunk is not None
     assert chunk.previous_values is None
 

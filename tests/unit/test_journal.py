@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server.engine import store
-from sow_server.engine.codec import Column, decode_commit, unpack_i64
-from sow_server.engine.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, Touch
-from sow_server.engine.rocks import COMMITS, JOURNAL, Cursor
+from sow_server.engine.disk.layout import Column, decode_commit, unpack_i64
+from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Cursor
+from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, Touch
 from tests.support.stores import MINUTE, SECOND, Rig
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.codec import HEADER_BYTES
-from sow_server.engine.errors import Reason
-from sow_server.engine.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
+from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.model import Delete, Expiration, MessageType, Publish, RecordMatcher, TopicSettings
 from sow_server.filters import parse
 from sow_server.filters.cost import cost_of
 from sow_server.filters.parser import FUNCTIONS_MAX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sow_server.engine.keys import TOPIC_NAME, KeyFieldError, canonical_text, escape, join, parse_path, split
+from sow_server.engine.values.keys import TOPIC_NAME, KeyFieldError, canonical_text, escape, join, parse_path, split
 
 
 @pytest.mark.parametrize(

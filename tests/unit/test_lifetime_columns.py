@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
+from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
 from tests.support.stores import DAY, HOUR, MINUTE, START, Rig
 
 KINDS = (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME)

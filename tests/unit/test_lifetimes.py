@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sow_server.engine.errors import Reason
-from sow_server.engine.lifetimes import LifetimeError, expire_time, expired, restamp_time
-from sow_server.engine.model import (
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.lifetimes import LifetimeError, expire_time, expired, restamp_time
+from sow_server.engine.values.model import (
     ABSENT,
     MICROS,
     NEVER,

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from sow.v1 import admin_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.ports import Refused
 from sow_server.config import Config, PeerConfig
-from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.linking import Linked, dialling, store_error, told
 
 

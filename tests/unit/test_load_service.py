@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from sow.v1 import load_pb2
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.loads import LoadPhase
-from sow_server.engine.mutations import Limits
-from sow_server.engine.stage import Stage
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.loads.loads import LoadPhase
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.metrics import Metrics
 from sow_server.services import load_service
 from sow_server.services.admission import Admission
@@ -135,10 +135,10 @@ def test_damage_under_one_record_fails_the_load_where_writing_goes_on(
     async def test(served: Served) -> None:
         load = await served.open()
 
-        def damaged(self: Stage, store_keys: list[bytes]) -> None:
+        def damaged(self: Draft, store_keys: list[bytes]) -> None:
             raise StoreError(Reason.DATA_DAMAGED, "stored data is damaged: a block")
 
-        monkeypatch.setattr(Stage, "fetch_bodies", damaged)
+        monkeypatch.setattr(Draft, "fetch_bodies", damaged)
         stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
         await served.done(anext(stream))
         await served.ended(load)

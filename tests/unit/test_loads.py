@@ -1,4 +1,4 @@
-"""Loads, step by step: what is staged, committed, applied and left alone (rule P9); `engine/loads.py`."""
+"""Loads, step by step: what is staged, committed, applied and left alone (rule P9); `engine/loads/loads.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import loads
-from sow_server.engine.codec import PUT
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.loads import KEPT_MICROS, Done, Load, LoadOptions, LoadPart, LoadPhase
-from sow_server.engine.model import ABSENT, NEVER, Expiration, Lifetime, LifetimeKind, Publish, Refusal, TopicSettings
-from sow_server.engine.mutations import Limits
-from sow_server.engine.rocks import STAGING, DiskFull
-from sow_server.engine.stage import Stage
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.disk.layout import PUT
+from sow_server.engine.disk.rocks import STAGING, DiskFull
+from sow_server.engine.loads import loads
+from sow_server.engine.loads.loads import KEPT_MICROS, Done, Load, LoadOptions, LoadPart, LoadPhase
 from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
+    ABSENT,
+    NEVER,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Publish,
+    Refusal,
+    TopicSettings,
+)
 from sow_server.metrics import Metrics
 from tests.support.stores import BINARY, MINUTE, SECOND, FaultyRocks, Rig
 
@@ -430,21 +439,21 @@ def test_a_change_that_comes_late_from_another_instance_wins_whatever_its_versio
     load = rig.open_load()
     assert rig.store.loads.find(load).row.begin_version > version
 
-    def merge(stage: Stage) -> Callable[[], None]:
+    def merge(draft: Draft) -> Callable[[], None]:
         head = rig.stored("t")[b"a"]
-        stage.fetch_heads([topic.prefix + b"a"])
-        stage.put(
+        draft.fetch_heads([topic.prefix + b"a"])
+        draft.put(
             topic,
             b"a",
             topic.prefix + b"a",
-            stage.heads[topic.prefix + b"a"],
+            draft.heads[topic.prefix + b"a"],
             b"theirs",
             change=PUT,
             publish_time=head.publish_time_micros,
             expire_time=NEVER,
             version=version,
         )
-        stage.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
+        draft.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
         return lambda: None
 
     rig.store.control(merge, lambda _: None)

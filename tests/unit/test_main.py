@@ -19,7 +19,7 @@ import structlog
 from sow_server import __main__ as program
 from sow_server import __version__, app, config, logs
 from sow_server.config import Config, LogConfig
-from sow_server.engine.errors import OpenError
+from sow_server.engine.values.errors import OpenError
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / folder) for folder in (".", "proto", "clients"))

@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry, Metric
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
 from sow_server import metrics_server
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
-from sow_server.engine.policies import declared_of
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.writer import Observer
 from sow_server.engine.store import Store
-from sow_server.engine.topics import Topic
-from sow_server.engine.writer import Observer
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
+from sow_server.engine.values.policies import declared_of
 from sow_server.metrics import OTHER_TOPICS, Distribution, ListenError, Metrics, serve_metrics
 from sow_server.metrics_server import MetricsServer
 from sow_server.query.exports import Export, Exports

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sow_server.engine.codec import StoredStatistics, header
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import NEVER, MessageType, TopicSettings
-from sow_server.engine.topics import Topic
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import StoredStatistics, header
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER, MessageType, TopicSettings
 from sow_server.filters import FilterError
 from sow_server.filters.tree import Metadata, MetadataName, Path
 from sow_server.query import ordering

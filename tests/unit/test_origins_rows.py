@@ -12,9 +12,10 @@ import pytest
 from sow_server import config
 from sow_server.app import declare_topics
 from sow_server.engine import store
-from sow_server.engine.durables import RewindTo
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.durables.durables import RewindTo
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Delete,
     Expiration,
     Lifetime,
@@ -24,8 +25,7 @@ from sow_server.engine.model import (
     RestampMode,
     TopicSettings,
 )
-from sow_server.engine.policies import Declared, Policy, PolicyTarget
-from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.policies import Declared, Policy, PolicyTarget
 from sow_server.timers import Job
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, Subscribers, at

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sow_server.engine.errors import Reason
-from sow_server.engine.keys import parse_path, path_text
-from sow_server.engine.model import MessageType, TopicSettings
-from sow_server.engine.payloads import (
+from sow_server.engine.formats.payloads import (
     KEY_STEPS_MAX,
     BadRecord,
     Projection,
     format_of,
     key_paths,
 )
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.keys import parse_path, path_text
+from sow_server.engine.values.model import MessageType, TopicSettings
 
 pack: Callable[[object], bytes] = msgspec.msgpack.encode
 

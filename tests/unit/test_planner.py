@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from sow_server.engine.fields import Kind, Steps
-from sow_server.engine.indexes import interval
+from sow_server.engine.catalog.indexes import interval
+from sow_server.engine.values.fields import Kind, Steps
 from sow_server.filters import parse
 from sow_server.query import planner
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, Access, Plan, Range, plan

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     BacklogAction,
     DurableSettings,
     Expiration,
@@ -16,7 +16,7 @@ from sow_server.engine.model import (
     OnMissing,
     TopicSettings,
 )
-from sow_server.engine.policies import (
+from sow_server.engine.values.policies import (
     DURABLE_LIMITS,
     LIMITS,
     TOPICS_OWN,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sow_server.engine import publishers
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import OpenedPublisher, PublisherPosition, Refusal
-from sow_server.engine.publishers import EPOCH_MAX, OUTCOMES_KEPT, Publisher, PublisherCache, decode, encode
+from sow_server.engine.commit import publishers
+from sow_server.engine.commit.publishers import EPOCH_MAX, OUTCOMES_KEPT, Publisher, PublisherCache, decode, encode
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import OpenedPublisher, PublisherPosition, Refusal
 
 NOW = 1_700_000_000_000_000
 

@@ -1,4 +1,4 @@
-"""What deserves compaction, and when it is done (rule L17): `engine/reclaim.py`, `Store.reclaim`, its timer."""
+"""What deserves compaction, and when it is done (rule L17): `engine/commit/reclaim.py`, `Store.reclaim`, its timer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine import store as store_module
-from sow_server.engine.codec import i64
-from sow_server.engine.errors import StoreError
-from sow_server.engine.model import Expiration, Outcome, Publish, TopicSettings
-from sow_server.engine.reclaim import RECLAIM_RECORDS
-from sow_server.engine.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
+from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
+from sow_server.engine.disk.layout import i64
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import Expiration, Outcome, Publish, TopicSettings
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.timers import timers
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.codec import BURY, DELETE, EXPIRE, decode_changes, encode_changes
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.merging import Counts, Purged
-from sow_server.engine.model import Durability, Expiration, Publish, TopicSettings
-from sow_server.engine.rocks import META, Batch, Rocks
-from sow_server.engine.stage import INSTANCE_KEY
+from sow_server.engine.commit.draft import INSTANCE_KEY
+from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, decode_changes, encode_changes
+from sow_server.engine.disk.rocks import META, Batch, Rocks
+from sow_server.engine.replicas.merging import Counts, Purged
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
 from tests.support.replicas import (
     everything,
     greet,
@@ -365,7 +365,7 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
     greet(a, b)
     tell(a, b)
     rows = a.store.replicas.seed(a.topic("t"), b"", select=everything, bytes_max=500)
-    from sow_server.engine.replicas import SeedRange
+    from sow_server.engine.replicas.replicas import SeedRange
 
     answers: list[Counts | StoreError] = []
     b.store.replicas.merge(

@@ -15,12 +15,17 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.sender import TopicState
 from sow_replication.service import MESSAGE_BYTES_MAX
-from sow_server.engine import replicas, store
-from sow_server.engine.codec import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.mark import load, save
-from sow_server.engine.merging import Counts, Purged
-from sow_server.engine.model import (
+from sow_server.engine import store
+from sow_server.engine.commit.draft import INSTANCE_KEY, STATISTICS_KEY
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
+from sow_server.engine.disk.mark import load, save
+from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
+from sow_server.engine.replicas import replicas
+from sow_server.engine.replicas.merging import Counts, Purged
+from sow_server.engine.replicas.replicas import MADE_END, Peer, SeedRange
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Delete,
     Durability,
     Expiration,
@@ -30,10 +35,6 @@ from sow_server.engine.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.engine.replicas import MADE_END, Peer, SeedRange
-from sow_server.engine.rocks import META, RECORDS, TOMBSTONES, Batch
-from sow_server.engine.stage import INSTANCE_KEY, STATISTICS_KEY
-from sow_server.engine.writer import WriterOptions
 from sow_server.peers import PeerStore
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sow.v1 import admin_pb2
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Condition,
     ConditionKind,
     Delete,

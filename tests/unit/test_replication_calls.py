@@ -14,7 +14,7 @@ from sow.v1 import replication_pb2, replication_pb2_grpc, types_pb2
 from sow_replication.calls import Calls
 from sow_replication.ports import Refused
 from sow_replication.wire import opened, refused_by, sealed
-from sow_server.engine.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.errors import abort
 
 

@@ -1,4 +1,4 @@
-"""Each trap of rocksdict that `engine/rocks.py` names (T1 to T11) is shown here to be guarded against.
+"""Each trap of rocksdict that `engine/disk/rocks.py` names (T1 to T11) is shown here to be guarded against.
 
 A crash is simulated by copying the files of an open database; the copy has had no orderly close.
 """
@@ -18,8 +18,8 @@ from typing import cast
 import pytest
 import rocksdict
 
-from sow_server.engine import rocks as rocks_module
-from sow_server.engine.rocks import (
+from sow_server.engine.disk import rocks as rocks_module
+from sow_server.engine.disk.rocks import (
     EXPIRY,
     FAMILIES,
     META,
@@ -391,7 +391,7 @@ def test_a_batch_removes_ranges_then_keys_and_then_puts(rocks: Rocks) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from sow_server.engine.rocks import RECORDS, Batch, DiskFull, Rocks
+from sow_server.engine.disk.rocks import RECORDS, Batch, DiskFull, Rocks
 
 rocks = Rocks(Path(sys.argv[1]), create=True)
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -481,7 +481,7 @@ def test_a_second_opening_is_refused_until_the_first_is_closed(rocks: Rocks, pat
 
 
 def test_another_process_has_the_database_locked(rocks: Rocks, path: Path) -> None:
-    program = "import sys; from pathlib import Path; from sow_server.engine.rocks import Locked, Rocks\n"
+    program = "import sys; from pathlib import Path; from sow_server.engine.disk.rocks import Locked, Rocks\n"
     program += "try: Rocks(Path(sys.argv[1]), create=False)\nexcept Locked: print('locked')"
     done = run_python(program, path)
     assert done.stdout == "locked\n", done.stderr

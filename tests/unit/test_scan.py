@@ -11,9 +11,17 @@ from typing import NamedTuple
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import ABSENT, Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
-from sow_server.engine.payloads import Projection
+from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
+    ABSENT,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    MessageType,
+    Publish,
+    TopicSettings,
+)
 from sow_server.query import ordering, scan, sort_memory
 from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import order

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow.v1 import admin_pb2, types_pb2
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     BacklogAction,
     DurableSettings,
     Expiration,
@@ -19,7 +19,7 @@ from sow_server.engine.model import (
     OnMissing,
     TopicSettings,
 )
-from sow_server.engine.policies import Declared, Policies, Policy, PolicyTarget, resolve_topic
+from sow_server.engine.values.policies import Declared, Policies, Policy, PolicyTarget, resolve_topic
 from sow_server.services import convert
 
 _numbers = st.integers(1, 2**50)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from sow.v1 import snapshot_pb2
-from sow_server.engine.model import Durability, Publish
+from sow_server.engine.values.model import Durability, Publish
 from sow_server.metrics import Metrics
 from sow_server.query.exports import Exports
 from sow_server.services.guard import Context

@@ -9,14 +9,14 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from sow_server.engine import soundness
-from sow_server.engine.codec import DELETE, TOUCH
-from sow_server.engine.dead_letters import post
-from sow_server.engine.durables import DurableStage
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.merging import Counts
-from sow_server.engine.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
-from sow_server.engine.rocks import RECORDS
+from sow_server.engine.commit import soundness
+from sow_server.engine.commit.dead_letters import post
+from sow_server.engine.disk.layout import DELETE, TOUCH
+from sow_server.engine.disk.rocks import RECORDS
+from sow_server.engine.durables.durables import DurableStage
+from sow_server.engine.replicas.merging import Counts
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, Scan
 from tests.support import bad_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.errors import OpenError
+from sow_server.engine.values.errors import OpenError
 from tests.support.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
 
 

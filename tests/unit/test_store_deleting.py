@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.codec import decode_commit
-from sow_server.engine.model import Delete, Publish
-from sow_server.engine.rocks import COMMITS
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import decode_commit
+from sow_server.engine.disk.rocks import COMMITS
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
+from sow_server.engine.values.model import Delete, Publish
 from tests.support.stores import Rig
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.codec import decode_commit
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import decode_commit
+from sow_server.engine.disk.rocks import COMMITS, Damaged
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     NEVER,
     Applied,
     Condition,
@@ -26,10 +30,6 @@ from sow_server.engine.model import (
     TopicSettings,
     TtlMode,
 )
-from sow_server.engine.mutations import Limits
-from sow_server.engine.rocks import COMMITS, Damaged
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
 from tests.support.stores import SECOND, Rig
 
 QUOTES = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)

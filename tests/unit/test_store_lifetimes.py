@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     PERMANENT,

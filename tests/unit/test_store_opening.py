@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from sow_server.engine import losses
-from sow_server.engine.codec import u32
-from sow_server.engine.errors import OpenError
-from sow_server.engine.mark import MARK, load, save
-from sow_server.engine.rocks import META, Batch, Damaged, DiskFull, Rocks, Stalled
+from sow_server.engine.disk.layout import u32
+from sow_server.engine.disk.mark import MARK, load, save
+from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, Stalled
 from sow_server.engine.store import FORMAT_KEY, Store, StoreOptions
+from sow_server.engine.values.errors import OpenError
 from tests.support.stores import HOUR, Rig
 
 

@@ -11,13 +11,13 @@ from typing import Final
 import pytest
 
 from sow_server.engine import store as store_module
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import NEVER, Expiration, MessageType, TopicSettings
-from sow_server.engine.policies import Declared, Policy, PolicyTarget
-from sow_server.engine.rocks import EXPIRY, META, Batch, Stalled
-from sow_server.engine.stage import TOPIC_KEY, Stage
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import TOPIC_KEY, Draft
+from sow_server.engine.disk.rocks import EXPIRY, META, Batch, Stalled
 from sow_server.engine.store import Store, StoreOptions
-from sow_server.engine.topics import Topic
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
+from sow_server.engine.values.policies import Declared, Policy, PolicyTarget
 from tests.support.stores import BINARY, DAY, HOUR, MINUTE, SECOND, FaultyRocks, Rig
 
 ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
@@ -169,10 +169,10 @@ def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
     rig.time.tick(SECOND)
     stage_rearm = Store._stage_rearm
 
-    def failing(store: Store, stage: Stage, topic: Topic) -> Callable[[], bool]:
+    def failing(store: Store, draft: Draft, topic: Topic) -> Callable[[], bool]:
         if topic.name == "b":
             raise RuntimeError("as asked for")
-        return stage_rearm(store, stage, topic)
+        return stage_rearm(store, draft, topic)
 
     monkeypatch.setattr(Store, "_stage_rearm", failing)
     rig.set_policy("p", ".*", ENABLED)

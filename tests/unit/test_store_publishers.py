@@ -10,9 +10,15 @@ from random import Random
 import msgspec
 import pytest
 
-from sow_server.engine import publishers, store
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine import store
+from sow_server.engine.commit import publishers
+from sow_server.engine.commit.draft import PUBLISHER_KEY
+from sow_server.engine.commit.publishers import RUNS_KEPT
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.rocks import META
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Applied,
     Condition,
     ConditionKind,
@@ -27,11 +33,6 @@ from sow_server.engine.model import (
     Refusal,
     TopicSettings,
 )
-from sow_server.engine.publishers import RUNS_KEPT
-from sow_server.engine.rocks import META
-from sow_server.engine.stage import PUBLISHER_KEY
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
 from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
 
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     NEVER,
     PERMANENT,
     Applied,
@@ -24,9 +27,6 @@ from sow_server.engine.model import (
     TopicSettings,
     Touch,
 )
-from sow_server.engine.mutations import Limits
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
 from tests.support.stores import BINARY, MINUTE, SECOND, Rig
 
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)

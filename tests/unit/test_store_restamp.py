@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.codec import HEADER_BYTES
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import HEADER_BYTES
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
     PERMANENT,
@@ -21,8 +23,6 @@ from sow_server.engine.model import (
     Restamp,
     RestampMode,
 )
-from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import WriterOptions
 from tests.support.stores import SECOND, START, Rig
 
 SET, CAP, CLEAR = RestampMode.SET, RestampMode.CAP, RestampMode.CLEAR

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
@@ -16,7 +17,6 @@ from sow_server.engine.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.engine.store import StoreOptions
 from tests.support.stores import BINARY, DAY, MINUTE, SECOND, Rig, replaced
 
 JSON = TopicSettings(key=("/id",))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.fields import Kind
-from sow_server.engine.model import NEVER, Expiration, Publish, TopicSettings
-from sow_server.engine.payloads import JsonFormat
+from sow_server.engine.formats.payloads import JsonFormat
+from sow_server.engine.values.fields import Kind
+from sow_server.engine.values.model import NEVER, Expiration, Publish, TopicSettings
 from sow_server.filters.tree import Metadata, MetadataName
 from sow_server.filters.tree import Path as FieldPath
 from sow_server.query.filtering import record_filter

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import Expiration, Publish, TopicSettings
 from sow_server.engine.store import Store
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Expiration, Publish, TopicSettings
 from sow_server.services.topic_filters import PlannedSnapshot
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.hub import Hub

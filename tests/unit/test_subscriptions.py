@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.model import (
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import (
     Delete,
     Durability,
     Expiration,
@@ -18,8 +20,6 @@ from sow_server.engine.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.engine.stage import Stage
-from sow_server.engine.topics import Topic
 from sow_server.services.topic_filters import PlannedSnapshot, TopicFilters
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.groups import Member
@@ -713,11 +713,11 @@ def test_what_was_staged_before_anybody_followed_is_not_missed(
     reserve = writer._reserve
     followers: list[Follower] = []
 
-    def subscribe_then_reserve(stage: Stage) -> None:
+    def subscribe_then_reserve(draft: Draft) -> None:
         """Between staging and writing."""
         if not followers:
             followers.append(subscribers.subscribe("quiet", sow=True, settled=False))
-        reserve(stage)
+        reserve(draft)
 
     monkeypatch.setattr(writer, "_reserve", subscribe_then_reserve)
     rig.put("quiet", "a", px(1))

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from sow_server import malloc
 from sow_server import timers as timers_module
-from sow_server.engine.model import NEVER, Expiration, TopicSettings
-from sow_server.engine.policies import Policy, PolicyTarget
+from sow_server.engine.values.model import NEVER, Expiration, TopicSettings
+from sow_server.engine.values.policies import Policy, PolicyTarget
 from sow_server.metrics import Metrics
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.retention.idle import IdleTopics

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sow_server.engine.codec import StoredStatistics
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.indexes import NO_INDEXES
-from sow_server.engine.model import MICROS, TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
-from sow_server.engine.policies import declared_of
-from sow_server.engine.topics import Topic, Topics, check_name, check_settings
+from sow_server.engine.catalog.indexes import NO_INDEXES
+from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings
+from sow_server.engine.disk.layout import StoredStatistics
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, MessageType, TopicSettings
+from sow_server.engine.values.policies import declared_of
 
 
 def topic(topic_id: int, name: str, settings: TopicSettings | None = None) -> Topic:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import structlog
 
-from sow_server.engine import mutations
-from sow_server.engine.errors import Reason, StoreError
-from sow_server.engine.expiry import Sweep
-from sow_server.engine.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
-from sow_server.engine.rocks import META, RECORDS, Cursor, Damaged, DiskFull, Failed, Stalled
-from sow_server.engine.stage import Stage
+from sow_server.engine.commit import requests as mutations
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.commit.writer import BOUNDS_KEY, WriterOptions
+from sow_server.engine.disk.rocks import META, RECORDS, Cursor, Damaged, DiskFull, Failed, Stalled
 from sow_server.engine.store import StoreOptions
-from sow_server.engine.writer import BOUNDS_KEY, WriterOptions
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import Delete, Durability, Lifetime, LifetimeKind, Outcome, Publish, Touch
 from tests.support.stores import DAY, SECOND, FaultyRocks, Rig
 
 
@@ -311,7 +311,7 @@ def failing(key: bytes, original: Callable[..., object]) -> Callable[..., object
 
 def test_an_exception_while_staging_fails_its_request_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """W5, X2: INTERNAL without details; what shared its commit is committed."""
-    monkeypatch.setattr(Stage, "put", failing(b"bad", Stage.put))
+    monkeypatch.setattr(Draft, "put", failing(b"bad", Draft.put))
     requests = [Publish("orders", [b"x"], [key], want_results=True) for key in ("a", "bad", "b")]
     answers = rig.run_together(requests)
     assert [reason(answer) for answer in answers] == [None, Reason.INTERNAL, None]
@@ -362,7 +362,7 @@ def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
         raise ZeroDivisionError
 
     if where == "finish":
-        monkeypatch.setattr(Stage, "finish", explode)
+        monkeypatch.setattr(Draft, "finish", explode)
     else:
         monkeypatch.setattr(rig.store.writer.heads.__class__, "update", explode)
     rig.store.start(lambda answers: answers())
@@ -385,7 +385,7 @@ def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_q
 ) -> None:
     """W5: never silently."""
 
-    def explode(sweep: object, stage: object, entries_max: int) -> int:
+    def explode(sweep: object, draft: object, entries_max: int) -> int:
         raise ZeroDivisionError
 
     rig.put("orders", "a", ttl=SECOND)

@@ -4,7 +4,7 @@ isort:skip_file
 Instance to instance: the changes of one, for another to apply (rules R1 to R12). Not for clients.
 
 The instance that has changes opens the stream and sends; the one that applies them answers. Changes and rows travel
-packed, in the layout of a journal chunk (`sow_server/engine/codec.py` draws it), as the receiver keeps them anyway.
+packed, in the layout of a journal chunk (`sow_server/engine/disk/layout.py` draws it), as the receiver keeps them anyway.
 """
 
 from collections import abc as _abc

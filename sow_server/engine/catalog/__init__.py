@@ -1,0 +1,1 @@
+"""Topics and indexes as they are at the moment."""

@@ -1,0 +1,250 @@
+"""Topics: their settings, what is compiled from them, and their figures.
+
+The registry is changed by the writer thread alone, after the commit that stored the change. Other threads read it:
+`by_name` is replaced, never changed, so a reader sees the topics before or after a change, not between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from sow_server.engine.catalog.indexes import INDEXES_MAX, NO_INDEXES, Indexes
+from sow_server.engine.disk.layout import StoredStatistics, u32
+from sow_server.engine.formats.payloads import Decode, DeriveKeys, Format, format_of, index_paths, key_paths
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import TOPIC_NAME
+from sow_server.engine.values.model import MessageType, TopicSettings
+from sow_server.engine.values.policies import (
+    BUILT_IN,
+    NOTHING,
+    UNUSED_DELETES,
+    Declared,
+    check_limits_and_values,
+    refusal,
+    show,
+)
+
+ONLY_WHILE_EMPTY: Final = ("key", "message_type", "separator")
+UNDELIVERED: Final = "_undelivered"
+"""The store's own topic of dead letters whose target is missing (rule T3). Clients read it, and delete from it."""
+UNDELIVERED_ID: Final = 0
+"""Ids of other topics begin at 1."""
+
+
+Takers: TypeAlias = Callable[[bytes, bytes, float], int]
+"""How many attached subscribers a record is for, by its key and stored value; asked until a time of `perf_counter`, and
+from the writer's thread."""
+
+
+class Topic:
+    """One topic. What changes is replaced by the writer thread after a commit.
+
+    `settings` are those in force; `declared` is what was set on the topic itself (rule T2). `dynamic`: its first
+    publish has made it, so that expiration is enabled unless something else is said (rule K1).
+    """
+
+    __slots__ = (
+        "acts",
+        "create_time_micros",
+        "declared",
+        "decode_indexed",
+        "derive_keys",
+        "dynamic",
+        "followers",
+        "format",
+        "id",
+        "in_config",
+        "indexes",
+        "key_paths",
+        "last_use_micros",
+        "loads",
+        "name",
+        "prefix",
+        "previous_wanted",
+        "replicated",
+        "settings",
+        "statistics",
+        "stop",
+        "takers",
+        "was_followed",
+    )
+
+    def __init__(
+        self,
+        topic_id: int,
+        name: str,
+        settings: TopicSettings,
+        *,
+        in_config: bool,
+        create_time_micros: int,
+        statistics: StoredStatistics,
+        indexes: Indexes = NO_INDEXES,
+        declared: Declared = NOTHING,
+        dynamic: bool = False,
+    ) -> None:
+        self.id: Final = topic_id
+        self.name: Final = name
+        self.prefix: Final = u32(topic_id)
+        self.stop: Final = u32(topic_id + 1)
+        self.in_config = in_config
+        self.declared = declared
+        self.dynamic = dynamic
+        self.create_time_micros: Final = create_time_micros
+        self.statistics = statistics
+        self.followers = 0
+        """How many follow the topic's changes as they happen; changed under the writer's cut lock."""
+        self.previous_wanted = 0
+        """How many of them want the records that were replaced, too; likewise."""
+        self.takers: Takers | None = None
+        """How many are attached that are handed a record which is due at once (rule L7); None: nobody follows it."""
+        self.replicated = False
+        """Whether peers send it or are sent it, so that what goes leaves tombstones (rule R4). Set as `followers`."""
+        self.loads: tuple[tuple[int, int], ...] = ()
+        """Loads whose rows are not all applied: their numbers, and the sequence at which they were opened. What others
+        remove meanwhile is noted for them. Set by the writer thread, after a commit."""
+        self.last_use_micros = create_time_micros
+        """When the topic was last used, by what the store remembers: since the start (rule T1). Set on any thread."""
+        self.was_followed = False
+        """Whether anybody has followed it; likewise."""
+        self.apply(settings, indexes)
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it is the store's own: clients neither make, alter, delete nor publish to it (rule K1)."""
+        return self.id == UNDELIVERED_ID
+
+    @property
+    def wants_previous(self) -> bool:
+        """Whether a change needs the record that it replaces: for the entries of indexes, or for those who follow."""
+        return bool(self.indexes.all) or self.previous_wanted > 0
+
+    def apply(self, settings: TopicSettings, indexes: Indexes) -> None:
+        """Takes new settings into force, and the indexes that go with them."""
+        self.settings = settings
+        self.indexes = indexes
+        """Replaced by the writer thread, under its cut lock: who opens a cut sees what is complete in it."""
+        self.acts = settings.acts_on_expiration
+        self.format: Format = format_of(settings)
+        paths = key_paths(settings)
+        self.key_paths: tuple[tuple[str, ...], ...] = tuple(paths)
+        self.derive_keys: DeriveKeys | None = self.format.derive_keys(paths) if paths else None
+        names = dict.fromkeys([str(index.steps[0]) for index in indexes.all])
+        self.decode_indexed: Decode = self.format.decoder(list(names)) if names else self.format.decode
+        """A document with at least the fields that the indexes look at."""
+
+
+def undelivered_topic(create_time_micros: int, created_sequence: int) -> Topic:
+    """The store's own topic of dead letters whose target is missing: any payload, under keys that tell whose it is."""
+    return Topic(
+        UNDELIVERED_ID,
+        UNDELIVERED,
+        TopicSettings(message_type=MessageType.BINARY),
+        in_config=False,
+        create_time_micros=create_time_micros,
+        statistics=StoredStatistics(created_sequence=created_sequence),
+        declared={"message_type": MessageType.BINARY},
+    )
+
+
+Hear = Callable[[Topic, bool], None]
+"""Hears of a topic whose deadlines may have changed, and whether its settings have."""
+
+
+class Topics:
+    """All topics, by name and by id."""
+
+    def __init__(self) -> None:
+        self.by_name: MappingProxyType[str, Topic] = MappingProxyType({})
+        self.by_id: MappingProxyType[int, Topic] = MappingProxyType({})
+        self.version = 0
+        """Rises with every change of the topics that there are, and of their settings."""
+        self._hear: tuple[Hear, ...] = ()
+
+    def watch(self, hear: Hear) -> None:
+        """From now on `hear` is told of topics whose deadlines may have changed: in the order of the calls of `watch`,
+        on any thread, perhaps under the cut lock. So it does no more than take a note."""
+        self._hear = (*self._hear, hear)
+
+    def settled(self, topic: Topic) -> None:
+        """The settings in force on a topic, or on its durables, have changed."""
+        for hear in self._hear:
+            hear(topic, True)
+
+    def lost(self, topic: Topic) -> None:
+        """A topic has lost its last follower, a durable, a load or its last record, which may have kept it (rule T1);
+        or it is gone."""
+        for hear in self._hear:
+            hear(topic, False)
+
+    def find(self, name: str) -> Topic:
+        """The topic called `name`. Raises StoreError TOPIC_NOT_FOUND."""
+        topic = self.by_name.get(name)
+        if topic is None:
+            check_name(name)
+            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {name!r}", field="topic")
+        return topic
+
+    def add(self, topic: Topic) -> None:
+        """Adds a topic."""
+        self._replace({**self.by_name, topic.name: topic})
+        self.settled(topic)
+
+    def remove(self, topic: Topic) -> None:
+        """Removes a topic."""
+        self._replace({name: other for name, other in self.by_name.items() if other is not topic})
+        self.lost(topic)
+
+    def _replace(self, topics: dict[str, Topic]) -> None:
+        self.by_name = MappingProxyType(topics)
+        self.by_id = MappingProxyType({topic.id: topic for topic in topics.values()})
+        self.version += 1
+
+
+def topic_deleted(topic: Topic) -> StoreError:
+    """A topic is no longer there, for who has held on to it."""
+    return StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
+
+
+def check_name(name: str) -> None:
+    """Raises StoreError TOPIC_NAME_INVALID for a name that breaks rule K1."""
+    if not TOPIC_NAME.match(name) or name.startswith("_"):
+        what = "a leading '_' is reserved" if TOPIC_NAME.match(name) else "1 to 200 of [A-Za-z0-9_.:-] are allowed"
+        raise StoreError(Reason.TOPIC_NAME_INVALID, f"topic: {name[:220]!r} is no topic name: {what}", field="topic")
+
+
+def check_settings(declared: Declared, *, topic: str = "", in_config: bool = False) -> None:
+    """Raises StoreError INVALID_ARGUMENT naming the setting that is wrong, or the two that contradict each other, of
+    what is declared on `topic`; `in_config`: in the configuration file."""
+    settings = TopicSettings(**declared)  # type: ignore[arg-type]  # names and values of its fields
+    try:
+        key_paths(settings)
+    except ValueError as error:
+        raise refusal("settings", "key", str(error)) from None
+    if len(settings.index) > INDEXES_MAX:
+        raise refusal("settings", "index", f"{len(settings.index)} indexes are more than the limit of {INDEXES_MAX}")
+    try:
+        index_paths(settings)
+    except ValueError as error:
+        raise refusal("settings", "index", str(error)) from None
+    if len(settings.separator) != 1 or settings.separator == b"=":
+        raise refusal(
+            "settings", "separator", f"{show('separator', settings.separator)} is not one byte other than '='"
+        )
+    message_type = settings.message_type
+    if settings.separator != BUILT_IN.separator and message_type not in (MessageType.FIX, MessageType.NVFIX):
+        shown = show("separator", settings.separator)
+        raise refusal("settings", "separator", f"{shown} has no meaning with message_type = {message_type.value!r}")
+    check_limits_and_values(declared)
+    if topic and settings.dead_letter == topic:
+        raise refusal("settings", "dead_letter", f"{topic} is the topic itself")
+    if in_config:
+        for field in sorted(UNUSED_DELETES):
+            if value := declared.get(field):
+                raise refusal(
+                    "settings",
+                    field,
+                    f"{show(field, value)} contradicts that the topic is declared in the configuration file, which "
+                    "keeps it (rule T1)",
+                )

@@ -1,0 +1,1 @@
+"""The writer, and everything that one commit consists of."""

@@ -1,0 +1,331 @@
+"""Dead letters: what an expired record, or an entry that a durable has set aside, leaves in the topic named by
+`dead_letter`, and where it goes (rules T3, J15). Pure.
+
+    DL1  A copy is made in the commit of the expiry, so there is one for each, and never two.
+    DL2  The copy of a json, msgpack or nvfix record has a list `dead_letter`, newest first, of where it expired. A
+         target that is named there already gets no further copy: a pure expiry cycle ends after one round.
+    DL3  fix and binary have no room for that list: their payload is copied as it is and the key says where it came
+         from. So a cycle among them is refused when it is set, and ended here should one come about otherwise.
+    DL4  A target that does not exist, or cannot take the copies, is missing: they are retained in `_undelivered`.
+
+Limits of keys and payloads are for publishers (rule K8): a copy may be longer by what is added to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, Topics, check_name
+from sow_server.engine.disk.layout import HEADER_BYTES, read_header
+from sow_server.engine.formats.payloads import Projection, format_of
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import TOPIC_NAME, join, split
+from sow_server.engine.values.model import NEVER, MessageType, OnMissing, TopicSettings
+from sow_server.engine.values.policies import Declared
+
+HOPS_MAX: Final = 16
+"""How often a record may be copied on: from topic to topic, each copy expiring in turn."""
+KEY_BYTES_MAX: Final = 8192
+"""Of a copy. Escaping may double a key with every hop; a longer one is replaced by its digest."""
+FIELD: Final = "dead_letter"
+EXPIRED: Final = "expired"
+SET_ASIDE: Final = "delivery_limit"
+_FIELD: Final = FIELD.encode()
+LETTERS_BYTES_MAX: Final = HOPS_MAX * (KEY_BYTES_MAX + 512)
+"""What a list of letters adds to a payload; a key of many control characters may take more when it is escaped."""
+_SPACE: Final = b" \t\r\n"
+_JSON_STRUCTURE: Final = frozenset(b'{}[]:,"\\-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
+"""Bytes of which the text of a list is made, so that none of them can be escaped in it."""
+
+
+class Fate(enum.StrEnum):
+    """What has become of a dead letter."""
+
+    DELIVERED = "delivered"
+    RETAINED = "retained"
+    """Its target is missing: it waits in `_undelivered`."""
+    DROPPED = "dropped"
+    """Its target is missing and the topic does not want it kept; or it has been through `HOPS_MAX` topics."""
+    ENDED = "ended"
+    """It would have come back to a topic in which it had expired before."""
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """One expiry, or setting aside, as the list on a copy tells it."""
+
+    topic: str
+    key: str
+    version: int
+    expire_time_micros: int | None
+    """None: never."""
+    reason: str = EXPIRED
+    durable: str | msgspec.UnsetType = msgspec.UNSET
+    """Which one has set it aside."""
+
+
+class Post(NamedTuple):
+    """Copies that go to one topic."""
+
+    target: Topic | None
+    """None: nowhere; or, when they are retained, `_undelivered`."""
+    fate: Fate
+    keys: list[bytes]
+    payloads: list[bytes]
+    dropped: int = 0
+    ended: int = 0
+
+
+def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[bytes], durable: str = "") -> Post:
+    """The copies of records of `topic` that have expired, by their keys and stored values; or that `durable` has set
+    aside."""
+    settings = topic.settings
+    name = settings.dead_letter
+    if name == topic.name:  # a policy for many topics may name one of them
+        return Post(None, Fate.ENDED, [], [], ended=len(keys))
+    add = _adder(settings)
+    if add is None and _leads_back(topics, topic.name, settings):
+        return Post(None, Fate.ENDED, [], [], ended=len(keys))
+    target = topics.by_name.get(name)
+    fate = Fate.DELIVERED
+    if target is None or not fits(settings, target.settings):
+        if settings.on_missing is OnMissing.DROP:
+            return Post(None, Fate.DROPPED, [], [], dropped=len(keys))
+        target, fate = None, Fate.RETAINED
+    copy_keys: list[bytes] = []
+    payloads: list[bytes] = []
+    dropped = ended = 0
+    for key, value in zip(keys, values, strict=True):
+        head, text = read_header(value), key.decode(errors="backslashreplace")  # SD2
+        payload = value[HEADER_BYTES:]
+        if add is not None:
+            expire_time = None if head.expire_time_micros == NEVER else head.expire_time_micros
+            letter = Letter(topic.name, text, head.version, expire_time)
+            if durable:
+                letter = Letter(topic.name, text, head.version, expire_time, SET_ASIDE, durable)
+            before, payload = add(payload, letter)
+            if any(letter.topic == name for letter in before):
+                ended += 1
+                continue
+            if len(before) >= HOPS_MAX:
+                dropped += 1
+                continue
+        if not settings.dead_letter_by_key:
+            text = _copy_key(topic.name, text, head.version, durable)
+        copy_keys.append(text.encode() if fate is Fate.DELIVERED else _undelivered_key(settings, text))
+        payloads.append(payload)
+    return Post(target, fate, copy_keys, payloads, dropped, ended)
+
+
+def fits(source: TopicSettings, target: TopicSettings) -> bool:
+    """Whether a topic can take copies of another's records."""
+    return not target.key and (
+        target.message_type is MessageType.BINARY
+        or (source.message_type, source.separator) == (target.message_type, target.separator)
+    )
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def _copy_key(topic: str, key: str, version: int, durable: str) -> str:
+    # What several durables set aside, and what expires besides, are copies of their own.
+    last = [str(version), durable] if durable else [str(version)]
+    joined = join([topic, key, *last])
+    if len(joined) > KEY_BYTES_MAX // 4 and len(joined.encode()) > KEY_BYTES_MAX:
+        joined = join([topic, f"sha256:{hashlib.sha256(key.encode()).hexdigest()}", *last])
+    return joined
+
+
+def _undelivered_key(source: TopicSettings, key: str) -> bytes:
+    return join([source.dead_letter, _type_text(source), key]).encode()
+
+
+def undelivered_prefix(target: str) -> bytes:
+    """With what the keys of the copies that wait for a topic begin: its name has nothing to escape."""
+    return target.encode() + b"|"
+
+
+def undelivered_stop(target: str) -> bytes:
+    """Where these keys end."""
+    return target.encode() + bytes((ord("|") + 1,))
+
+
+def waiting_for(key: bytes, target: Topic) -> bytes | None:
+    """The key that a copy in `_undelivered` will have in `target`; None for one that the topic cannot take."""
+    name, kind, copy_key = split(key.decode())
+    takes = not target.settings.key and (
+        target.settings.message_type is MessageType.BINARY or kind == _type_text(target.settings)
+    )
+    return copy_key.encode() if takes and name == target.name else None
+
+
+def rivals(key: bytes, target: Topic) -> list[bytes]:
+    """Under which keys copies of other types may wait in `_undelivered` for the same key in `target`."""
+    if target.settings.message_type is not MessageType.BINARY:
+        return []
+    name, own, copy_key = split(key.decode())
+    kinds = [kind.value for kind in MessageType if kind.value != own]
+    return [join([name, kind, copy_key]).encode() for kind in kinds]
+
+
+def _type_text(settings: TopicSettings) -> str:
+    if settings.separator == b"\x01":
+        return settings.message_type.value
+    return f"{settings.message_type.value}:{settings.separator.hex()}"
+
+
+def may_be_copy(topic: Topic, key: bytes) -> bool:
+    """Whether a key of well-formed UTF-8 can be one that `post` has made, which may be longer than a publisher's."""
+    if topic.id == UNDELIVERED_ID:
+        return True  # nobody else writes there
+    if topic.settings.key or len(key) > KEY_BYTES_MAX:
+        return False
+    name, *rest = split(key.decode())
+    # Topic, key, version; and the durable that has set it aside.
+    return len(rest) in (2, 3) and TOPIC_NAME.match(name) is not None and rest[1].isdecimal()
+
+
+def original_bytes(settings: TopicSettings, payload: bytes) -> int:
+    """The bytes that a payload has had at least before letters were added to it."""
+    return len(payload) - (LETTERS_BYTES_MAX if not settings.key and _FIELD in payload else 0)
+
+
+# --- payloads --------------------------------------------------------------------------------------------------------
+
+_Adder = Callable[[bytes, Letter], tuple[list[Letter], bytes]]
+"""From a payload to the letters that are on it already, and the payload with one more in front of them."""
+
+_json_level: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_json_letters: Final = msgspec.json.Decoder(list[Letter])
+_msgpack_level: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_msgpack_letters: Final = msgspec.msgpack.Decoder(list[Letter])
+
+
+def _adder(settings: TopicSettings) -> _Adder | None:
+    """How a letter is added to a payload; None where there is no room for one (DL3)."""
+    match settings.message_type:
+        case MessageType.JSON:
+            return _add_to_json
+        case MessageType.MSGPACK:
+            return _add_to_msgpack
+        case MessageType.NVFIX if settings.separator[0] not in _JSON_STRUCTURE:
+            return lambda payload, letter: _add_to_nvfix(settings, payload, letter)
+        case _:
+            return None
+
+
+def _add_to_json(payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
+    if _FIELD not in payload and b"\\u" not in payload:
+        # Nearly all of them: the field is put in front of the last bracket, and the rest stays as it was published.
+        fields = payload.rstrip(_SPACE)[:-1].rstrip(_SPACE)
+        comma = b"" if fields.endswith(b"{") else b","
+        return [], b'%s%s"%s":[%s]}' % (fields, comma, _FIELD, msgspec.json.encode(letter))
+    try:
+        level = _json_level.decode(payload)
+        before = _letters(level.pop(FIELD, None), _json_letters.decode)
+        level[FIELD] = msgspec.Raw(msgspec.json.encode([letter, *before]))
+        return before, msgspec.json.encode(level)
+    except (msgspec.MsgspecError, RecursionError):
+        return [], payload  # valid by its syntax, undecodable in fact
+
+
+def _add_to_msgpack(payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
+    try:
+        level = _msgpack_level.decode(payload)
+        before = _letters(level.pop(FIELD, None), _msgpack_letters.decode)
+        level[FIELD] = msgspec.Raw(msgspec.msgpack.encode([letter, *before]))
+        return before, msgspec.msgpack.encode(level)
+    except (msgspec.MsgspecError, RecursionError):
+        return [], payload
+
+
+def _add_to_nvfix(settings: TopicSettings, payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
+    separator = settings.separator
+    before: list[Letter] = []
+    if _FIELD + b"=" in payload:
+        form = format_of(settings)
+        field = form.decode(payload).get(FIELD)
+        before = _letters(field.encode() if isinstance(field, str) else None, _json_letters.decode)
+        payload = form.project(payload, Projection(exclude=((FIELD,),)))
+    letters = msgspec.to_builtins([letter, *before])
+    # ASCII alone, so that only the separator itself is left to be escaped; it can stand in texts only.
+    text = json.dumps(letters, separators=(",", ":")).replace(separator.decode("latin-1"), f"\\u{separator[0]:04x}")
+    closed = payload.endswith(separator) or not payload
+    field_text = b"%s=%s" % (_FIELD, text.encode())
+    return before, payload + field_text + separator if closed else payload + separator + field_text
+
+
+def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Letter]]) -> list[Letter]:
+    """The letters of a field; none where somebody has put something else there."""
+    if raw is None:
+        return []
+    try:
+        return decode(bytes(raw))
+    except (msgspec.MsgspecError, RecursionError):
+        return []
+
+
+# --- what may be set -------------------------------------------------------------------------------------------------
+
+
+def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared) -> None:
+    """Raises StoreError INVALID_ARGUMENT when a topic called `name`, which declares `declared`, cannot have these
+    settings, for what dead letters it sends, or gets from the topics that there are.
+
+    Only what topics declare themselves is refused. What a policy for many, or a default, says of one that it does not
+    suit gives way, as its target is missing (DL4).
+    """
+
+    def refuse(field: str, message: str) -> StoreError:
+        return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=f"settings.{field}")
+
+    wanted = settings.dead_letter
+    if wanted and FIELD in declared:
+        try:
+            check_name(wanted)
+        except StoreError as error:
+            raise refuse(FIELD, error.message.removeprefix("topic: ")) from None
+        if wanted == name:
+            raise refuse(FIELD, f"{wanted!r} is the topic itself")
+        target = topics.by_name.get(wanted)
+        if target is not None and not fits(settings, target.settings):
+            field, why = _misfit(settings, target.settings)
+            raise refuse(FIELD, f"topic {wanted} has {field} = {why}")
+        if _adder(settings) is None and (way := _leads_back(topics, name, settings)):
+            raise refuse(
+                FIELD,
+                f"{wanted!r} leads back to {name!r} ({' > '.join(way)}), and with message_type ="
+                f" {settings.message_type.value!r} nothing on a copy tells where it has been",
+            )
+    for other in topics.by_name.values():
+        own = other.declared.get(FIELD) == name and other.name != name
+        if own and not fits(other.settings, settings):
+            field, why = _misfit(other.settings, settings)
+            raise refuse(field, f"{why}, and topic {other.name} has {FIELD} = {name!r}")
+
+
+def _misfit(source: TopicSettings, target: TopicSettings) -> tuple[str, str]:
+    """The setting for which a topic cannot take copies, and its value with what would be needed."""
+    if target.key:
+        return "key", f"{list(target.key)}, but dead letters have keys of their own"
+    if source.message_type is not target.message_type:
+        needed = " or ".join(dict.fromkeys([repr(source.message_type.value), repr(MessageType.BINARY.value)]))
+        return "message_type", f"{target.message_type.value!r}, but its dead letters need {needed}"
+    return "fix_separator", f"{target.separator!r}, but its dead letters have {source.separator!r}"
+
+
+def _leads_back(topics: Topics, name: str, settings: TopicSettings) -> list[str]:
+    """The way of dead letters from a topic back to itself; empty when they do not come back."""
+    way = [name]
+    following = settings.dead_letter
+    while following and following not in way:
+        way.append(following)
+        topic = topics.by_name.get(following)
+        following = "" if topic is None else topic.settings.dead_letter
+    return [*way, name] if following == name else []

@@ -1,0 +1,196 @@
+"""The sweep: physical removal of what is overdue, in deadline order, through the writer (rules L9 to L11, L14).
+
+The expiry index holds at least one entry at or before the expire time of every record that can expire. The sweep pops
+entries from its floor on. What it finds decides, read in the writer's own turn:
+
+    record gone            → drop the entry
+    stamp still ahead      → re-arm: put an entry at the stamp (the record was refreshed; it stays, always)
+    stamp due              → expire: remove the record, journal EXPIRE
+
+    E1  Entries below the floor have been popped; a stamp that comes in below it lowers it.
+    E2  The sweep has commits of its own, never a share of a publisher's.
+    E3  It is bounded by the entries visited, not by those that turn out due.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import i64, unpack_i64
+from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
+from sow_server.engine.values.model import NEVER
+
+FLOOR_KEY: Final = b"sweep"
+READ_MAX: Final = 10_000
+"""Entries that are read at a time: a sweep without a bound of its own must not read all that is not yet due."""
+
+
+class Sweep:
+    """Owns the floor and the time of the next entry. Used by the writer thread alone."""
+
+    __slots__ = ("_next_floor", "_next_known", "_rocks", "_topics", "floor", "next_due")
+
+    def __init__(self, rocks: Rocks, topics: Topics) -> None:
+        self._rocks = rocks
+        self._topics = topics
+        self.floor = rocks.get(META, FLOOR_KEY) or b""
+        self.next_due = NEVER
+        """When the next entry is due; exact after a sweep, and never later than the truth."""
+        self._next_floor = self.floor
+        self._next_known = NEVER
+        self.next_due = self._peek()
+
+    def _peek(self) -> int:
+        cursor = self._rocks.cursor(EXPIRY)
+        try:
+            for entry in cursor.keys(self.floor, None, limit=1):
+                return unpack_i64(entry[:8])
+        finally:
+            cursor.close()
+        return NEVER
+
+    def stage(self, draft: Draft, entries_max: int) -> int:
+        """Stages the removal of what is due, visiting at most `entries_max` entries. Returns the entries visited."""
+        # Entries are in the order of their times, so what is not due is a tail of them.
+        entries: list[bytes] = []
+        due, start = 0, self.floor
+        cursor = self._rocks.cursor(EXPIRY)
+        try:
+            while True:
+                enough = due + min(entries_max - due, READ_MAX)
+                cursor.fill_keys(start, enough - due + 1, entries)
+                due = bisect.bisect_right(entries, draft.now_bytes, lo=due, hi=min(len(entries), enough), key=_time_of)
+                if due < enough or due == entries_max or due == len(entries):
+                    break
+                start = entries.pop()  # the one after those that were asked for
+        finally:
+            cursor.close()
+        self._next_known = unpack_i64(entries[due][:8]) if due < len(entries) else NEVER
+        self._next_floor = self.floor
+        del entries[due:]
+        if not entries:
+            return 0
+        found = draft.read([entry[8:] for entry in entries])
+        for prefix in {key[:4] for key in found}:
+            topic = self._topics.by_id.get(int.from_bytes(prefix, "big"))
+            if topic is not None and topic.acts:
+                self._decide(draft, topic, {key: value for key, value in found.items() if key[:4] == prefix})
+        # An expired record's own entry is among these too, but not that of one which a dead letter has met.
+        draft.batch.deletes[EXPIRY] += entries
+        self._next_floor = entries[-1] + b"\0"
+        draft.batch.puts[META][FLOOR_KEY] = self._next_floor
+        return len(entries)
+
+    def _decide(self, draft: Draft, topic: Topic, found: dict[bytes, bytes]) -> None:
+        """Expires the records that are due, re-arms the others. A topic at a time, in deadline order within it."""
+        now = draft.now_bytes
+        heads = draft.heads
+        if heads and not heads.keys().isdisjoint(found):
+            # Dead letters of another topic have come to these keys, in this very commit: what was read is no more.
+            for key in [key for key in found if key in heads]:
+                del found[key]
+                head = heads[key]
+                if head is not None and head[24:32] != _NEVER_BYTES:
+                    draft.arm(unpack_i64(head[24:32]), key)
+        due = {key: value for key, value in found.items() if value[24:32] <= now}
+        if due:
+            draft.expire_all(topic, list(due), list(due.values()))
+        if len(due) < len(found):
+            for key, value in found.items():
+                if now < value[24:32] < _NEVER_BYTES:
+                    draft.arm(unpack_i64(value[24:32]), key)
+
+    def swept(self, draft: Draft) -> None:
+        """The sweep staged last has been committed."""
+        self.floor = self._next_floor
+        self.next_due = min(self._next_known, draft.earliest)  # at once: others read it
+        self.committed(draft)
+
+    def lower(self, draft: Draft) -> None:
+        """Before any commit: makes its batch lower the floor where it puts an entry below it (E1)."""
+        # Also when the times are equal: its key may come before that of the floor.
+        if draft.earliest != NEVER and i64(draft.earliest) <= self._floor_after(draft)[:8]:
+            draft.batch.puts[META][FLOOR_KEY] = i64(draft.earliest)
+
+    def _floor_after(self, draft: Draft) -> bytes:
+        return draft.batch.puts[META].get(FLOOR_KEY, self.floor)
+
+    def committed(self, draft: Draft) -> None:
+        """After any commit: the entries that it put count."""
+        if draft.earliest < self.next_due:
+            self.next_due = draft.earliest
+        if draft.earliest != NEVER and i64(draft.earliest) <= self.floor[:8]:
+            self.floor = i64(draft.earliest)
+
+    def overdue(
+        self, now_micros: int, *, prefix: bytes = b"", at_most: int, cut: OverdueCut | None = None
+    ) -> dict[int, int]:
+        """Counts overdue records that are not yet swept, by topic id, ending once `at_most` are found. From any thread.
+
+        `prefix` is a topic's, for that one alone. Entries whose record has been refreshed or deleted are looked up and
+        left out, as is the second entry of a record. With a `cut`, which it closes, all of that is as of the cut;
+        without one, what is swept meanwhile may be missing.
+        """
+        found: set[bytes] = set()
+        pending: list[bytes] = []
+        due = i64(now_micros)
+        cut = cut or self.overdue_cut()
+        try:
+            for entry in cut.entries.keys(cut.floor, i64(now_micros + 1)):
+                if not entry.startswith(prefix, 8):
+                    continue
+                pending.append(entry[8:])
+                if len(pending) >= 1000:
+                    self._add_overdue(pending, due, found, cut)
+                    pending.clear()
+                    if len(found) >= at_most:
+                        break
+            self._add_overdue(pending, due, found, cut)
+        finally:
+            cut.close()
+        counts = Counter(key[:4] for key in found)
+        return {int.from_bytes(topic, "big"): count for topic, count in counts.items()}
+
+    def overdue_cut(self, topics: Iterable[Topic] | None = None) -> OverdueCut:
+        """What `overdue` reads of `topics` (None: of all), as of now; of one instant if the caller sees to it that
+        nothing is committed."""
+        return OverdueCut(
+            self.floor,
+            frozenset([topic.prefix for topic in topics or self._topics.by_id.values() if topic.acts]),
+            self._rocks.cursor(EXPIRY, fill_cache=False),
+            self._rocks.cursor(RECORDS, fill_cache=False),
+        )
+
+    def _add_overdue(self, store_keys: list[bytes], due: bytes, found: set[bytes], cut: OverdueCut) -> None:
+        for key in sorted(store_keys):  # in order, so that a seek lands near the one before
+            if key[:4] in cut.acting and (value := cut.records.find(key)) is not None and value[24:32] <= due:
+                found.add(key)
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueCut:
+    """The expiry index and the records at one instant."""
+
+    floor: bytes
+    acting: frozenset[bytes]
+    """The prefixes of the topics that act on expiration: others have nothing that is overdue."""
+    entries: Cursor
+    records: Cursor
+
+    def close(self) -> None:
+        """Lets go of both."""
+        self.entries.close()
+        self.records.close()
+
+
+_NEVER_BYTES: Final = i64(NEVER)
+
+
+def _time_of(entry: bytes) -> bytes:
+    return entry[:8]

@@ -1,0 +1,135 @@
+"""What deserves compaction: the disk space of what was removed (rule L17).
+
+By itself RocksDB merges files when enough was written, not when enough was removed. So what has been removed is counted
+here, and the ranges of keys where it was are compacted once that pays.
+
+    G1  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records and
+        index entries of a topic, or its tombstones, are written again only where at least as many were removed as are
+        stored now; of what loads have staged what has gone; of the journal, the commits, the expiry index and the order
+        of tombstones nothing but what lies behind their floors.
+    G2  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
+        all of their ranges have been compacted.
+    G3  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
+        place deserves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import MADE_ORDER, i64, u32
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES
+
+RECLAIM_RECORDS: Final = 200_000
+"""Records, or changes of the journal, that have to be removed before compacting is worth it, unless set otherwise."""
+
+
+class Place(NamedTuple):
+    """Where something was removed: records with their index entries under RECORDS, TOMBSTONES, JOURNAL, EXPIRY, or
+    STAGING."""
+
+    family: str
+    topic_id: int
+    """0 for the expiry index, in which the topics lie mixed; nothing is known of topics there. Of STAGING the load."""
+
+
+SWEPT: Final = Place(EXPIRY, 0)
+
+
+Ranges = list[tuple[bytes, bytes]]
+"""Keys of a column family: from (included) and to (excluded)."""
+
+
+class Task(NamedTuple):
+    """What is to be compacted, by column family, because so much was removed from places of one kind."""
+
+    removed: Mapping[Place, int]
+    ranges: Mapping[str, Ranges]
+
+
+class Removals:
+    """Owns the counts. Used under the writer's cut lock."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[Place, int] = {}
+
+    def count(self, draft: Draft, topics: Mapping[int, Topic]) -> None:
+        """Counts what a commit removes. Before the figures of its topics are taken over."""
+        for topic_id, removed in draft.removals.items():
+            self._add(Place(RECORDS, topic_id), removed)
+        for topic_id, figures in draft.statistics.items():
+            topic = topics.get(topic_id)
+            if topic is not None:
+                self._add(Place(JOURNAL, topic_id), figures.trimmed_entries - topic.statistics.trimmed_entries)
+                self._add(Place(TOMBSTONES, topic_id), max(0, topic.statistics.tombstones - figures.tombstones))
+        for topic in draft.dropped:
+            self._add(Place(RECORDS, topic.id), topic.statistics.records)
+            self._add(Place(JOURNAL, topic.id), topic.statistics.journal_entries)
+            self._add(Place(TOMBSTONES, topic.id), topic.statistics.tombstones)
+        for load, rows in draft.unstaged.items():
+            self._add(Place(STAGING, load), rows)
+        self._add(SWEPT, len(draft.expire_times))
+
+    def counts(self) -> Mapping[Place, int]:
+        """How much was removed where, since it was last compacted; a copy."""
+        return self._counts.copy()
+
+    def compacted(self, task: Task) -> None:
+        """All ranges of a task have been compacted: what was removed since then still counts (G2)."""
+        for place, removed in task.removed.items():
+            self._counts[place] -= removed
+            if not self._counts[place]:
+                del self._counts[place]
+
+    def _add(self, place: Place, removed: int) -> None:
+        if removed:
+            self._counts[place] = self._counts.get(place, 0) + removed
+
+
+def deserving(
+    counts: Mapping[Place, int],
+    topics: Mapping[int, Topic],
+    sweep_floor: bytes,
+    first_commit: bytes,
+    first_tombstone: bytes,
+    at_least: int,
+) -> list[Task]:
+    """What deserves compaction (G1). The places of a kind are left alone together while fewer than `at_least` records,
+    tombstones, changes of the journal or expiry entries were removed from those of them that deserve it."""
+    removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}, STAGING: {}}
+    records: Ranges = []
+    # `first_tombstone`: of those that are left, in the order of their making; those in front of it were purged.
+    tombstones: Ranges = [(MADE_ORDER, first_tombstone)] if first_tombstone > MADE_ORDER else []
+    journal: Ranges = []
+    staging: Ranges = []
+    for place, count in counts.items():
+        topic = topics.get(place.topic_id)
+        prefix, stop = u32(place.topic_id), u32(place.topic_id + 1)
+        if place.family == RECORDS:
+            if topic is not None and count < topic.statistics.records:
+                continue
+            records.append((prefix, stop))
+        elif place.family == TOMBSTONES:
+            if topic is not None and count < topic.statistics.tombstones:
+                continue
+            tombstones.append((prefix, stop))
+        elif place.family == JOURNAL:
+            # Of a topic that was deleted everything is behind the floor.
+            journal.append((prefix, stop if topic is None else prefix + i64(topic.statistics.floor_sequence + 1)))
+        elif place.family == STAGING:
+            staging.append((prefix, stop))  # a load loses all of its rows at once, and its number is not used again
+        removed[place.family][place] = count
+    tasks = (
+        Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
+        Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
+        # Commits are pruned with what all topics have let go.
+        Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),
+        Task(removed[STAGING], {STAGING: staging}),
+        Task(removed[EXPIRY], {EXPIRY: [(b"", sweep_floor)]}),
+    )
+    return [task for task in tasks if task.removed and sum(task.removed.values()) >= at_least]

@@ -1,0 +1,866 @@
+"""The single writer: turns queued requests into atomic commits, in order.
+
+W1  A request is acknowledged only after its records are as durable as it asked (rule P5).
+W2  Expiries pass through this writer like any other change, in commits of their own.
+W3  A commit that fails on input or output ends all writing (rule X3): what is queued and what comes is refused,
+    reads go on. A stalled commit is tried again, unchanged, and refused when the stall lasts.
+W4  Versions and sequences are reserved on disk before they are used (rule K7).
+W5  No exception ends the thread silently: one that is not understood fails its own request, or the store.
+
+              submit                    commit failed
+  serving ─────────────────▶ serving ───────────────────▶ failed
+     └──────── stop: drains the queue, syncs ───▶ stopped ◀┘
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.dead_letters import Fate
+from sow_server.engine.commit.draft import PUBLISHER_KEY, Draft
+from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.commit.publishers import PublisherCache
+from sow_server.engine.commit.reclaim import Removals
+from sow_server.engine.commit.requests import (
+    FETCH_LATER,
+    AtomicAborted,
+    Job,
+    Limits,
+    Slice,
+    merged_fits,
+    prepare,
+    stage_job,
+    store_keys,
+)
+from sow_server.engine.disk.heads import HeadCache
+from sow_server.engine.disk.layout import i64
+from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
+from sow_server.engine.journal.chunks import ChunkBuilder
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Refusal
+
+log = structlog.get_logger(__name__)
+
+BOUNDS_KEY: Final = b"bounds"
+CLOCK_KEY: Final = b"clock"
+SWEEP_ENTRIES_MIN: Final = 20
+"""A commit of the sweep has room for this many entries, however slow the disk: below, it would be all overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """Bounds of the writer; times in microseconds."""
+
+    commit_records_max: int = 1000
+    commit_merged_bytes_max: int = 32 * 2**20
+    queue_requests_max: int = 10_000
+    queue_bytes_max: int = 64 * 2**20
+    buffered_sync_micros: int = 40_000
+    stall_patience_micros: int = 5 * MICROS
+    sweep_entries_max: int = 1000
+    sweep_busy_micros: int = 1500
+    sweep_busy_pause_micros: int = 100
+    sweep_pause_micros: int = 2000
+    busy_window_micros: int = 200_000
+    version_reserve_micros: int = 2 * MICROS
+    sequence_reserve: int = 1_000_000
+    limits: Limits = field(default_factory=Limits)
+
+
+class Observer(Protocol):
+    """Who wants to know what the writer does (the metrics). Called from the writer thread; must be quick."""
+
+    def committed(self, records: int, seconds: float) -> None:
+        """A commit of `records` applied records took `seconds`, sync included."""
+
+    def expired(self, lags_micros: list[int]) -> None:
+        """Records were expired, so long after their expire time."""
+
+    def stalled(self) -> None:
+        """A write found RocksDB stalled."""
+
+
+class NoObserver:
+    """Nobody watches."""
+
+    def committed(self, records: int, seconds: float) -> None: ...
+    def expired(self, lags_micros: list[int]) -> None: ...
+    def stalled(self) -> None: ...
+
+
+class Control:
+    """A change that is no publish: run on a draft of its own, committed and synced before `done` hears of it.
+
+    `run` returns what to do after the commit; its result is the answer. `sweep_first`: what is overdue is expired
+    before, in commits of its own, between which others have their turn. One of a `size` counts for the bounds of the
+    queue as a publish of so many bytes does. Not `sync`: it is durable as a BUFFERED publish is.
+    """
+
+    __slots__ = ("begun_micros", "done", "run", "size", "sweep_first", "sync")
+
+    def __init__(
+        self,
+        run: Callable[[Draft], Callable[[], object]],
+        done: Callable[[object], None],
+        *,
+        sweep_first: bool = False,
+        size: int = 0,
+        sync: bool = True,
+    ) -> None:
+        self.run = run
+        self.done = done
+        self.sweep_first = sweep_first
+        self.size = size
+        self.sync = sync
+        self.begun_micros = NEVER
+        """When it first came to its turn."""
+
+
+class _Stop:
+    """Ends the thread once everything queued before it is done."""
+
+
+Deliver = Callable[[Callable[[], None]], object]
+"""Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
+
+
+class Committed(NamedTuple):
+    """What one commit did to topics, for those who follow changes."""
+
+    last_sequence: int
+    commit_time_micros: int
+    chunks: Sequence[ChunkBuilder]
+    control: bool = False
+    """Whether it may have changed topics: what there are, or their settings."""
+    dropped: Sequence[Topic] = ()
+    """Topics that were deleted; of them nothing follows."""
+
+
+Follow = Callable[[Sequence[Committed], int], None]
+"""Hears on the deliverer's thread, in order, which commits have become durable, and up to which sequence all are."""
+
+
+class Writer:
+    """Owns the write queue, the counters and the commits; its thread is the only one that writes."""
+
+    def __init__(
+        self,
+        rocks: Rocks,
+        topics: Topics,
+        clock: GuardedClock,
+        *,
+        options: WriterOptions,
+        origin: int,
+        version_bound: int,
+        sequence_bound: int,
+        create_dynamic: Callable[[str], Control] | None,
+        topic_row: Callable[[Topic], tuple[bytes, bytes]],
+        observer: Observer,
+        heads: HeadCache,
+    ) -> None:
+        self._rocks = rocks
+        self._topics = topics
+        self._clock = clock
+        self._options = options
+        self._origin = origin
+        self._last_version = version_bound
+        self._last_sequence = sequence_bound
+        self._version_bound = version_bound
+        self._sequence_bound = sequence_bound
+        self._create_dynamic = create_dynamic
+        self._topic_row = topic_row
+        self._observer = observer
+        self.cut_lock: Final = threading.Lock()
+        """Held while a commit is written: who holds it sees all column families between two commits."""
+        self.sweep: Final = Sweep(rocks, topics)
+        self.heads: Final = heads
+        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, PUBLISHER_KEY + name.encode()))
+        self._deliver: Deliver = lambda answers: answers()
+        self._queue: SimpleQueue[Job | Control | _Stop] = SimpleQueue()
+        self._admission = threading.Lock()
+        self._queued_requests = 0
+        self._queued_bytes = 0
+        self._backlog: deque[Job | Control | _Stop] = deque()
+        self._answers: list[Callable[[], None]] = []
+        self._followers: list[Follow] = []
+        self._to_follow: list[Committed] = []
+        self._synced_sequence = sequence_bound
+        self._unsynced_since: int | None = None
+        self._last_publish = 0
+        self._next_sweep = 0
+        self._busy_entries = SWEEP_ENTRIES_MIN
+        self._failure: StoreError | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.expired_total = 0
+        self.letters_total: Final = dict.fromkeys(Fate, 0)
+        """What has become of dead letters."""
+        self.removals: Final = Removals()
+        """What was removed and not yet compacted; under the cut lock."""
+
+    # -- the callers' side ------------------------------------------------------------------------------------------
+
+    def submit(self, item: Job | Control) -> None:
+        """Queues a request; its `done` is called once, on the deliverer's thread. Raises StoreError at once when the
+        queue is full, or the store failed or is stopping. From any thread."""
+        size = _size(item)
+        with self._admission:
+            if self._failure is not None:
+                raise self._refusal()
+            if self._stopping:
+                raise StoreError(Reason.STOPPING, "the server is stopping")
+            options = self._options
+            if (isinstance(item, Job) or size) and (
+                self._queued_requests >= options.queue_requests_max
+                or (self._queued_bytes and self._queued_bytes + size > options.queue_bytes_max)
+            ):
+                raise StoreError(
+                    Reason.OVERLOADED,
+                    f"the write queue is full ({self._queued_requests} requests, {self._queued_bytes} bytes)",
+                    retry_after_micros=100_000,
+                )
+            self._queued_requests += 1
+            self._queued_bytes += size
+            self._queue.put(item)
+
+    @property
+    def queue_depth(self) -> tuple[int, int]:
+        """(requests, bytes) that wait or are under way."""
+        return self._queued_requests, self._queued_bytes
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why writing has ended; None while it goes on."""
+        return self._failure
+
+    @property
+    def last_sequence(self) -> int:
+        """The last written sequence."""
+        return self._last_sequence
+
+    @property
+    def synced_sequence(self) -> int:
+        """Everything up to this sequence is durable, so followers may see it (rule S7)."""
+        return self._synced_sequence
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Up to where versions and sequences are reserved, on disk."""
+        return self._version_bound, self._sequence_bound
+
+    def follow(self, follow: Follow) -> None:
+        """From the next commit on, tells `follow`, too, of changes. Before `start`, or under the cut lock."""
+        self._followers.append(follow)
+
+    def _refusal(self) -> StoreError:
+        assert self._failure is not None, "asked only of a failed writer"
+        return StoreError(self._failure.reason, self._failure.message)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def start(self, deliver: Deliver) -> None:
+        """Starts the thread; answers go through `deliver`."""
+        self._deliver = deliver
+        self._thread = threading.Thread(target=self._run, name="sow-writer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Refuses new requests, finishes those that are queued, syncs, and ends the thread."""
+        with self._admission:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._queue.put(_Stop())
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self.step()
+        self._finish()
+
+    def step(self) -> None:
+        """Without a thread (start-up, tests): does all that is queued, then returns."""
+        while self._take(0):
+            if not self._turn():
+                break
+            if not self._backlog:
+                self._flush_answers()  # an answer may queue more
+        self._flush_answers()
+
+    def sweep_now(self, entries_max: int | None = None) -> int:
+        """Without a thread: sweeps what is due, in bounded commits. Returns the entries visited."""
+        visited = 0
+        while self._failure is None and self.sweep.next_due <= self._clock.now_micros():
+            step = self._sweep_once(self._options.sweep_entries_max)
+            visited += step
+            if step == 0 or (entries_max is not None and visited >= entries_max):
+                break
+        return visited
+
+    def sync_now(self) -> None:
+        """Without a thread: syncs what is written and not yet durable."""
+        if self._unsynced_since is not None and self._failure is None:
+            self._sync()
+            self._flush_answers()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._take(self._wait_micros())
+                if self._backlog and not self._turn():
+                    break
+                self._flush_answers()  # before the sweep: they have waited long enough
+                self._sweep_if_due()
+                self._sync_if_due()
+                self._flush_answers()
+        except BaseException as error:  # W5: whatever it is, nobody may wait for a writer that is gone
+            log.exception("writer_died")
+            self._fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
+        finally:
+            self._refuse_all()
+            self._flush_answers()
+
+    def _wait_micros(self) -> int:
+        """How long the writer may sleep when nothing is queued."""
+        if self._backlog:
+            return 0
+        now = self._clock.now_micros()
+        wait = MICROS
+        if self._failure is None:
+            if not self._clock.paused:
+                wait = min(wait, max(self.sweep.next_due, self._next_sweep) - now)
+            if self._unsynced_since is not None:
+                wait = min(wait, self._unsynced_since + self._options.buffered_sync_micros - now)
+        return max(0, wait)
+
+    def _take(self, wait_micros: int) -> bool:
+        """Moves what is queued to the backlog, after waiting for at most `wait_micros` for the first."""
+        try:
+            item = self._queue.get(timeout=wait_micros / MICROS) if wait_micros else self._queue.get_nowait()
+            self._backlog.append(item)
+            while True:
+                self._backlog.append(self._queue.get_nowait())
+        except Empty:
+            return bool(self._backlog)
+
+    def _turn(self) -> bool:
+        """Does the next control, or commits the next jobs. False: stop."""
+        first = self._backlog[0]
+        if isinstance(first, _Stop):
+            self._backlog.popleft()
+            return False
+        if self._failure is not None:
+            self._refuse_all()
+            return True
+        if isinstance(first, Control):
+            self._backlog.popleft()
+            self._control(first)
+            return True
+        jobs = self._next_jobs()
+        if jobs:
+            self._commit_jobs(jobs)
+        return True
+
+    # -- jobs -------------------------------------------------------------------------------------------------------
+
+    def _next_jobs(self) -> list[tuple[Job, int]]:
+        """The jobs of the next commit, in order, with how many records of each. Refused ones are answered here."""
+        chosen: list[tuple[Job, int]] = []
+        room = self._options.commit_records_max
+        while self._backlog and room > 0:
+            job = self._backlog[0]
+            if not isinstance(job, Job):
+                break
+            if job.topic is None and not self._prepare(job):
+                self._backlog.popleft()
+                continue
+            if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
+                self._backlog.popleft()
+                self._answer(job, _broken(job))
+                continue
+            if job.alone:
+                if not chosen:
+                    chosen.append((job, job.left))
+                    self._backlog.popleft()
+                break
+            if chosen and room < job.left <= self._options.commit_records_max:
+                break  # a request that fits into one commit is not spread over two (rule D2)
+            count = min(job.left, room)
+            if count < job.left and chosen and isinstance(job.request, Delete):
+                break  # up to the size of a commit a delete is atomic (rule D2), so it begins a commit of its own
+            chosen.append((job, count))
+            room -= count
+            if count < job.left:
+                break  # the rest of it stays at the head of the backlog, for the next commit
+            self._backlog.popleft()
+        return chosen
+
+    def _prepare(self, job: Job) -> bool:
+        """Finds the job's topic and derives its keys; a refused job is answered."""
+        request = job.request
+        try:
+            topic = self._topics.by_name.get(request.topic)
+            if topic is None and self._create_dynamic is not None and isinstance(request, Publish):
+                created = self._run_control(self._create_dynamic(request.topic))
+                if isinstance(created, StoreError):
+                    raise created
+                topic = self._topics.by_name.get(request.topic)
+            prepare(job, topic or self._topics.find(request.topic), self._options.limits)
+        except StoreError as error:
+            self._answer(job, error)
+            return False
+        except Exception as error:  # W5: a fault of ours fails its own request
+            log.exception("request_failed", topic=request.topic)
+            self._answer(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
+            return False
+        return True
+
+    def _commit_jobs(self, chosen: list[tuple[Job, int]], *, whole: bool = False) -> None:
+        """Commits slices of jobs together; one that cannot be staged is committed or refused by itself. Unless `whole`,
+        some of it may be put back for the next commit."""
+        started = time.perf_counter()
+        draft = self._new_draft()
+        draft.atomic = chosen[0][0].alone
+        parts: list[tuple[Job, Slice]] = []
+        try:
+            self._fetch_heads(draft, chosen)
+            if not whole:
+                chosen = self._fitting(draft, chosen)
+            self._fetch_values(draft, chosen)
+            for job, count in chosen:
+                parts.append((job, stage_job(draft, job, count, self.publishers)))
+            draft.end_request()
+        except AtomicAborted as aborted:
+            self._abort(chosen[0][0], aborted)
+            return
+        except Exception as error:  # noqa: BLE001  # a refused job, damage under one key, or a fault of ours (W5)
+            if len(chosen) > 1:
+                # Who is to blame is found by staging them one by one; nothing has been written.
+                for job, count in chosen:
+                    if self._failure is not None:
+                        self._end(job, self._refusal())
+                    elif isinstance(job.request, Publish) and job.request.channel and job.request.channel.broken:
+                        self._end(job, _broken(job))
+                    else:
+                        self._commit_jobs([(job, count)], whole=True)
+                return
+            self._end(chosen[0][0], _as_store_error(error))
+            return
+        self._finish_jobs(draft, parts, started)
+
+    def _fetch_heads(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:
+        """Looks up the heads of the jobs' records."""
+        keys: list[bytes] = []
+        for job, count in chosen:
+            if not isinstance(job.request, FETCH_LATER):
+                keys += store_keys(job, count)
+        draft.fetch_heads(keys)
+
+    def _fetch_values(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:
+        """Reads, in one list-get, the records that the jobs need whole."""
+        wanted: list[bytes] = []
+        for job, count in chosen:
+            assert job.topic is not None, "the job has been prepared"
+            if job.delta is not None or (job.topic.wants_previous and not isinstance(job.request, FETCH_LATER)):
+                wanted += store_keys(job, count)
+        draft.fetch_values(wanted)
+
+    def _fitting(self, draft: Draft, chosen: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
+        """As many of the jobs, in order, as merge into records of at most `commit_merged_bytes_max` together; the rest
+        goes back to the backlog. A delta of some bytes writes the whole record that it is merged into."""
+        if all(job.delta is None for job, _ in chosen):
+            return chosen
+        limit = room = self._options.commit_merged_bytes_max
+        taken: list[tuple[Job, int]] = []
+        for at, (job, count) in enumerate(chosen):
+            fits = count
+            if job.delta is not None and count:
+                fits, size = merged_fits(draft, job, count, room)
+                room -= size
+            if fits < count and job.alone:
+                raise StoreError(
+                    Reason.ATOMIC_TOO_LARGE,
+                    f"payload: this atomic request is merged into records of more bytes than the limit of {limit}",
+                    field="payload",
+                )
+            if fits == 0 and count and not taken:
+                fits = 1  # one record by itself, however large
+            if fits or not count:
+                taken.append((job, fits))
+            if fits < count:
+                # The last of them may be still there, as only a part of it was chosen.
+                for other, _ in reversed(chosen[at:]):
+                    if not (self._backlog and self._backlog[0] is other):
+                        self._backlog.appendleft(other)
+                break
+        return taken
+
+    def _finish_jobs(self, draft: Draft, parts: list[tuple[Job, Slice]], started: float) -> None:
+        fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
+        error = self._write(draft, sync=fsync)
+        if error is not None:
+            for job, _ in parts:
+                self._end(job, error)
+            return
+        records = 0
+        for job, part in parts:
+            job.merge(part)
+            job.outcome.durability = Durability.FSYNC if fsync else Durability.BUFFERED
+            records += part.applied
+            if part.applied and isinstance(job.request, Publish):
+                assert job.topic is not None, "the job has been prepared"
+                if job.topic.settings.publish_is_use:
+                    job.topic.last_use_micros = draft.now
+            if job.left == 0:
+                self._answer(job, job.outcome)
+        self._last_publish = draft.now
+        self._observer.committed(records, time.perf_counter() - started)
+
+    def _abort(self, job: Job, aborted: AtomicAborted) -> None:
+        """Answers an atomic request of which nothing was applied, and remembers that for its publisher."""
+        request = job.request
+        assert isinstance(request, Publish), "only a publish is atomic"
+        own = {refusal.index: refusal for refusal in aborted.refusals}
+        refusals = [
+            own.get(index) or Refusal(index, Reason.ATOMIC_ABORTED, "another record of this atomic request was refused")
+            for index in range(len(job.keys))
+        ]
+        part = Slice(job.left, refusals=refusals, results=list(refusals))
+        draft = self._new_draft()
+        if request.publisher is not None:
+            name, first = request.publisher.publisher_id, request.publisher.first_sequence
+            publisher = self.publishers.find(name).admit(request.publisher, len(refusals))
+            new = publisher.highest_sequence - first + 1
+            kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
+            draft.publishers[name] = publisher.advance(
+                first + len(refusals) - 1, kept, draft.now, unit=request.publisher.unit
+            )
+        self._finish_jobs(draft, [(job, part)], time.perf_counter())
+
+    def _end(self, job: Job, error: StoreError) -> None:
+        """Refuses the rest of a job. Slices of it that were committed stand, and the answer says how many records."""
+        if self._backlog and self._backlog[0] is job:
+            self._backlog.popleft()
+        self._answer(
+            job,
+            StoreError(
+                error.reason,
+                error.message,
+                field=error.field,
+                retry_after_micros=error.retry_after_micros,
+                applied=job.outcome.applied,
+                details=error.details,
+            ),
+        )
+
+    # -- controls and the sweep -------------------------------------------------------------------------------------
+
+    def _control(self, control: Control) -> None:
+        if control.sweep_first and not self._swept_for(control):
+            self._backlog.append(control)
+            return
+        result = self._run_control(control)
+        self._settle(control)
+        self._answers.append(lambda: control.done(result))
+
+    def _swept_for(self, control: Control) -> bool:
+        """Sweeps what is overdue before a control; False: there is too much of it for one turn (rule L14).
+
+        What falls due meanwhile does not put it off any further.
+        """
+        control.begun_micros = min(control.begun_micros, self._clock.now_micros())
+        visited = self.sweep_now(self._options.sweep_entries_max)
+        if visited and self.sweep.next_due <= control.begun_micros and not (self._stopping or self._failure):
+            return False
+        self.sweep_now()
+        return True
+
+    def _run_control(self, control: Control) -> object:
+        """Runs and commits a control; returns its result, or the StoreError that refused it."""
+        draft = self._new_draft()
+        try:
+            draft.after = control.run(draft)
+            return self._write(draft, sync=control.sync) or draft.result
+        except StoreError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # W5: as above
+            return _as_store_error(error)
+
+    def _sweep_if_due(self) -> None:
+        if self._failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
+            return
+        now = self._clock.now_micros()
+        if self.sweep.next_due > now or self._next_sweep > now:
+            return
+        busy = now - self._last_publish < self._options.busy_window_micros
+        limit = self._busy_entries if busy else self._options.sweep_entries_max
+        visited = self._sweep_once(limit)
+        if visited:
+            # What publishers wait for is the time that a commit of the sweep takes, so that is bounded; how many
+            # entries fit into it depends on the machine and on the records.
+            took = max(1, self._clock.now_micros() - now)
+            fitting = visited * self._options.sweep_busy_micros // took
+            self._busy_entries = min(max(SWEEP_ENTRIES_MIN, fitting), self._options.sweep_entries_max)
+        if visited < limit:
+            # It has reached the end. A pause lets a steady trickle of expiries share commits; without one each of them
+            # would pay for a commit of its own.
+            pause = self._options.sweep_pause_micros
+        else:
+            # Between commits of a long sweep the event loop comes to its turn: it has answers to send, and requests to
+            # read that the next commit would otherwise miss.
+            pause = self._options.sweep_busy_pause_micros if busy else 0
+        self._next_sweep = self._clock.now_micros() + pause
+
+    def _sweep_once(self, entries_max: int) -> int:
+        draft = self._new_draft()
+        try:
+            visited = self.sweep.stage(draft, entries_max)
+        except RocksError as error:
+            self._fail(_as_store_error(error))
+            return 0
+        if visited and self._write(draft, sync=False) is not None:
+            return 0  # stalled or failed: tried again later, or never
+        self.sweep.swept(draft)
+        if draft.expire_times:
+            # Judged after the commit: the lag is until the record is gone, not until it is noticed.
+            now = self._clock.now_micros()
+            self._observer.expired([now - due for due in draft.expire_times])
+        return visited
+
+    # -- commits ----------------------------------------------------------------------------------------------------
+
+    def _new_draft(self) -> Draft:
+        return Draft(
+            self._rocks,
+            self.heads,
+            self._topics,
+            now_micros=self._clock.now_micros(),
+            last_version=self._last_version,
+            next_sequence=self._last_sequence + 1,
+            origin=self._origin,
+        )
+
+    def _write(self, draft: Draft, *, sync: bool) -> StoreError | None:
+        """Writes a draft, and syncs; takes its counters over. Returns why nothing was written, or None."""
+        if self._failure is not None:
+            return self._refusal()  # it failed earlier in this turn: nothing may be written after a gap (W3)
+        try:
+            self.sweep.lower(draft)
+            if draft.founded is not None:
+                draft.batch.puts[META].update([self._topic_row(draft.founded)])
+            batch = draft.finish()
+            self._reserve(draft)
+            self._write_patiently(batch, draft)
+        except Stalled as error:
+            self._observer.stalled()
+            return StoreError(
+                Reason.WRITE_STALLED,
+                f"the disk cannot keep up, nothing was written: {error}",
+                retry_after_micros=MICROS,
+            )
+        except RocksError as error:
+            return self._fail(_as_store_error(error))
+        except Exception as error:  # W5: perhaps written, perhaps not; what is in memory may be wrong
+            log.exception("commit_failed")
+            return self._fail(StoreError(Reason.STORE_FAILED, f"a commit met an unexpected error: {error!r}"))
+        if self._unsynced_since is None:
+            self._unsynced_since = draft.now
+        if sync:
+            failed = self._sync()
+            if failed is not None:
+                return failed
+        return None
+
+    def _write_patiently(self, batch: Batch, draft: Draft | None = None) -> None:
+        """Writes, waiting out short stalls (T6). What follows from a commit is taken over under the cut lock."""
+        give_up = time.monotonic() + self._options.stall_patience_micros / MICROS
+        pause = 0.005
+        while True:
+            try:
+                with self.cut_lock:
+                    self._rocks.write(batch)
+                    if draft is not None:
+                        self._take_over(draft)
+                return
+            except Stalled:
+                if time.monotonic() >= give_up:
+                    raise
+                self._observer.stalled()
+                time.sleep(pause)
+                pause = min(0.1, pause * 2)
+
+    def _take_over(self, draft: Draft) -> None:
+        self._last_version = max(self._last_version, draft.next_version - 1)
+        self._last_sequence = draft.next_sequence - 1
+        self.heads.update(draft.heads, draft.removed)
+        if draft.founded is not None:
+            self._topics.add(draft.founded)
+        topics = self._topics.by_id
+        self.removals.count(draft, topics)
+        for topic_id, figures in draft.statistics.items():
+            if (topic := topics.get(topic_id)) is not None:
+                emptied = topic.settings.only_if_empty and topic.statistics.records > 0 == figures.records
+                topic.statistics = figures
+                if emptied:
+                    self._topics.lost(topic)
+        for publisher_id, publisher in draft.publishers.items():
+            self.publishers.keep(publisher_id, publisher)
+        self.sweep.committed(draft)
+        if self._followers and (draft.chunks or draft.after is not None):
+            control = draft.after is not None
+            self._to_follow.append(Committed(self._last_sequence, draft.now, draft.chunks, control, draft.dropped))
+        self.expired_total += len(draft.expire_times)
+        for fate, count in draft.letters.items():
+            self.letters_total[fate] += count
+        for follow in draft.also:
+            follow()
+        if draft.after is not None:
+            draft.result = draft.after()
+
+    def _reserve(self, draft: Draft) -> None:
+        """Reserves versions and sequences on disk, synced, before a draft uses any beyond the bound (W4)."""
+        if draft.next_version <= self._version_bound and draft.next_sequence <= self._sequence_bound:
+            return
+        # Mostly from the clock: from the next version on, each crash would have versions lead it by so much more.
+        version = max(
+            draft.now + self._options.version_reserve_micros,
+            draft.next_version + self._options.version_reserve_micros // 4,
+        )
+        sequence = max(self._sequence_bound, draft.next_sequence + self._options.sequence_reserve)
+        self._write_meta({BOUNDS_KEY: i64(version) + i64(sequence), CLOCK_KEY: i64(draft.now)})
+        self._version_bound, self._sequence_bound = version, sequence
+
+    def _write_meta(self, rows: dict[bytes, bytes]) -> None:
+        batch = Batch()
+        batch.puts[META].update(rows)
+        self._write_patiently(batch)
+        self._rocks.sync()
+
+    def _sync(self) -> StoreError | None:
+        try:
+            self._rocks.sync()
+        except RocksError as error:
+            return self._fail(_as_store_error(error))
+        self._unsynced_since = None
+        self._synced_sequence = self._last_sequence
+        if self._followers:
+            committed, self._to_follow = self._to_follow, []
+            # Before the answers of the same turn: who has its answer finds that subscribers are about to have theirs.
+            self._answers += [partial(follow, committed, self._synced_sequence) for follow in self._followers]
+        return None
+
+    def _sync_if_due(self) -> None:
+        if self._unsynced_since is None or self._failure is not None:
+            return
+        if self._clock.now_micros() - self._unsynced_since >= self._options.buffered_sync_micros:
+            self._sync()
+
+    def _finish(self) -> None:
+        """At an orderly stop: syncs, and gives back what was reserved and not used."""
+        if self._failure is not None:
+            return
+        try:
+            bounds = i64(self._last_version) + i64(self._last_sequence)
+            self._write_meta({BOUNDS_KEY: bounds, CLOCK_KEY: i64(self._clock.now_micros())})
+        except RocksError as error:
+            self._fail(_as_store_error(error))
+
+    # -- failing and answering --------------------------------------------------------------------------------------
+
+    def _fail(self, error: StoreError) -> StoreError:
+        """Ends writing for good (W3)."""
+        with self._admission:
+            if self._failure is None:
+                self._failure = error
+                log.error("writes_stopped", reason=error.reason.name, cause=error.message)
+        return self._refusal()
+
+    def fail(self, error: StoreError) -> None:
+        """Ends writing from outside: a check of the data has found damage."""
+        self._fail(error)
+
+    def _refuse_all(self) -> None:
+        """Refuses everything queued, after a failure or a stop."""
+        self._take(0)
+        error = self._refusal() if self._failure is not None else StoreError(Reason.STOPPING, "the server is stopping")
+        kept: deque[Job | Control | _Stop] = deque()
+        while self._backlog:
+            item = self._backlog.popleft()
+            match item:
+                case Job():
+                    self._end(item, error)
+                case Control():
+                    self._settle(item)
+                    self._answers.append(partial(item.done, error))
+                case _Stop():
+                    kept.append(item)
+        self._backlog = kept
+
+    def _answer(self, job: Job, answer: Outcome | StoreError) -> None:
+        request = job.request
+        if isinstance(answer, StoreError) and isinstance(request, Publish) and request.channel is not None:
+            # Passing or not, records after a refused request must not overtake it (rules P6, P7).
+            request.channel.broken = True
+        self._settle(job)
+        self._answers.append(lambda: job.done(answer))
+
+    def _settle(self, item: Job | Control) -> None:
+        size = _size(item)
+        with self._admission:
+            self._queued_requests -= 1
+            self._queued_bytes -= size
+
+    def _flush_answers(self) -> None:
+        """One wake-up per turn, not per answer: waking the loop is most of the cost of a small write."""
+        if not self._answers:
+            return
+        answers, self._answers = self._answers, []
+
+        def deliver() -> None:
+            for answer in answers:
+                try:
+                    answer()
+                except Exception:
+                    log.exception("answer_failed")  # its own matter: the others still want to hear theirs
+
+        self._deliver(deliver)
+
+
+def _size(item: Job | Control) -> int:
+    return item.size
+
+
+def _broken(job: Job) -> StoreError:
+    return StoreError(
+        Reason.STREAM_BROKEN,
+        "an earlier request of this stream was refused, so nothing after it is applied",
+        applied=job.outcome.applied,
+    )
+
+
+def _as_store_error(error: Exception) -> StoreError:
+    """What a caller is told of an exception below the store's door."""
+    match error:
+        case StoreError():
+            return error
+        case DiskFull():
+            return StoreError(Reason.DISK_FULL, f"the disk is full, writes have stopped: {error}")
+        case Damaged():
+            return StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}")
+        case Stalled():
+            return StoreError(Reason.WRITE_STALLED, f"the disk cannot keep up: {error}", retry_after_micros=MICROS)
+        case RocksError():
+            return StoreError(Reason.STORE_FAILED, f"a commit failed, writes have stopped: {error}")
+        case _:
+            log.error("unexpected", exc_info=error)
+            return StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}")

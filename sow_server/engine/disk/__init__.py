@@ -1,0 +1,1 @@
+"""RocksDB and every layout on disk."""

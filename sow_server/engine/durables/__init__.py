@@ -1,0 +1,1 @@
+"""Durable subscriptions: positions and floors."""

@@ -1,0 +1,1 @@
+"""Message types: the keys, fields, deltas and sizes of payloads. Pure."""

@@ -1,0 +1,1 @@
+"""The journal: every change in one total order."""

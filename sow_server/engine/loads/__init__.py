@@ -1,0 +1,1 @@
+"""Loads: rows that are staged out of sight, then published in one job."""

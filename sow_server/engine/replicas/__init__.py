@@ -1,0 +1,1 @@
+"""Other instances: what was shipped to them, and what they send."""

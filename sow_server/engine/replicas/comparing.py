@@ -1,0 +1,202 @@
+"""What two instances compare of a topic: checksums over its live records, bucket by bucket, and versions (rule R10).
+
+    CM1  Equal live records give equal checksums, whatever the order they were written in, and whatever the numbers that
+         an instance gives to topics, sequences and origins: a checksum is over key, version, the origin's name, stamp
+         and payload.
+    CM2  A change of any of these in one record changes the checksum of its bucket (but for one case in 2^64) and of no
+         other. The bucket depends on the key alone.
+    CM3  All of it is of one instant, and says what was there by `now_micros`: what is due by then is left out, whether
+         this instance acts on expiration or not, as the other one may have dropped it.
+    CM4  Two instances that answer for the same `now_micros` leave out the same. So an instance that acts on expiration
+         refuses (CLOCK_SKEW) when its own clock is beyond: it has dropped what the other one is to count.
+
+What is computed here is compared with what another instance computes, perhaps of another release: the bucket and the
+layout that is hashed are part of the protocol.
+
+          bucket    CRC-32 of the record key, modulo the number of buckets
+          checksum  BLAKE2b, 8 bytes, big-endian, of: version i64 | expire time i64 | origin length u16 | key length u16
+                    | origin's name | record key | payload
+          sum       of the checksums, modulo 2^64
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from hashlib import blake2b
+from itertools import compress
+from struct import Struct
+from typing import Final, NamedTuple, TypeAlias
+from zlib import crc32
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import HEADER_BYTES, header_columns, i64, u16
+from sow_server.engine.store import ManyCut, Store
+from sow_server.engine.values.errors import Reason, StoreError
+
+BUCKETS_MAX: Final = 65_536
+VERSIONS_MAX: Final = 1_000_000
+"""Versions that one answer lists: some 200 MB. Who wants more asks for fewer buckets at a time."""
+CHUNK: Final = 500
+"""Records between two moments at which other threads may go on: some two milliseconds. The bytes of a chunk are bounded
+as in every `fill`."""
+_MODULUS_MASK: Final = 2**64 - 1
+_LENGTHS: Final = Struct(">HH").pack
+_Origins: TypeAlias = dict[bytes, bytes]
+"""Names, by the two bytes that stand for them in a header."""
+
+
+class Checksums(NamedTuple):
+    """One of each a bucket."""
+
+    sums: list[int]
+    """Of the records' checksums, modulo 2^64."""
+    records: list[int]
+    unreadable: int
+    """Records that were left out, as their key cannot be told in a message (rule R13); of the whole topic."""
+
+
+class ComparedVersion(NamedTuple):
+    """A live record."""
+
+    key: bytes
+    version: int
+    checksum: int
+
+
+def bucket_of(key: bytes, buckets: int) -> int:
+    """The bucket of a record key."""
+    return crc32(key) % buckets
+
+
+def checksums(store: Store, topic: str, buckets: int, now_micros: int) -> Checksums:
+    """The checksums of the records of a topic that are not due by `now_micros`. Reads all of them, from any thread.
+
+    Raises StoreError: TOPIC_NOT_FOUND; CLOCK_SKEW (CM4); INVALID_ARGUMENT for a number of buckets outside of 1 to
+    `BUCKETS_MAX`.
+    """
+    _check_buckets(buckets)
+    sums, records = [0] * buckets, [0] * buckets
+    unreadable = Skips()
+    for origins, keys, values in _chunks(store, topic, now_micros, unreadable):
+        places = [crc32(key) % buckets for key in keys]
+        for place, checksum in zip(places, _checksums(origins, keys, values), strict=True):
+            sums[place] += checksum
+            records[place] += 1
+    return Checksums([total & _MODULUS_MASK for total in sums], records, unreadable.count)
+
+
+def versions(
+    store: Store,
+    topic: str,
+    buckets: int,
+    wanted: Collection[int],
+    now_micros: int,
+    *,
+    versions_max: int = VERSIONS_MAX,
+) -> list[ComparedVersion]:
+    """The versions of the records in the `wanted` ones of so many buckets that are not due by `now_micros`, by key.
+    Reads all of the topic, from any thread.
+
+    Raises StoreError as `checksums` does; INVALID_ARGUMENT, too, for a bucket that there is not, and RESULT_TOO_LARGE
+    for more than `versions_max`.
+    """
+    _check_buckets(buckets)
+    chosen = bytearray(buckets)
+    for bucket in wanted:
+        if not 0 <= bucket < buckets:
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"bucket: {bucket} is not one of 0 to {buckets - 1}", field="bucket"
+            )
+        chosen[bucket] = True
+    found: list[ComparedVersion] = []
+    for origins, keys, values in _chunks(store, topic, now_micros, Skips()):
+        inside = [chosen[crc32(key) % buckets] for key in keys]
+        if True not in inside:
+            continue
+        chosen_keys, chosen_values = list(compress(keys, inside)), list(compress(values, inside))
+        if len(found) + len(chosen_keys) > versions_max:
+            raise StoreError(
+                Reason.RESULT_TOO_LARGE,
+                f"bucket: the {len(wanted)} buckets of {topic!r} hold more than the limit of {versions_max} records",
+                field="bucket",
+            )
+        version = header_columns(chosen_values).version
+        found += map(ComparedVersion, chosen_keys, version, _checksums(origins, chosen_keys, chosen_values))
+    return found
+
+
+def _check_buckets(buckets: int) -> None:
+    if not 1 <= buckets <= BUCKETS_MAX:
+        raise StoreError(
+            Reason.INVALID_ARGUMENT, f"buckets: {buckets} is not between 1 and {BUCKETS_MAX}", field="buckets"
+        )
+
+
+class Skips:
+    """Counts the records of a topic that are not compared. They are no news to who compares, so it logs nothing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, topic: Topic, keys: Sequence[bytes], now_micros: int) -> None:
+        """Some of them."""
+        self.count += len(keys)
+
+
+def _chunks(
+    store: Store, topic: str, now_micros: int, skips: Skips
+) -> Iterator[tuple[_Origins, list[bytes], list[bytes]]]:
+    """The records of a topic, cut at one instant, that are not due by `now_micros`, a chunk at a time."""
+    cut = _cut(store, topic, skips)
+    try:
+        (one,) = cut.topics
+        if one.acts and cut.now_micros > now_micros:
+            raise StoreError(
+                Reason.CLOCK_SKEW,
+                f"now_micros: {now_micros} is {cut.now_micros - now_micros} microseconds behind this clock, and "
+                f"{topic!r} acts on expiration",
+                field="now_micros",
+            )
+        # Names are only added, and before the records that point at them: those of the cut are all there.
+        origins = {u16(number): name.encode() for number, name in enumerate(store.origins)}
+        due = i64(now_micros)
+        following: bytes | None = one.topic.prefix
+        while following is not None:
+            keys: list[bytes] = []
+            values: list[bytes] = []
+            following, _ = one.fill(following, CHUNK, keys, values)
+            lasting = [value[24:32] > due for value in values]
+            if False in lasting:
+                keys, values = list(compress(keys, lasting)), list(compress(values, lasting))
+            yield origins, keys, values
+            time.sleep(0)  # lets go of the GIL; otherwise each wake-up of the event loop would wait for its interval
+    finally:
+        cut.close()
+
+
+def _cut(store: Store, topic: str, skips: Skips) -> ManyCut:
+    """The one topic, looked up within the cut: one that is deleted at this moment must not look empty. And not with
+    `Store.cut`, as comparing is no use of a topic (rule T1)."""
+    cut = store.cut_many(lambda topics: [found for found in topics if found.name == topic], skipped=skips)
+    if not cut.topics:
+        cut.close()
+        raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {topic!r}", field="topic")
+    return cut
+
+
+def _checksums(origins: _Origins, keys: Sequence[bytes], values: Sequence[bytes]) -> array[int]:
+    digests: list[bytes] = []
+    add = digests.append
+    for key, value in zip(keys, values, strict=True):
+        origin = origins[value[2:4]]
+        framed = b"".join(
+            (value[8:16], value[24:32], _LENGTHS(len(origin), len(key)), origin, key, value[HEADER_BYTES:])
+        )
+        add(blake2b(framed, digest_size=8).digest())
+    numbers = array("Q", b"".join(digests))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers

@@ -1,0 +1,385 @@
+"""Changes of other instances, merged into this one's by version: in whatever order, and however often they come.
+
+A change is applied if, and only if, its (version, origin) is greater than that of what is here, record or tombstone
+(rule R3). Versions, stamps and times of publish stay what they are (rule R2). On the writer's thread, on a `Draft`.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, repeat
+from struct import Struct
+from typing import Final, NamedTuple
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
+from sow_server.engine.disk.layout import (
+    HEADER_FAST,
+    PUT,
+    TOUCH,
+    WITHDRAW,
+    Changes,
+    foreign_changes,
+    header_start,
+    i64,
+    read_header,
+    sequences,
+    versions,
+)
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import NEVER
+
+_TIMES: Final = Struct(">qq")
+_PUTS: Final = frozenset((PUT, TOUCH))
+_NEVER_BYTES: Final = i64(NEVER)
+
+
+class Purged(NamedTuple):
+    """The highest version of a tombstone that has been purged, and its origin's name."""
+
+    version: int = 0
+    origin: str = ""
+
+
+NOTHING_PURGED: Final = Purged()
+
+
+class Counts(NamedTuple):
+    """What became of changes."""
+
+    applied: int = 0
+    superseded: int = 0
+    known: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts, as they come."""
+
+    applied: int = 0
+    superseded: int = 0
+    known: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+    def counts(self) -> Counts:
+        """What has been counted."""
+        return Counts(self.applied, self.superseded, self.known, self.dropped, self.refused)
+
+
+class Dead(NamedTuple):
+    """A record that is dropped, or not taken, as it is dead by what has been purged (rule R4)."""
+
+    key: bytes
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    origin: str
+    payload: bytes
+
+
+class Rows(NamedTuple):
+    """Changes of one topic, in columns of equal length, origins by their numbers here."""
+
+    kinds: bytes
+    keys: Sequence[bytes]
+    store_keys: Sequence[bytes]
+    payloads: Sequence[bytes]
+    versions: list[int]
+    publish_times: list[int]
+    expire_times: list[int]
+    origins: list[int]
+    changes: Changes | None = None
+    """The chunk that they are the whole of: its columns may be two numbers."""
+
+    def picked(self, chosen: Sequence[bool]) -> Rows:
+        """Some of them."""
+        return Rows(
+            bytes(compress(self.kinds, chosen)),
+            list(compress(self.keys, chosen)),
+            list(compress(self.store_keys, chosen)),
+            list(compress(self.payloads, chosen)),
+            list(compress(self.versions, chosen)),
+            list(compress(self.publish_times, chosen)),
+            list(compress(self.expire_times, chosen)),
+            list(compress(self.origins, chosen)),
+        )
+
+
+class Merge:
+    """Merges chunks into one topic, in one commit."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        topic: Topic,
+        names: Sequence[str],
+        tally: Tally,
+        *,
+        guard: Purged = NOTHING_PURGED,
+        buries: bool = True,
+        snapshot: bool = False,
+    ) -> None:
+        """`buries`: what is dead by the guard is to end wherever it lives. `snapshot`: these are records as they stand,
+        not changes as they were made."""
+        self._snapshot = snapshot
+        self._draft = draft
+        self._topic = topic
+        self._names = names
+        """Of origins, by their numbers here."""
+        self._tally = tally
+        self._guard = guard
+        self._buries = buries
+        self._before = earlier_numbers(names, draft.origin)
+        self.not_taken: list[Dead] = []
+        """What was not taken, as it is dead by the guard."""
+
+    def apply(self, changes: Changes, own: Sequence[int], found: Mapping[int, Fault] = NO_FAULTS) -> None:
+        """Merges a chunk; `own`: the numbers here of the origins that it points at; `found`: the changes that are not
+        taken, as something is wrong with them. Raises StoreError BATCH_DAMAGED."""
+        draft, topic = self._draft, self._topic
+        if not changes.keys:
+            return
+        try:
+            origins = [own[number] for number in changes.origin.tolist()]
+        except IndexError:
+            raise StoreError(Reason.BATCH_DAMAGED, f"a change of {topic.name} has an origin without a name") from None
+        store_keys = [topic.prefix + key for key in changes.keys]
+        rows = Rows(
+            changes.change,
+            changes.keys,
+            store_keys,
+            changes.payloads,
+            changes.version.tolist(),
+            changes.publish_time_micros.tolist(),
+            changes.expire_time_micros.tolist(),
+            origins,
+            changes,
+        )
+        if found:
+            rows = rows.picked(self._taken(rows, found))
+            store_keys = list(rows.store_keys)
+            if not store_keys:
+                return
+        draft.fetch_heads(store_keys)
+        if topic.wants_previous:
+            draft.fetch_values(store_keys)
+        every = range(len(store_keys))
+        if self._guard.version or len(set(store_keys)) < len(store_keys):
+            alone: Collection[int] = every
+        else:
+            alone = self._alone(rows)
+        letters = sum(draft.letters.values())
+        for index in sorted(alone):
+            self._apply_one(rows, index)
+        if sum(draft.letters.values()) > letters:
+            # Something has expired, and its dead letter may have come to any key, of this topic, too.
+            for index in every:
+                if index not in alone:
+                    self._apply_one(rows, index)
+            return
+        if not alone:
+            self._put_all(rows)
+        elif len(alone) < len(every):
+            self._put_all(rows.picked([index not in alone for index in every]))
+
+    def _taken(self, rows: Rows, found: Mapping[int, Fault]) -> list[bool]:
+        """Which changes are taken, of which something is wrong with those `found`. A removal under a key that no
+        publish could have made is taken where there is a record under this key: so one instance mends all. Where there
+        is none, nothing is to be done, as no put under that key will be taken."""
+        taken = [index not in found for index in range(len(rows.keys))]
+        removals = [
+            index for index, fault in found.items() if rows.kinds[index] not in _PUTS and fault.reason in KEY_FAULTS
+        ]
+        if removals:
+            self._draft.fetch_heads([rows.store_keys[index] for index in removals])
+            for index in removals:
+                taken[index] = self._draft.heads[rows.store_keys[index]] is not None
+                self._tally.known += not taken[index]
+        self._tally.refused += len(found) - len(removals)
+        return taken
+
+    def _alone(self, rows: Rows) -> set[int]:
+        """Those that need more thought than puts of newer versions over older ones, which are put column by column:
+        replication is as fast as that."""
+        draft, topic = self._draft, self._topic
+        heads = [draft.heads[key] for key in rows.store_keys]
+        alone: set[int] = set()
+        if set(rows.kinds) != {PUT}:
+            alone.update(index for index, kind in enumerate(rows.kinds) if kind != PUT)
+        older = list(map(operator.gt, rows.versions, versions(heads)))
+        if False in older:
+            # An equal version is known, or one of another instance: then names decide.
+            alone.update(index for index, wins in enumerate(older) if not wins)
+        if not self._before.isdisjoint(rows.origins):
+            alone.update(i for i, origin in enumerate(rows.origins) if origin in self._before and heads[i] is not None)
+        if topic.acts:
+            now, now_bytes = draft.now, draft.now_bytes
+            if min(rows.expire_times) <= now:
+                alone.update(index for index, due in enumerate(rows.expire_times) if due <= now)
+            stamps = [_NEVER_BYTES if head is None else head[24:32] for head in heads]
+            if min(stamps) <= now_bytes:
+                alone.update(index for index, stamp in enumerate(stamps) if stamp <= now_bytes)
+        if None in heads and draft.may_have_tombstones(topic):
+            missing = [index for index, head in enumerate(heads) if head is None]
+            dead = draft.find_tombstones([rows.store_keys[index] for index in missing])
+            alone.update(index for index in missing if rows.store_keys[index] in dead)
+        return alone
+
+    def _put_all(self, rows: Rows) -> None:
+        draft, topic, count = self._draft, self._topic, len(rows.keys)
+        sequence, one = draft.next_sequence, rows.origins[0]
+        starts = repeat(header_start(one)) if rows.origins.count(one) == count else map(header_start, rows.origins)
+        new_heads = list(
+            map(
+                HEADER_FAST.pack,
+                starts,
+                map(len, rows.payloads),
+                rows.versions,
+                map(_TIMES.pack, rows.publish_times, rows.expire_times),
+                range(sequence, sequence + count),
+            )
+        )
+        chunk = draft.chunk(topic)
+        stamps = [head[24:32] for head in new_heads]
+        old_heads = draft.put_all(
+            topic, rows.keys, rows.store_keys, new_heads, rows.payloads, stamps, min(rows.expire_times)
+        )
+        if chunk is not None:
+            chunk.change += rows.kinds
+            if rows.changes is not None:
+                chunk.version.extend(rows.changes.version)
+                chunk.publish_time.extend(rows.changes.publish_time_micros)
+                chunk.expire_time.extend(rows.changes.expire_time_micros)
+            else:
+                chunk.version.numbers(array("q", rows.versions))
+                chunk.publish_time.numbers(array("q", rows.publish_times))
+                chunk.expire_time.numbers(array("q", rows.expire_times))
+            if rows.origins.count(one) == count:
+                chunk.origin.constant(one, count)
+            else:
+                chunk.origin.numbers(array("q", rows.origins))
+            chunk.previous.numbers(sequences(old_heads))
+            chunk.removed_version.constant(0, count)
+            chunk.removed_origin.constant(0, count)
+            chunk.keys += rows.keys
+            chunk.payloads += rows.payloads
+        draft.next_sequence = sequence + count
+        draft.next_version = max(draft.next_version, max(rows.versions) + 1)
+        self._tally.applied += count
+
+    def _apply_one(self, rows: Rows, index: int) -> None:
+        draft, topic, tally = self._draft, self._topic, self._tally
+        key, store_key, kind, origin = rows.keys[index], rows.store_keys[index], rows.kinds[index], rows.origins[index]
+        head = draft.live_head(topic, key, store_key)
+        standing = self._standing(head, store_key)
+        ours = None if standing is None else (standing[0], self._names[standing[1]])
+        theirs = rows.versions[index], self._names[origin]
+        if ours == theirs:
+            tally.known += 1
+        elif ours is not None and ours > theirs:
+            tally.superseded += 1
+        elif standing is not None and standing[1] == draft.origin and origin in self._before:
+            self._outrank(key, store_key, head, theirs[0])
+            tally.superseded += 1
+        elif head is None and self._guard.version and theirs <= self._guard:
+            if kind in _PUTS:
+                self.not_taken.append(
+                    Dead(
+                        key,
+                        theirs[0],
+                        rows.publish_times[index],
+                        rows.expire_times[index],
+                        theirs[1],
+                        rows.payloads[index],
+                    )
+                )
+                tally.dropped += 1
+                if self._buries:
+                    # Wherever else it lives, also where it came from, it ends with this, and nothing that is newer
+                    # does.
+                    source, draft.source = draft.source, 0
+                    by = min(self._before, default=draft.origin)  # nothing was written here that could outrank others
+                    draft.bury(topic, key, store_key, version=theirs[0] + 1, origin=by)
+                    draft.source = source
+            else:
+                tally.known += 1
+        elif ours is None and kind == WITHDRAW:
+            tally.known += 1
+        elif self._snapshot and head is None and kind in _PUTS and topic.acts and rows.expire_times[index] <= draft.now:
+            # It is over, and what it may have replaced is not here: its expiry was told here, or is nobody's business.
+            # An instance that does not act on expiration keeps such rows for ever, and seeds them again and again.
+            draft.bury(topic, key, store_key, version=theirs[0], origin=origin)
+            tally.applied += 1
+        else:
+            tally.applied += 1
+            if kind in _PUTS:
+                payload = rows.payloads[index]
+                if kind == TOUCH and (head is None or draft.body(store_key) != payload):
+                    kind = PUT  # what was touched has not been here
+                draft.put(
+                    topic,
+                    key,
+                    store_key,
+                    head,
+                    payload,
+                    change=kind,
+                    publish_time=rows.publish_times[index],
+                    expire_time=rows.expire_times[index],
+                    version=theirs[0],
+                    origin=origin,
+                )
+            elif head is not None:
+                draft.delete(topic, key, store_key, head, version=theirs[0], origin=origin)
+            else:
+                draft.bury(topic, key, store_key, version=theirs[0], origin=origin)
+
+    def _outrank(self, key: bytes, store_key: bytes, head: bytes | None, version: int) -> None:
+        """Puts what this instance has written, or the tombstone of what it has deleted, anew above a version that it
+        wrote with earlier data. Those writes came before all that it has written since, whatever its clock said, so a
+        greater version does not make them newer (rule K7)."""
+        draft, topic = self._draft, self._topic
+        source, draft.source = draft.source, 0
+        draft.next_version = max(draft.next_version, version + 1)
+        if head is None:
+            draft.bury(topic, key, store_key, version=draft.next_version, origin=draft.origin)
+        else:
+            draft.put(
+                topic,
+                key,
+                store_key,
+                head,
+                draft.body(store_key),
+                change=PUT,
+                publish_time=read_header(head).publish_time_micros,
+                expire_time=read_header(head).expire_time_micros,
+            )
+        draft.source = source
+
+    def _standing(self, head: bytes | None, store_key: bytes) -> tuple[int, int] | None:
+        """The version and the origin's number of what is here, record or tombstone."""
+        if head is not None:
+            found = read_header(head)
+            return found.version, found.origin
+        draft = self._draft
+        tombstone = draft.tombstone(store_key) if draft.may_have_tombstones(self._topic) else None
+        return None if tombstone is None else (tombstone.version, tombstone.origin)
+
+
+def earlier_numbers(names: Sequence[str], own: int) -> set[int]:
+    """The numbers of the instance `own` for what it wrote with earlier data, under the same name (rule K7)."""
+    return {number for number, name in enumerate(names) if name == names[own] and number != own}
+
+
+def decoded(topic: str, chunk: bytes) -> Changes:
+    """The changes that another instance has packed. Raises StoreError BATCH_DAMAGED."""
+    try:
+        return foreign_changes(chunk)
+    except ValueError as error:
+        raise StoreError(Reason.BATCH_DAMAGED, f"a batch of {topic} cannot be read: {error}") from None

@@ -1,0 +1,1 @@
+"""Values and the rules about them: pure, without I/O."""

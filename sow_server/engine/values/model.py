@@ -1,0 +1,343 @@
+"""The values that pass through the store's door: requests, outcomes, records, settings of topics.
+
+Times are int microseconds since the epoch, ttls int microseconds; `NEVER` is the expire time of what never expires
+(inside the server only: on the wire never is spelled out, rule L2).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from sow_server.engine.values.errors import Reason
+
+NEVER: Final = 2**63 - 1
+MICROS: Final = 1_000_000
+TTL_MAX_MICROS: Final = 3_653 * 86_400 * MICROS
+"""Longest lifetime: ten years with their leap days (rule L18)."""
+
+
+class MessageType(enum.StrEnum):
+    """Encoding of a topic's payloads (rule K2)."""
+
+    JSON = "json"
+    MSGPACK = "msgpack"
+    FIX = "fix"
+    NVFIX = "nvfix"
+    BINARY = "binary"
+
+
+class Expiration(enum.StrEnum):
+    """Whether and how a topic's records expire (rule L3)."""
+
+    DISABLED = "disabled"
+    ENABLED = "enabled"
+    REJECT = "reject"
+
+
+class LifetimeKind(enum.IntEnum):
+    """What a publisher says of a lifetime (rule L2); numbered as in `sow.v1.LifetimeKind`."""
+
+    ABSENT = 0
+    TTL = 1
+    EXPIRE_TIME = 2
+    NEVER = 3
+
+
+class Lifetime(NamedTuple):
+    """A lifetime as a publisher gives it: `micros` is a ttl or an expire time by `kind`, else 0."""
+
+    kind: LifetimeKind
+    micros: int = 0
+
+
+ABSENT: Final = Lifetime(LifetimeKind.ABSENT)
+PERMANENT: Final = Lifetime(LifetimeKind.NEVER)
+
+
+class TtlMode(enum.IntEnum):
+    """What an update does to the stamp of a live record (rule L6)."""
+
+    RESET = 1
+    KEEP = 2
+
+
+class Durability(enum.IntEnum):
+    """When a write is acknowledged (rule P5); numbered as in `sow.v1.Durability`."""
+
+    FSYNC = 1
+    BUFFERED = 2
+    REPLICATED = 3
+    """To the engine it is FSYNC: who waits for peers does so outside of it."""
+
+
+class ConditionKind(enum.IntEnum):
+    """What must hold of the live record for a write to be applied (rule P3)."""
+
+    IF_ABSENT = 1
+    IF_PRESENT = 2
+    IF_VERSION = 3
+
+
+class Condition(NamedTuple):
+    """A condition; `version` counts for IF_VERSION only."""
+
+    kind: ConditionKind
+    version: int = 0
+
+
+class PublisherPosition(NamedTuple):
+    """Who publishes, and the sequence of the request's first record (rule P6)."""
+
+    publisher_id: str
+    epoch: int
+    first_sequence: int
+    unit: int = 0
+    """The unit of work that the records are a part of; 0: none."""
+    unit_done: bool = False
+    """Whether the request ends its unit."""
+
+
+class OpenedPublisher(NamedTuple):
+    """What a publisher that asked for a new epoch is told (rule P6)."""
+
+    epoch: int
+    unit_done: bool = False
+    """The unit that it named is finished, and no epoch was begun."""
+    unit_records: int = 0
+    """Records of that unit, in the attempt that finished it; 0 where a later unit is finished, too."""
+
+
+RecordMatcher = Callable[[bytes, bytes], bool]
+"""Whether a record is meant: by its record key and its stored value, header and payload."""
+
+
+class PublishChannel:
+    """What the requests of one publish stream have in common: once broken, nothing after is applied (rule P6)."""
+
+    __slots__ = ("broken",)
+
+    def __init__(self) -> None:
+        self.broken = False
+
+
+@dataclass(slots=True, eq=False)
+class Publish:
+    """Records to put, in columns; every column that is not None is as long as `payloads`."""
+
+    topic: str
+    payloads: Sequence[bytes]
+    keys: Sequence[str] | None = None
+    lifetime: Lifetime = ABSENT
+    lifetimes: Sequence[Lifetime] | None = None
+    ttl_mode: TtlMode = TtlMode.RESET
+    conditions: Sequence[Condition | None] | None = None
+    durability: Durability = Durability.FSYNC
+    atomic: bool = False
+    publisher: PublisherPosition | None = None
+    channel: PublishChannel | None = None
+    want_results: bool = False
+    delta: bool = False
+    """Whether payloads are merged into the live records (rule P2)."""
+    unset_paths: Sequence[str] = ()
+    """Fields to remove from each record; only with `delta`."""
+
+
+@dataclass(slots=True, eq=False)
+class Touch:
+    """Keys whose records get a new lifetime, without a payload (rule P8)."""
+
+    topic: str
+    keys: Sequence[str]
+    lifetime: Lifetime = ABSENT
+    condition: Condition | None = None
+    durability: Durability = Durability.FSYNC
+
+
+@dataclass(slots=True, eq=False)
+class Delete:
+    """Records to delete: by keys, or by a payload whose key is derived as for a publish (rule D1)."""
+
+    topic: str
+    keys: Sequence[str | bytes] | None = None
+    """Bytes: as the key is stored, whatever it is."""
+    payload: bytes | None = None
+    durability: Durability = Durability.FSYNC
+    topic_id: int | None = None
+    """Where keys were found in a topic: which one. If another has its name by now, the delete is refused."""
+    matches: RecordMatcher | None = None
+    """What a record must still be when it is its turn; None: anything (rule D2)."""
+    publisher: PublisherPosition | None = None
+    """In whose name: refused once a later epoch of that publisher has begun, or its unit is finished (rule P6)."""
+
+
+class RestampMode(enum.IntEnum):
+    """What becomes of a lifetime (rule L13); numbered as in `sow.v1.RestampMode`."""
+
+    SET = 1
+    CAP = 2
+    """The lifetime is a bound: later stamps are lowered to it."""
+    CLEAR = 3
+
+
+@dataclass(slots=True, eq=False)
+class Restamp:
+    """Keys whose live records get a lifetime as an administrator wants it, where they have another (rule L13).
+
+    `topic_id` and `matches` as in `Delete`; `lifetime` is ABSENT with CLEAR.
+    """
+
+    topic: str
+    keys: Sequence[str | bytes]
+    mode: RestampMode
+    lifetime: Lifetime = ABSENT
+    durability: Durability = Durability.FSYNC
+    topic_id: int | None = None
+    matches: RecordMatcher | None = None
+
+
+Request: TypeAlias = Publish | Touch | Delete | Restamp
+
+
+class Refusal(NamedTuple):
+    """One record that was not applied."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a refusal
+    reason: Reason
+    message: str
+    current_version: int = 0
+
+
+class Applied(NamedTuple):
+    """One record that was applied. A duplicate has the version and sequence of then, 0 where they are forgotten."""
+
+    key: str
+    version: int
+    expire_time_micros: int
+    sequence: int
+    ttl_ignored: bool = False
+    duplicate: bool = False
+    expire_time_known: bool = True
+    """False: the expire time of this duplicate is forgotten."""
+    delivered: int | None = None
+    """Of a record that was due at once: how many attached subscribers it was for (rule L7)."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request. `results` (one per record) only where the request wants them."""
+
+    durability: Durability = Durability.FSYNC
+    applied: int = 0
+    duplicates: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    last_version: int = 0
+    last_sequence: int = 0
+    last_duplicate_version: int = 0
+    last_duplicate_sequence: int = 0
+    """Of the last duplicate; 0 where they are forgotten."""
+    results: list[Applied | Refusal] | None = None
+
+
+class Record(NamedTuple):
+    """A record as stored (rule K6); `key` is the UTF-8 of the record key."""
+
+    key: bytes
+    payload: bytes
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int
+    origin: int
+    sequence: int
+
+
+class BacklogAction(enum.StrEnum):
+    """What happens beyond a topic's backlog quota (rule J9)."""
+
+    HOLD = "hold"
+    REJECT = "reject"
+    EVICT = "evict"
+    CONFLATE = "conflate"
+
+
+class OnMissing(enum.StrEnum):
+    """What becomes of dead letters while their target does not exist (rule T3)."""
+
+    RETAIN = "retain"
+    DROP = "drop"
+
+
+class TopicSettings(NamedTuple):
+    """What an administrator sets on a topic. None: no such bound, or unlimited."""
+
+    key: tuple[str, ...] = ()
+    message_type: MessageType = MessageType.JSON
+    expiration: Expiration = Expiration.DISABLED
+    default_ttl_micros: int | None = None
+    min_ttl_micros: int | None = None
+    max_ttl_micros: int | None = None
+    journal: bool = True
+    separator: bytes = b"\x01"
+    retain_time_micros: int | None = 600 * MICROS
+    retain_bytes: int | None = 256 * 2**20
+    index: tuple[str, ...] = ()  # type: ignore[assignment]  # hides tuple.index, which nobody needs of settings
+    max_age_micros: int | None = None
+    max_bytes: int | None = None
+    max_entries: int | None = None
+    backlog_ttl_micros: int | None = None
+    backlog_quota_bytes: int | None = None
+    backlog_quota_age_micros: int | None = None
+    backlog_action: BacklogAction = BacklogAction.HOLD
+    durable_idle_ttl_micros: int | None = None
+    idle_ttl_micros: int | None = None
+    publish_is_use: bool = False
+    only_if_empty: bool = False
+    auto_delete: bool = False
+    dead_letter: str = ""
+    dead_letter_by_key: bool = False
+    on_missing: OnMissing = OnMissing.RETAIN
+    backlog_quota_entries: int | None = None
+    delivery_limit: int | None = None
+    """Of its durables (rule J15)."""
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether there is a backlog quota (rule J9)."""
+        return (self.backlog_quota_bytes, self.backlog_quota_age_micros, self.backlog_quota_entries) != (None,) * 3
+
+    @property
+    def acts_on_expiration(self) -> bool:
+        """Whether a stamp makes a record expire (rule L7). Stamps from before `reject` was set still count."""
+        return self.expiration is not Expiration.DISABLED
+
+
+class DurableSettings(NamedTuple):
+    """What is in force for a durable subscription. None: unlimited, or never."""
+
+    retain_time_micros: int | None = TopicSettings().retain_time_micros
+    retain_bytes: int | None = TopicSettings().retain_bytes
+    backlog_ttl_micros: int | None = None
+    idle_ttl_micros: int | None = None
+    delivery_limit: int | None = None
+
+
+class TopicStatistics(NamedTuple):
+    """Figures of a topic (rule L16)."""
+
+    stored_records: int
+    stored_bytes: int
+    journal_bytes: int
+    journal_entries: int
+    floor_sequence: int
+    durables: int = 0
+    backlog_bytes: int = 0
+    """What the slowest durable leaves unacknowledged (rule J9)."""
+    backlog_age_micros: int | None = None
+    """Of the oldest entry of it."""
+    tombstones: int = 0
+    """Kept for peers (rule R4)."""
+    slowest_durable: str = ""
+    backlog_entries: int = 0
+    """Before its filter."""
