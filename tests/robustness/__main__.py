@@ -7,17 +7,22 @@ next one begins. The exit code tells whether any has failed.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as in tests/conftest.py: before anything imports grpc
 
 from tests.robustness.round import Plan, run_and_keep
+
+ROUNDS_A_PROCESS = 20
+"""A process ends after so many, with whatever its rounds have left in memory."""
 
 
 def main() -> int:
@@ -44,19 +49,12 @@ def main() -> int:
     ]
     failed: dict[int, list[str]] = {}
     began = time.monotonic()
-    with ProcessPoolExecutor(given.workers, max_tasks_per_child=20) as pool:
-        running = {pool.submit(run_and_keep, plan, given.keep): plan for plan in plans}
-        for number, future in enumerate(as_completed(running), 1):
-            plan = running[future]
-            try:
-                figures, problems = future.result()
-            except Exception as failure:
-                figures, problems = f"seed={plan.seed}", [f"{type(failure).__name__}: {failure}"]
-            print(f"{number}/{given.rounds} {figures}", flush=True)
-            for problem in problems[:20]:
-                print(f"    {problem[:1000]}", flush=True)
-            if problems:
-                failed[plan.seed] = problems
+    for number, (plan, figures, problems) in enumerate(_played(plans, given.workers, given.keep), 1):
+        print(f"{number}/{given.rounds} {figures}", flush=True)
+        for problem in problems[:20]:
+            print(f"    {problem[:1000]}", flush=True)
+        if problems:
+            failed[plan.seed] = problems
     kinds = Counter(problem.partition(":")[0] for problems in failed.values() for problem in problems)
     print(f"{given.rounds} rounds from seed {given.seed} in {time.monotonic() - began:.0f} s, {len(failed)} failed")
     for kind, count in kinds.most_common():
@@ -64,6 +62,22 @@ def main() -> int:
     for seed in sorted(failed):
         print(f"    make test-robustness SEED={seed} ROUNDS=1    # its history: {given.keep}/seed-{seed}")
     return 1 if failed else 0
+
+
+def _played(plans: Sequence[Plan], workers: int, keep: Path) -> Iterator[tuple[Plan, str, list[str]]]:
+    """Plays the rounds; yields each with its figures and problems as it ends."""
+    # A pool of processes for so many rounds at a time, rather than one whose processes end after so many: in Python
+    # 3.11 an executor with `max_tasks_per_child` stops for ever once its first processes have had their share.
+    for start in range(0, len(plans), ROUNDS_A_PROCESS * workers):
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            some = plans[start : start + ROUNDS_A_PROCESS * workers]
+            running = {pool.submit(run_and_keep, plan, keep): plan for plan in some}
+            for future in as_completed(running):
+                plan = running[future]
+                try:
+                    yield plan, *future.result()
+                except Exception as failure:
+                    yield plan, f"seed={plan.seed}", [f"{type(failure).__name__}: {failure}"]
 
 
 if __name__ == "__main__":
