@@ -122,15 +122,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_ARGUMENT: _ErrorReason.ValueType  # 1
     """A field of the request is missing, malformed or contradicts another; the message names it."""
     ERROR_REASON_TOPIC_NOT_FOUND: _ErrorReason.ValueType  # 2
-    """There is no such topic, and it is not created by a publish."""
+    """There is no such topic, and a publish does not create it."""
     ERROR_REASON_TOPIC_NAME_INVALID: _ErrorReason.ValueType  # 3
     """The topic name breaks rule K1."""
     ERROR_REASON_TOPIC_EXISTS: _ErrorReason.ValueType  # 4
-    """A topic of that name exists already."""
+    """A topic of that name exists already, with equal or other settings (K1). Nothing was changed."""
     ERROR_REASON_TOPIC_NOT_EMPTY: _ErrorReason.ValueType  # 5
-    """key, message_type or fix_separator can change only while the topic is empty."""
+    """key, message_type or fix_separator can change only while the topic is empty (K1)."""
     ERROR_REASON_SET_IN_CONFIG: _ErrorReason.ValueType  # 6
-    """The configuration file owns this topic; change it there."""
+    """The configuration file owns this topic (K1)."""
     ERROR_REASON_KEY_NOT_ALLOWED: _ErrorReason.ValueType  # 7
     """A key was given on a topic that derives keys from its key fields (K3)."""
     ERROR_REASON_KEY_REQUIRED: _ErrorReason.ValueType  # 8
@@ -148,13 +148,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PAYLOAD_MALFORMED: _ErrorReason.ValueType  # 14
     """The payload is not a document of the topic's message type; the message names the position."""
     ERROR_REASON_REQUEST_TOO_LARGE: _ErrorReason.ValueType  # 15
-    """More records or bytes in one request than the limit (K8)."""
+    """The request has more records or bytes than the limit (K8), or a message or an answer is beyond 20 MiB, or loads
+    have staged as much as [limits] loads_bytes_max allows.
+    """
     ERROR_REASON_ATOMIC_TOO_LARGE: _ErrorReason.ValueType  # 16
-    """More records in an atomic request than one commit may hold (K8)."""
+    """The atomic request has more records than one commit may hold (K8)."""
     ERROR_REASON_ATOMIC_ABORTED: _ErrorReason.ValueType  # 17
     """Another record of this atomic request was refused, so this one was not applied either."""
     ERROR_REASON_CONDITION_FAILED: _ErrorReason.ValueType  # 18
-    """The condition does not hold (P3); the current version is given."""
+    """The condition does not hold (P3). The error gives the current version."""
     ERROR_REASON_LIFETIME_REJECTED: _ErrorReason.ValueType  # 19
     """The topic has expiration = "reject" and the record carries a lifetime (L3)."""
     ERROR_REASON_LIFETIME_NEGATIVE: _ErrorReason.ValueType  # 20
@@ -162,7 +164,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_LIFETIME_TOO_LONG: _ErrorReason.ValueType  # 21
     """A ttl or expire time is more than 10 years ahead (L18)."""
     ERROR_REASON_RECORD_NOT_FOUND: _ErrorReason.ValueType  # 22
-    """There is no live record of that key."""
+    """There is no live record of that key: it was deleted, has expired, or was never published."""
     ERROR_REASON_UNSUPPORTED_FOR_MESSAGE_TYPE: _ErrorReason.ValueType  # 23
     """The message type does not support this operation (binary has no fields)."""
     ERROR_REASON_FILTER_INVALID: _ErrorReason.ValueType  # 24
@@ -176,27 +178,31 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STREAM_BROKEN: _ErrorReason.ValueType  # 28
     """An earlier record of this stream was refused for a passing reason, so nothing after it was applied (P6)."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 29
-    """The write queue is full, or there are as many subscriptions as allowed. Passing: try again later."""
+    """The write queue is full, there are as many subscriptions as allowed, or ordered queries wait too long, or too many
+    of them wait, for memory to sort in. The refusal may pass: try again later.
+    """
     ERROR_REASON_WRITE_STALLED: _ErrorReason.ValueType  # 30
-    """The disk cannot keep up (a write stall). Passing: try again later."""
+    """The disk cannot keep up (a write stall). The refusal may pass: try again later."""
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 31
-    """The disk is full; writes have stopped, reads go on. Or it is about to be, and only what loads stage is refused."""
+    """The disk is full; writes have stopped, reads continue. Or the disk is almost full: then only rows of loads are
+    refused ([limits] loads_disk_free_min).
+    """
     ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 32
-    """A commit failed; writes have stopped, reads go on (X3). The server's log and health say why."""
+    """A commit failed; writes have stopped, reads continue (X3). The server's log and health say why."""
     ERROR_REASON_DATA_DAMAGED: _ErrorReason.ValueType  # 33
     """Stored data failed its checksum."""
     ERROR_REASON_STOPPING: _ErrorReason.ValueType  # 34
     """The server is stopping."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 35
-    """An unexpected fault; the details are in the server's log."""
+    """An unexpected fault occurred. The details are in the server's log."""
     ERROR_REASON_ORDER_INVALID: _ErrorReason.ValueType  # 36
     """The order_by does not parse; the message shows the position."""
     ERROR_REASON_RESULT_TOO_LARGE: _ErrorReason.ValueType  # 37
-    """The ordered result is larger than the server sorts in memory; ask with top_n, or without order_by."""
+    """The ordered result alone is larger than the memory in which the server sorts."""
     ERROR_REASON_UNSET_KEY_FIELD: _ErrorReason.ValueType  # 38
     """A field to unset is a key field (P2)."""
     ERROR_REASON_BOOKMARK_MALFORMED: _ErrorReason.ValueType  # 39
-    """The bookmark is not one that a server of sow gave."""
+    """No sow server gave this bookmark."""
     ERROR_REASON_BOOKMARK_OTHER_EPOCH: _ErrorReason.ValueType  # 40
     """The bookmark is from another journal: the data were created anew or restored since (J14)."""
     ERROR_REASON_BOOKMARK_IN_FUTURE: _ErrorReason.ValueType  # 41
@@ -208,31 +214,33 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PATTERN_MATCHES_NOTHING: _ErrorReason.ValueType  # 44
     """No topic matches the pattern."""
     ERROR_REASON_RESYNC_REQUIRED: _ErrorReason.ValueType  # 45
-    """The subscriber is further behind than the journal reaches; take a new snapshot."""
+    """The subscriber is further behind than the journal reaches."""
     ERROR_REASON_TOPIC_DELETED: _ErrorReason.ValueType  # 46
     """The topic was deleted while subscribed to."""
     ERROR_REASON_DURABLE_NOT_FOUND: _ErrorReason.ValueType  # 47
     """There is no durable subscription of that name."""
     ERROR_REASON_DURABLE_IN_USE: _ErrorReason.ValueType  # 48
-    """The durable subscription has a consumer; take over with force, or wait."""
+    """The durable subscription has a consumer."""
     ERROR_REASON_DURABLE_TAKEN_OVER: _ErrorReason.ValueType  # 49
     """Another consumer has taken the durable subscription over."""
     ERROR_REASON_DURABLE_DETACHED: _ErrorReason.ValueType  # 50
-    """The durable subscription was rewound, deleted or cleared by force; come back to go on."""
+    """The durable subscription was rewound, deleted or cleared by force."""
     ERROR_REASON_DURABLE_DIFFERS: _ErrorReason.ValueType  # 51
     """The durable subscription has another filter, or other settings."""
     ERROR_REASON_BACKLOG_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 52
-    """The topic's backlog quota is used up (J9). Passing: try again later."""
+    """The topic's backlog quota is used up (J9). The refusal may pass: try again later."""
     ERROR_REASON_POLICY_NOT_FOUND: _ErrorReason.ValueType  # 53
     """There is no policy of that name."""
     ERROR_REASON_REPLICATION_UNAVAILABLE: _ErrorReason.ValueType  # 54
-    """Fewer sync peers than wanted have the write; it stands on this instance. Passing: others may come back (P5)."""
+    """Fewer sync peers than required have the write; it stands on this instance. The error may pass: peers may come back
+    (P5).
+    """
     ERROR_REASON_PEER_NOT_FOUND: _ErrorReason.ValueType  # 55
     """No peer of that name is configured."""
     ERROR_REASON_PEER_NOT_ACCEPTED: _ErrorReason.ValueType  # 56
-    """The instance that calls is neither a peer of this one nor accepted by it (R1)."""
+    """The calling instance is neither a peer of this one nor accepted by it (R1)."""
     ERROR_REASON_PEER_UNAUTHENTICATED: _ErrorReason.ValueType  # 57
-    """The instance that calls has not shown the token that was agreed on (R11)."""
+    """The calling instance has not shown the token that was agreed on (R11)."""
     ERROR_REASON_PEER_IS_SELF: _ErrorReason.ValueType  # 58
     """The peer is this very instance (R11)."""
     ERROR_REASON_INSTANCE_NAME_CLASH: _ErrorReason.ValueType  # 59
@@ -240,11 +248,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PROTOCOL_MISMATCH: _ErrorReason.ValueType  # 60
     """The peer speaks another version of the replication protocol, or breaks it (R11)."""
     ERROR_REASON_CLOCK_SKEW: _ErrorReason.ValueType  # 61
-    """A change is further in the future than `max_clock_skew`: a clock is wrong (K7). Nothing is skipped, the link waits."""
+    """A change is further in the future than max_clock_skew: a clock is wrong (K7). Nothing is skipped, the link waits."""
     ERROR_REASON_BATCH_DAMAGED: _ErrorReason.ValueType  # 62
-    """A message between peers does not match its checksum, cannot be read, or one in front of it is missing."""
+    """A message between peers does not match its checksum, cannot be read, or an earlier one is missing."""
     ERROR_REASON_RESEED_PENDING: _ErrorReason.ValueType  # 63
-    """The peer has to take what this instance has, first: it has been away for too long, or was restored (R4)."""
+    """The peer must first take this instance's data: it has been away for too long, or was restored (R4)."""
     ERROR_REASON_PEER_BEHIND: _ErrorReason.ValueType  # 64
     """A peer has not yet received changes of the topic (T5)."""
     ERROR_REASON_TOPIC_DIFFERS: _ErrorReason.ValueType  # 65
@@ -252,19 +260,19 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_EXPORT_NOT_FOUND: _ErrorReason.ValueType  # 66
     """There is no such export: its lease has ended, it was closed, or the server has restarted since it was opened."""
     ERROR_REASON_RESUME_TOKEN_INVALID: _ErrorReason.ValueType  # 67
-    """The resume token is not one of this part of the export."""
+    """The resume token does not belong to this part of the export."""
     ERROR_REASON_LOAD_NOT_FOUND: _ErrorReason.ValueType  # 68
     """There is no such load: its lease has ended, it was aborted, or it ended more than a day ago."""
     ERROR_REASON_LOAD_COMMITTED: _ErrorReason.ValueType  # 69
-    """The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
+    """The load is committed already, so it cannot be staged to, committed otherwise, or aborted."""
     ERROR_REASON_LOAD_INCOMPLETE: _ErrorReason.ValueType  # 70
-    """Fewer or more rows are staged than the parts of the commit say; rows before these are missing, or another stager has
+    """Fewer or more rows are staged than the parts of the commit say, or earlier rows are missing, or another stager has
     used the same part and attempt.
     """
     ERROR_REASON_LOAD_FAILED: _ErrorReason.ValueType  # 71
-    """A load cannot go on; GetLoad says why."""
+    """A load cannot continue; GetLoad says why."""
     ERROR_REASON_UNIT_DONE: _ErrorReason.ValueType  # 72
-    """The unit of work has been published whole before (P6)."""
+    """The unit of work, or a later one of this publisher, has been published whole before (P6)."""
     ERROR_REASON_TIME_IN_FUTURE: _ErrorReason.ValueType  # 73
     """The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
 
@@ -278,15 +286,15 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason.ValueType  # 1
 """A field of the request is missing, malformed or contradicts another; the message names it."""
 ERROR_REASON_TOPIC_NOT_FOUND: ErrorReason.ValueType  # 2
-"""There is no such topic, and it is not created by a publish."""
+"""There is no such topic, and a publish does not create it."""
 ERROR_REASON_TOPIC_NAME_INVALID: ErrorReason.ValueType  # 3
 """The topic name breaks rule K1."""
 ERROR_REASON_TOPIC_EXISTS: ErrorReason.ValueType  # 4
-"""A topic of that name exists already."""
+"""A topic of that name exists already, with equal or other settings (K1). Nothing was changed."""
 ERROR_REASON_TOPIC_NOT_EMPTY: ErrorReason.ValueType  # 5
-"""key, message_type or fix_separator can change only while the topic is empty."""
+"""key, message_type or fix_separator can change only while the topic is empty (K1)."""
 ERROR_REASON_SET_IN_CONFIG: ErrorReason.ValueType  # 6
-"""The configuration file owns this topic; change it there."""
+"""The configuration file owns this topic (K1)."""
 ERROR_REASON_KEY_NOT_ALLOWED: ErrorReason.ValueType  # 7
 """A key was given on a topic that derives keys from its key fields (K3)."""
 ERROR_REASON_KEY_REQUIRED: ErrorReason.ValueType  # 8
@@ -304,13 +312,15 @@ ERROR_REASON_PAYLOAD_TOO_LARGE: ErrorReason.ValueType  # 13
 ERROR_REASON_PAYLOAD_MALFORMED: ErrorReason.ValueType  # 14
 """The payload is not a document of the topic's message type; the message names the position."""
 ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason.ValueType  # 15
-"""More records or bytes in one request than the limit (K8)."""
+"""The request has more records or bytes than the limit (K8), or a message or an answer is beyond 20 MiB, or loads
+have staged as much as [limits] loads_bytes_max allows.
+"""
 ERROR_REASON_ATOMIC_TOO_LARGE: ErrorReason.ValueType  # 16
-"""More records in an atomic request than one commit may hold (K8)."""
+"""The atomic request has more records than one commit may hold (K8)."""
 ERROR_REASON_ATOMIC_ABORTED: ErrorReason.ValueType  # 17
 """Another record of this atomic request was refused, so this one was not applied either."""
 ERROR_REASON_CONDITION_FAILED: ErrorReason.ValueType  # 18
-"""The condition does not hold (P3); the current version is given."""
+"""The condition does not hold (P3). The error gives the current version."""
 ERROR_REASON_LIFETIME_REJECTED: ErrorReason.ValueType  # 19
 """The topic has expiration = "reject" and the record carries a lifetime (L3)."""
 ERROR_REASON_LIFETIME_NEGATIVE: ErrorReason.ValueType  # 20
@@ -318,7 +328,7 @@ ERROR_REASON_LIFETIME_NEGATIVE: ErrorReason.ValueType  # 20
 ERROR_REASON_LIFETIME_TOO_LONG: ErrorReason.ValueType  # 21
 """A ttl or expire time is more than 10 years ahead (L18)."""
 ERROR_REASON_RECORD_NOT_FOUND: ErrorReason.ValueType  # 22
-"""There is no live record of that key."""
+"""There is no live record of that key: it was deleted, has expired, or was never published."""
 ERROR_REASON_UNSUPPORTED_FOR_MESSAGE_TYPE: ErrorReason.ValueType  # 23
 """The message type does not support this operation (binary has no fields)."""
 ERROR_REASON_FILTER_INVALID: ErrorReason.ValueType  # 24
@@ -332,27 +342,31 @@ ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 27
 ERROR_REASON_STREAM_BROKEN: ErrorReason.ValueType  # 28
 """An earlier record of this stream was refused for a passing reason, so nothing after it was applied (P6)."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 29
-"""The write queue is full, or there are as many subscriptions as allowed. Passing: try again later."""
+"""The write queue is full, there are as many subscriptions as allowed, or ordered queries wait too long, or too many
+of them wait, for memory to sort in. The refusal may pass: try again later.
+"""
 ERROR_REASON_WRITE_STALLED: ErrorReason.ValueType  # 30
-"""The disk cannot keep up (a write stall). Passing: try again later."""
+"""The disk cannot keep up (a write stall). The refusal may pass: try again later."""
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 31
-"""The disk is full; writes have stopped, reads go on. Or it is about to be, and only what loads stage is refused."""
+"""The disk is full; writes have stopped, reads continue. Or the disk is almost full: then only rows of loads are
+refused ([limits] loads_disk_free_min).
+"""
 ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 32
-"""A commit failed; writes have stopped, reads go on (X3). The server's log and health say why."""
+"""A commit failed; writes have stopped, reads continue (X3). The server's log and health say why."""
 ERROR_REASON_DATA_DAMAGED: ErrorReason.ValueType  # 33
 """Stored data failed its checksum."""
 ERROR_REASON_STOPPING: ErrorReason.ValueType  # 34
 """The server is stopping."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 35
-"""An unexpected fault; the details are in the server's log."""
+"""An unexpected fault occurred. The details are in the server's log."""
 ERROR_REASON_ORDER_INVALID: ErrorReason.ValueType  # 36
 """The order_by does not parse; the message shows the position."""
 ERROR_REASON_RESULT_TOO_LARGE: ErrorReason.ValueType  # 37
-"""The ordered result is larger than the server sorts in memory; ask with top_n, or without order_by."""
+"""The ordered result alone is larger than the memory in which the server sorts."""
 ERROR_REASON_UNSET_KEY_FIELD: ErrorReason.ValueType  # 38
 """A field to unset is a key field (P2)."""
 ERROR_REASON_BOOKMARK_MALFORMED: ErrorReason.ValueType  # 39
-"""The bookmark is not one that a server of sow gave."""
+"""No sow server gave this bookmark."""
 ERROR_REASON_BOOKMARK_OTHER_EPOCH: ErrorReason.ValueType  # 40
 """The bookmark is from another journal: the data were created anew or restored since (J14)."""
 ERROR_REASON_BOOKMARK_IN_FUTURE: ErrorReason.ValueType  # 41
@@ -364,31 +378,33 @@ ERROR_REASON_NO_JOURNAL: ErrorReason.ValueType  # 43
 ERROR_REASON_PATTERN_MATCHES_NOTHING: ErrorReason.ValueType  # 44
 """No topic matches the pattern."""
 ERROR_REASON_RESYNC_REQUIRED: ErrorReason.ValueType  # 45
-"""The subscriber is further behind than the journal reaches; take a new snapshot."""
+"""The subscriber is further behind than the journal reaches."""
 ERROR_REASON_TOPIC_DELETED: ErrorReason.ValueType  # 46
 """The topic was deleted while subscribed to."""
 ERROR_REASON_DURABLE_NOT_FOUND: ErrorReason.ValueType  # 47
 """There is no durable subscription of that name."""
 ERROR_REASON_DURABLE_IN_USE: ErrorReason.ValueType  # 48
-"""The durable subscription has a consumer; take over with force, or wait."""
+"""The durable subscription has a consumer."""
 ERROR_REASON_DURABLE_TAKEN_OVER: ErrorReason.ValueType  # 49
 """Another consumer has taken the durable subscription over."""
 ERROR_REASON_DURABLE_DETACHED: ErrorReason.ValueType  # 50
-"""The durable subscription was rewound, deleted or cleared by force; come back to go on."""
+"""The durable subscription was rewound, deleted or cleared by force."""
 ERROR_REASON_DURABLE_DIFFERS: ErrorReason.ValueType  # 51
 """The durable subscription has another filter, or other settings."""
 ERROR_REASON_BACKLOG_QUOTA_EXCEEDED: ErrorReason.ValueType  # 52
-"""The topic's backlog quota is used up (J9). Passing: try again later."""
+"""The topic's backlog quota is used up (J9). The refusal may pass: try again later."""
 ERROR_REASON_POLICY_NOT_FOUND: ErrorReason.ValueType  # 53
 """There is no policy of that name."""
 ERROR_REASON_REPLICATION_UNAVAILABLE: ErrorReason.ValueType  # 54
-"""Fewer sync peers than wanted have the write; it stands on this instance. Passing: others may come back (P5)."""
+"""Fewer sync peers than required have the write; it stands on this instance. The error may pass: peers may come back
+(P5).
+"""
 ERROR_REASON_PEER_NOT_FOUND: ErrorReason.ValueType  # 55
 """No peer of that name is configured."""
 ERROR_REASON_PEER_NOT_ACCEPTED: ErrorReason.ValueType  # 56
-"""The instance that calls is neither a peer of this one nor accepted by it (R1)."""
+"""The calling instance is neither a peer of this one nor accepted by it (R1)."""
 ERROR_REASON_PEER_UNAUTHENTICATED: ErrorReason.ValueType  # 57
-"""The instance that calls has not shown the token that was agreed on (R11)."""
+"""The calling instance has not shown the token that was agreed on (R11)."""
 ERROR_REASON_PEER_IS_SELF: ErrorReason.ValueType  # 58
 """The peer is this very instance (R11)."""
 ERROR_REASON_INSTANCE_NAME_CLASH: ErrorReason.ValueType  # 59
@@ -396,11 +412,11 @@ ERROR_REASON_INSTANCE_NAME_CLASH: ErrorReason.ValueType  # 59
 ERROR_REASON_PROTOCOL_MISMATCH: ErrorReason.ValueType  # 60
 """The peer speaks another version of the replication protocol, or breaks it (R11)."""
 ERROR_REASON_CLOCK_SKEW: ErrorReason.ValueType  # 61
-"""A change is further in the future than `max_clock_skew`: a clock is wrong (K7). Nothing is skipped, the link waits."""
+"""A change is further in the future than max_clock_skew: a clock is wrong (K7). Nothing is skipped, the link waits."""
 ERROR_REASON_BATCH_DAMAGED: ErrorReason.ValueType  # 62
-"""A message between peers does not match its checksum, cannot be read, or one in front of it is missing."""
+"""A message between peers does not match its checksum, cannot be read, or an earlier one is missing."""
 ERROR_REASON_RESEED_PENDING: ErrorReason.ValueType  # 63
-"""The peer has to take what this instance has, first: it has been away for too long, or was restored (R4)."""
+"""The peer must first take this instance's data: it has been away for too long, or was restored (R4)."""
 ERROR_REASON_PEER_BEHIND: ErrorReason.ValueType  # 64
 """A peer has not yet received changes of the topic (T5)."""
 ERROR_REASON_TOPIC_DIFFERS: ErrorReason.ValueType  # 65
@@ -408,19 +424,19 @@ ERROR_REASON_TOPIC_DIFFERS: ErrorReason.ValueType  # 65
 ERROR_REASON_EXPORT_NOT_FOUND: ErrorReason.ValueType  # 66
 """There is no such export: its lease has ended, it was closed, or the server has restarted since it was opened."""
 ERROR_REASON_RESUME_TOKEN_INVALID: ErrorReason.ValueType  # 67
-"""The resume token is not one of this part of the export."""
+"""The resume token does not belong to this part of the export."""
 ERROR_REASON_LOAD_NOT_FOUND: ErrorReason.ValueType  # 68
 """There is no such load: its lease has ended, it was aborted, or it ended more than a day ago."""
 ERROR_REASON_LOAD_COMMITTED: ErrorReason.ValueType  # 69
-"""The load is committed already, so nothing can be staged, committed otherwise, or aborted."""
+"""The load is committed already, so it cannot be staged to, committed otherwise, or aborted."""
 ERROR_REASON_LOAD_INCOMPLETE: ErrorReason.ValueType  # 70
-"""Fewer or more rows are staged than the parts of the commit say; rows before these are missing, or another stager has
+"""Fewer or more rows are staged than the parts of the commit say, or earlier rows are missing, or another stager has
 used the same part and attempt.
 """
 ERROR_REASON_LOAD_FAILED: ErrorReason.ValueType  # 71
-"""A load cannot go on; GetLoad says why."""
+"""A load cannot continue; GetLoad says why."""
 ERROR_REASON_UNIT_DONE: ErrorReason.ValueType  # 72
-"""The unit of work has been published whole before (P6)."""
+"""The unit of work, or a later one of this publisher, has been published whole before (P6)."""
 ERROR_REASON_TIME_IN_FUTURE: ErrorReason.ValueType  # 73
 """The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
