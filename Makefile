@@ -7,7 +7,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-robustness mutants check bench serve proto clean
+.PHONY: demo demo-cluster test test-long test-robustness mutants check bench serve proto client clean
 
 demo: .venv/.installed .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -36,6 +36,7 @@ check: .venv/.installed
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/python proto/generate.py --check
+	.venv/bin/python clients/generate_blocking.py --check
 	$(MAKE) test
 
 bench: .venv/.installed
@@ -47,6 +48,9 @@ serve: .venv/.installed
 
 proto: .venv/.installed
 	.venv/bin/python proto/generate.py
+
+client: .venv/.installed
+	.venv/bin/python clients/generate_blocking.py
 
 clean:
 	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis sow-demo-data sow-demo.toml sow-cluster

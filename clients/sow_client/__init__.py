@@ -20,6 +20,7 @@ from sow_client._exports import Export
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._publisher import Ack, AsyncPublisher, OpenedPublisher, Publisher
+from sow_client._queries import AsyncQueryResult, QueryResult
 from sow_client._records import (
     EARLIEST,
     NEVER,
@@ -69,8 +70,8 @@ from sow_client._records import (
 )
 from sow_client._subscription import AsyncSubscription, Subscription
 from sow_client._view import View
-from sow_client.aio import AsyncClient, AsyncQueryResult
-from sow_client.client import Client, QueryResult
+from sow_client.aio import AsyncClient
+from sow_client.blocking import Client
 from sow_client.errors import (
     Aborted,
     AlreadyExists,

@@ -1,23 +1,16 @@
-"""Connections: the channel's options, TLS, which calls gRPC itself may retry, and how long to wait for a server.
+"""Channels: address, TLS, the options of gRPC, and the calls that gRPC may repeat by itself.
 
-Guarantees:
-
-C1  A call on a server that is not there fails as Unavailable (UNREACHABLE) after about `connect_timeout` seconds, not
-    after the call's own deadline: no call is made before there is a connection, and none waits for one.
-C2  gRPC repeats a call by itself only where doing it twice is doing it once: reads, acknowledgements, and publishes,
-    which carry a position (rule P6). A touch or a delete whose connection breaks is reported: its outcome is not known.
+[1]  gRPC repeats a call by itself only where a repetition changes nothing: reads, acknowledgements, and publishes,
+     which carry a position (rule P6). A touch or a delete whose connection breaks is reported as an error, because
+     its outcome is not known.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -25,30 +18,24 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from sow_client._core import MESSAGE_BYTES_MAX, EndedCall, closed, request_too_large, unreachable
+from sow_client._core import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._records import invalid
 
 DEFAULT_PORT: Final = 7450
+DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 RECONNECT_BACKOFF_MS_MAX: Final = 2_000
 KEEPALIVE_MS: Final = 30_000
-"""A connection without a sign of life for this long, while a call is open, is probed. sow-server allows one probe in
-10 s; servers of gRPC that are not told otherwise end the connection at more than one in 300 s."""
+"""A connection that is silent for this long while a call is open is probed. sow-server allows one probe in 10 s; gRPC
+servers with default settings end the connection at more than one in 300 s."""
 KEEPALIVE_TIMEOUT_MS: Final = 15_000
-"""An unanswered probe, or data that the other machine does not take, breaks the connection after this time."""
-CLOSE_SECONDS_MAX: Final = 1.0
-"""How long an interrupted program waits for its connection to close."""
-RECONNECT_SECONDS: Final = 0.5
-"""How long publishers and subscriptions, which try again and again, wait for a connection in one attempt: closing one
-may take that long."""
-CAUSE_SECONDS_MAX: Final = 0.2
-"""How long may be asked why there is no connection."""
+"""An unanswered probe, or data that the server's machine does not accept, breaks the connection after this time."""
 
 _SOW: Final = "sow.v1.SowService"
 _ADMIN: Final = "sow.v1.AdminService"
 _SNAPSHOT: Final = "sow.v1.SnapshotService"
 _LOAD: Final = "sow.v1.LoadService"
-# Calls with one answer only: a stream that gRPC makes again when the server dies under it may never end (1.85). Queries
-# are made again by the clients themselves.
+# Calls with one answer only: a stream that gRPC repeats when the server dies under it may never end (gRPC 1.85). The
+# clients repeat queries themselves.
 _REPEATABLE: Final = (
     (_SOW, "Publish"),
     (_SOW, "Get"),
@@ -92,19 +79,19 @@ Options: TypeAlias = list[tuple[str, str | int]]
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS towards the server: PEM files. With `certificate` and `key` the client shows who it is (mutual TLS)."""
+    """TLS to the server: PEM files. With `certificate` and `key` the client proves its identity (mutual TLS)."""
 
     ca: str | os.PathLike[str] | None = None
-    """Certificates to trust; None: those of the system."""
+    """Certificates to trust; None: the system's."""
     certificate: str | os.PathLike[str] | None = None
     key: str | os.PathLike[str] | None = None
     server_name: str | None = None
-    """The name that the server's certificate must carry, when it is not the address's."""
+    """The name in the server's certificate, when it differs from the host in the address."""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises InvalidArgument naming the file that cannot be read."""
+        """Reads the files. Raises InvalidArgument with the name of a file that cannot be read."""
         if (self.certificate is None) != (self.key is None):
-            raise invalid("tls", "certificate and key come together")
+            raise invalid("tls", "certificate and key must be given together")
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca, "tls.ca"),
             private_key=_read(self.key, "tls.key"),
@@ -125,7 +112,7 @@ _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]+)(?::(?P
 
 
 def target(server: str) -> str:
-    """The address with its port: `HOST` stands for `HOST:7450`. gRPC's own schemes (`unix:`, `dns:///`) pass."""
+    """The address with its port: `HOST` means `HOST:7450`. Addresses with a gRPC scheme (`unix:`, `dns:///`) stay."""
     if server.startswith(("unix:", "dns:", "ipv4:", "ipv6:")):
         return server
     match = _ADDRESS.fullmatch(server)
@@ -135,7 +122,7 @@ def target(server: str) -> str:
 
 
 def options(server: str, tls: Tls | None) -> Options:
-    """Options of a channel to `server`, the same for both clients."""
+    """The options of a channel to `server`; both clients use the same."""
     result: Options = [
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -149,7 +136,7 @@ def options(server: str, tls: Tls | None) -> Options:
         result.append(("grpc.ssl_target_name_override", tls.server_name))
         result.append(("grpc.default_authority", tls.server_name))
     if server.startswith(("127.", "localhost:", "[::1]:")):
-        # No proxy leads to this machine, whatever http_proxy says.
+        # A connection to this machine needs no proxy, whatever http_proxy says.
         result.append(("grpc.enable_http_proxy", 0))
     return result
 
@@ -168,41 +155,18 @@ def open_aio_channel(server: str, tls: Tls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(server, tls.credentials(), options=options(server, tls))
 
 
-def close_interrupted(channel: grpc.Channel) -> None:
-    """Closes a channel after Ctrl-C, and waits for that no longer than `CLOSE_SECONDS_MAX`.
-
-    Closing waits until each call has ended. A KeyboardInterrupt that comes between two lines of gRPC may leave a call
-    that nobody reads the end of: then closing would take for ever, and the program could not be interrupted again.
-    """
-    thread = threading.Thread(target=channel.close, name="sow-close", daemon=True)
-    thread.start()
-    thread.join(CLOSE_SECONDS_MAX)
-
-
-_ANY_METHOD: Final = "/grpc.health.v1.Health/Check"
-"""Called on a channel that has failed to connect. Such a call fails at once and says why: a refused connection, a
-certificate that is not trusted. Nothing else in gRPC's interface tells that."""
-
-
-def _cause(error: BaseException) -> str:
-    """What the call on a channel without a connection tells."""
-    if not isinstance(error, EndedCall) or error.code() is not grpc.StatusCode.UNAVAILABLE:
-        return ""
-    return (error.details() or "").rpartition("last error: ")[2]
-
-
 _Call: TypeAlias = Callable[..., Any]
 
 
-class Calls:
-    """A channel as the generated stubs are given it: each call checks first what gRPC would say less clearly.
+class CheckedChannel:
+    """A channel for the generated stubs. Each call first checks for two mistakes that gRPC reports less clearly.
 
-    A request that is larger than a message may be is refused before it is sent: gRPC's RESOURCE_EXHAUSTED is one that
-    programs retry. A blocking channel that was closed since is told as CLOSED: gRPC raises ValueError.
+    A request above the size limit of messages is refused before it is sent: programs would retry gRPC's own
+    RESOURCE_EXHAUSTED. A blocking channel that is closed already raises Cancelled (CLOSED) instead of ValueError.
     """
 
     def __init__(self, channel: grpc.Channel | grpc.aio.Channel, *, measured: bool) -> None:
-        """`measured`: whether the limit is the channel's; one that the program brings has a limit of its own."""
+        """`measured`: check the size of requests. False for a channel of the program's, which has its own limit."""
         self._channel = channel
         self._measured = measured
         self._closed_error = ValueError if isinstance(channel, grpc.Channel) else ()
@@ -216,7 +180,7 @@ class Calls:
         return self._checked(self._channel.unary_stream(*arguments, **named), one_request=True)
 
     def stream_stream(self, *arguments: Any, **named: Any) -> _Call:
-        """As gRPC's. Requests of a stream are measured by who makes them: an error in between would end the stream."""
+        """As gRPC's. The maker of a stream's requests checks their size: an error here would end the stream."""
         return self._checked(self._channel.stream_stream(*arguments, **named), one_request=False)
 
     def _checked(self, method: _Call, *, one_request: bool) -> _Call:
@@ -231,135 +195,3 @@ class Calls:
                 raise closed("client") from error
 
         return call
-
-
-class Connection:
-    """Knows whether the blocking client's channel is connected (C1). gRPC reports changes on a thread of its own."""
-
-    def __init__(self, channel: grpc.Channel, server: str, connect_timeout: float) -> None:
-        self._channel = channel
-        self._server = server
-        self._timeout = connect_timeout
-        self._changed = threading.Condition()
-        self._state: grpc.ChannelConnectivity | None = None
-        self._watching = False
-        self._closed = False
-        self._resting = False  # it has lost its connection and nobody has told it to connect
-
-    def close(self) -> None:
-        """Ends all waiting for a connection, and the watching: after this the channel may be closed."""
-        with self._changed:
-            self._closed = True
-            watching, self._watching = self._watching, False
-            self._changed.notify_all()
-        if watching:
-            self._channel.unsubscribe(self._observe)
-            _await_unwatched(self._channel)
-
-    def await_ready(self, seconds: float | None = None) -> None:
-        """Returns once a call can be made. Raises Unavailable (UNREACHABLE) after `connect_timeout`, or `seconds` if
-        that is less; Cancelled (CLOSED) when it is closed meanwhile."""
-        if self._state is grpc.ChannelConnectivity.READY:
-            return
-        with self._changed:
-            if self._closed:
-                raise closed("client")
-            watching, self._watching = self._watching, True
-            resting, self._resting = self._resting, False
-            if not watching:
-                self._channel.subscribe(self._observe, try_to_connect=True)
-            elif resting:
-                # A channel that lost its connection rests until it is told to connect; subscribing is how one tells it.
-                self._channel.subscribe(_ignore, try_to_connect=True)
-                self._channel.unsubscribe(_ignore)
-        timeout = self._timeout if seconds is None else min(seconds, self._timeout)
-        with self._changed:
-            over = self._changed.wait_for(
-                lambda: self._closed or self._state is grpc.ChannelConnectivity.READY, timeout
-            )
-            is_closed, has_failed = self._closed, self._state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        if is_closed:
-            raise closed("client")
-        if not over:
-            raise unreachable(self._server, timeout, self._ask_for_cause() if has_failed else "")
-
-    def _ask_for_cause(self) -> str:
-        try:
-            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_ANY_METHOD)
-            call(b"", timeout=CAUSE_SECONDS_MAX)
-        except grpc.RpcError as error:
-            return _cause(error)
-        except ValueError:  # how gRPC says that the channel was closed since
-            pass
-        return ""  # it has come about
-
-    def _observe(self, state: grpc.ChannelConnectivity) -> None:
-        with self._changed:
-            self._resting = state is grpc.ChannelConnectivity.IDLE and self._state is not None
-            self._state = state
-            self._changed.notify_all()
-
-
-def _ignore(state: grpc.ChannelConnectivity) -> None:
-    """Only its subscription matters."""
-
-
-def _await_unwatched(channel: grpc.Channel) -> None:
-    """Returns once gRPC's thread that watches a channel nobody is subscribed to has ended.
-
-    It dies with `ValueError: Cannot invoke RPC: Channel closed!` when it finds the channel closed. gRPC does not tell
-    when it has ended but in an attribute of its own. It costs no time: closing would wait for its last look instead.
-    """
-    give_up = time.monotonic() + CLOSE_SECONDS_MAX
-    while getattr(getattr(channel, "_connectivity_state", None), "polling", False) and time.monotonic() < give_up:
-        time.sleep(0.002)
-
-
-class AioConnection:
-    """The same for the asynchronous client."""
-
-    def __init__(self, channel: grpc.aio.Channel, server: str, connect_timeout: float) -> None:
-        self._channel = channel
-        self._server = server
-        self._timeout = connect_timeout
-
-    async def await_ready(self, seconds: float | None = None) -> None:
-        """As `Connection.await_ready`."""
-        ready = grpc.ChannelConnectivity.READY
-        timeout = self._timeout if seconds is None else min(seconds, self._timeout)
-        with unless_closed():
-            if self._channel.get_state() is ready:
-                return
-            try:
-                async with asyncio.timeout(timeout):
-                    while (state := self._channel.get_state(try_to_connect=True)) is not ready:
-                        await self._channel.wait_for_state_change(state)
-            except TimeoutError as error:
-                has_failed = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-                raise unreachable(self._server, timeout, await self._ask_for_cause() if has_failed else "") from error
-
-    async def _ask_for_cause(self) -> str:
-        try:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_ANY_METHOD)
-            await call(b"", timeout=CAUSE_SECONDS_MAX)
-        except grpc.RpcError as error:
-            return _cause(error)
-        return ""  # it has come about
-
-
-@contextmanager
-def unless_closed() -> Iterator[None]:
-    """Raises Cancelled (CLOSED) where gRPC says that an asynchronous channel was closed since: by a UsageError, and to
-    those who wait for a call by a CancelledError, which they would take for an end of their own."""
-    try:
-        yield
-    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-        if task_is_cancelled():
-            raise
-        raise closed("client") from error
-
-
-def task_is_cancelled() -> bool:
-    """Whether a CancelledError is meant for the present task. gRPC raises it also where only a call was cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

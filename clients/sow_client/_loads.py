@@ -27,9 +27,9 @@ import grpc
 
 from sow.v1 import load_pb2, types_pb2
 from sow_client import _core
-from sow_client._channel import task_is_cancelled
 from sow_client._publisher import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
 from sow_client._records import Ttl, invalid
+from sow_client._transport import task_is_cancelled
 from sow_client.errors import Refusal, SowError
 
 REQUEST_ROWS: Final = 5_000

@@ -37,10 +37,10 @@ import grpc
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _core
-from sow_client._channel import task_is_cancelled
 from sow_client._core import Lifetime
 from sow_client._documents import Document, encode
 from sow_client._records import ExpireAt, Ttl, invalid
+from sow_client._transport import task_is_cancelled
 from sow_client.errors import PublishFailed, Refusal, SowError, error_of_reason
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -669,10 +669,14 @@ class Publisher(_Shell):
         core: PublishCore,
         open_stream: OpenStream,
         *,
+        next_epoch: Callable[[], int] | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
+        """`next_epoch` begins an epoch of the publisher's id, at once; None: the core has its epoch already."""
         super().__init__(core, on_ack, on_refusal)
+        if next_epoch is not None:
+            core.publisher_epoch = next_epoch()
         self._open_stream = open_stream
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # there is something to send, or to stop
@@ -1004,6 +1008,7 @@ class AsyncPublisher(_Shell):
         on_ack: Callable[[Ack], object] | None = None,
         on_refusal: Callable[[Refusal], object] | None = None,
     ) -> None:
+        """`next_epoch` begins an epoch of the publisher's id, before the first stream; None: the core has its epoch."""
         super().__init__(core, on_ack, on_refusal)
         self._open_stream = open_stream
         self._next_epoch = next_epoch

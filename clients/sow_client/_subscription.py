@@ -35,8 +35,8 @@ import grpc.aio
 
 from sow.v1 import sow_pb2
 from sow_client import _core
-from sow_client._channel import RECONNECT_SECONDS, task_is_cancelled
 from sow_client._records import Change, ChangeOp, ChangeReason, Record, RecordBatch, invalid
+from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 
 RETRY_SECONDS: Final = 300.0
@@ -528,6 +528,15 @@ class Subscription:
         reader.cancel()
 
 
+_Blocking = TypeVar("_Blocking", bound=Subscription)
+
+
+def opened(subscription: _Blocking) -> _Blocking:
+    """A subscription as the blocking client hands it out: it stands."""
+    subscription.open()
+    return subscription
+
+
 class AioSubscribeCall(Protocol):
     """A call that is under way."""
 
@@ -670,3 +679,12 @@ class AsyncSubscription:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+
+
+_Asynchronous = TypeVar("_Asynchronous", bound=AsyncSubscription)
+
+
+def aio_opened(subscription: _Asynchronous) -> _Asynchronous:
+    """A subscription as the asynchronous client hands it out. Its first use opens it: the call that makes it is not a
+    coroutine, so that `async with client.subscribe(...)` needs no `await`."""
+    return subscription

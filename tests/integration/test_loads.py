@@ -51,7 +51,7 @@ def rows(*ids: int) -> list[bytes]:
 
 def refused(client: Client, method: str, request: object) -> tuple[str, str]:
     """Reason and field with which a request of one message is refused."""
-    with grpc.insecure_channel(client._server) as channel:
+    with grpc.insecure_channel(client._transport.server) as channel:
         call = getattr(load_pb2_grpc.LoadServiceStub(channel), method)
         if method == "StageLoad":
             ask = partial(next, call(iter([request])))

@@ -72,4 +72,4 @@ def test_every_public_method_says_what_it_does() -> None:
 
 
 def _public(kind: type) -> set[str]:
-    return {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")}

@@ -456,7 +456,7 @@ def test_a_query_that_breaks_after_records_is_not_mixed_with_another_instant(ser
 def test_a_query_that_breaks_before_its_first_record_is_asked_again(
     server: Server, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
 ) -> None:
-    monkeypatch.setattr("sow_client.client.QUERY_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("sow_client.blocking._reading.QUERY_RETRY_SECONDS", 0.0)
     call = server.begin(lambda: [record.key for record in server.client.query("orders")])
     server.stream("Query", header(), end=(code, ""))
     server.stream("Query", header(), batch("1"), footer(1))

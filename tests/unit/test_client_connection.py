@@ -245,17 +245,17 @@ def test_a_client_that_ctrl_c_leaves_does_not_wait_for_ever_for_its_connection_t
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Story: an interrupt cut a call of gRPC in two, and closing the channel waited for the end of that call."""
-    monkeypatch.setattr("sow_client._channel.CLOSE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr("sow_client._transport.CLOSE_SECONDS_MAX", 0.01)
     never, closing = threading.Event(), threading.Event()
     client = Client(address)
-    close = client._channel.close
+    close = client._transport._channel.close
 
     def stuck() -> None:
         closing.set()
         never.wait(10)
         close()
 
-    monkeypatch.setattr(client._channel, "close", stuck)
+    monkeypatch.setattr(client._transport._channel, "close", stuck)
     with pytest.raises(KeyboardInterrupt):
         with client:
             raise KeyboardInterrupt
@@ -321,13 +321,13 @@ def test_closing_a_client_ends_the_wait_for_its_connection(mute: str, monkeypatc
     """Story: who waited went on waiting for `connect_timeout`, and was then told of an unreachable server."""
     waiting = threading.Event()
     client = Client(mute, connect_timeout=600)
-    subscribe = client._channel.subscribe
+    subscribe = client._transport._channel.subscribe
 
     def subscribed(observe: Callable[[grpc.ChannelConnectivity], None], *, try_to_connect: bool) -> None:
         subscribe(observe, try_to_connect=try_to_connect)
         waiting.set()
 
-    monkeypatch.setattr(client._channel, "subscribe", subscribed)
+    monkeypatch.setattr(client._transport._channel, "subscribe", subscribed)
     with futures.ThreadPoolExecutor() as threads:
         call = threads.submit(client.get, "orders", "1")
         assert waiting.wait(10)
@@ -362,7 +362,7 @@ def test_closing_a_client_whose_connection_is_being_looked_at_leaves_no_error_in
     """gRPC's thread that watches a channel died with ValueError: Cannot invoke RPC: Channel closed! It showed when the
     server went away just as the client was closed; pytest fails a test in which a thread dies."""
     client = Client(address)
-    inside: Any = client._channel
+    inside: Any = client._transport._channel
     watched = inside._connectivity_state.channel = SlowlyWatched(inside._connectivity_state.channel)
     assert client.get("orders", "1") is not None
     watched.slow = True

@@ -1,0 +1,244 @@
+"""Following topics: subscriptions, and durable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Unpack
+
+import grpc
+import grpc.aio
+
+from sow.v1 import admin_pb2, sow_pb2
+from sow_client import _core, _retention, _transport
+from sow_client._durable import Acknowledgements, AsyncDurableSubscription, DurableCore
+from sow_client._records import Browsed, Durable, DurableSettingsArguments, Gap, Rewound, Start, Ttl
+from sow_client._subscription import (
+    RETRY_SECONDS,
+    AioSubscribeCall,
+    AsyncSubscription,
+    SubscriptionCore,
+    aio_opened,
+)
+from sow_client.aio._calls import AsyncCalls
+from sow_client.errors import SowError
+
+
+class AsyncFollowing(AsyncCalls):
+    """The calls that follow topics, and those that look after durable subscriptions."""
+
+    def subscribe(
+        self,
+        topic: str | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        topic_pattern: str | None = None,
+        oof: bool = False,
+        delta: bool = False,
+        changes: bool = False,
+        start: Start | None = None,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = None,
+        empty_deltas: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> AsyncSubscription:
+        """The changes of the records of a topic that match `filter`, as they happen (rules S1, S2).
+
+        `topic_pattern` instead of `topic`: every topic whose whole name matches this regular expression (RE2), also
+        those made later. `oof`: tell also when a record goes out of focus. `delta`: of updates only the changed fields
+        (S3), and nothing of those that change none unless `empty_deltas`. `changes`: puts, deletes and expiries
+        wherever the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST,
+        else now (S4). `conflation`: the newest value of each key, at most once in this time. `progress`: how long it
+        may be quiet until the server says how far it is, which moves `bookmark`; 5 s unless given. `select` or
+        `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
+
+        A broken connection is made again for `retry_for` seconds, then Unavailable is raised; `math.inf`: for ever.
+        `on_interruption` is told why, once when that begins, and None when the subscription goes on.
+        Raises ResyncRequired, with the bookmark reached, when the journal does not lead on from there: take a snapshot.
+        """
+        request = _core.subscribe_request(
+            topic,
+            filter,
+            topic_pattern=topic_pattern,
+            sow=False,
+            oof=oof,
+            delta=delta,
+            changes=changes,
+            start=start,
+            conflation=conflation,
+            progress=progress,
+            empty_deltas=empty_deltas,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        return self._follow(request, retry_for, on_interruption)
+
+    def sow_and_subscribe(
+        self,
+        topic: str | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        topic_pattern: str | None = None,
+        oof: bool = False,
+        delta: bool = False,
+        changes: bool = False,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = None,
+        empty_deltas: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> AsyncSubscription:
+        """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
+        and nothing comes twice (rule S1). A `View` keeps the state that they tell.
+
+        Arguments are those of `subscribe`. Where that raises ResyncRequired, and where the connection breaks inside the
+        snapshot, this gives a "resync", which says to forget all records, and a new snapshot.
+        """
+        request = _core.subscribe_request(
+            topic,
+            filter,
+            topic_pattern=topic_pattern,
+            sow=True,
+            oof=oof,
+            delta=delta,
+            changes=changes,
+            start=None,
+            conflation=conflation,
+            progress=progress,
+            empty_deltas=empty_deltas,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        return self._follow(request, retry_for, on_interruption)
+
+    def durable(
+        self,
+        topic: str,
+        name: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        start: Start | None = None,
+        force: bool = False,
+        oof: bool = False,
+        changes: bool = False,
+        progress: Ttl | None = None,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+        on_gap: Callable[[Gap], object] | None = None,
+        **settings: Unpack[DurableSettingsArguments],
+    ) -> AsyncDurableSubscription:
+        """Consumes a durable subscription: the server keeps its position, and who comes back goes on there (rule J2).
+
+        It is created if need be, at now or at `start`: a bookmark, a datetime or EARLIEST. Each change is acknowledged
+        once it is done with; what was not acknowledged comes again to the next consumer, so nothing is lost. One
+        consumer at a time: while there is another, FailedPrecondition (DURABLE_IN_USE); `force` takes over from it.
+        Another `filter`, or other settings, under the same name are refused (DURABLE_DIFFERS).
+
+        `retain_time`, `retain_bytes`, `backlog_ttl`, `idle_ttl`: see `DurableSettings`. `on_gap` is told of what could
+        not be handed over, in its place: after what came before, and before what comes after it. After a gap
+        "conflated" the matching records come, each as a "sow", then "snapshot_end". All else is as for `subscribe`.
+        """
+        request = _retention.durable_request(
+            topic,
+            name,
+            filter,
+            start=start,
+            force=force,
+            oof=oof,
+            changes=changes,
+            settings=settings,
+            progress=progress,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        acknowledgements = Acknowledgements(topic, name, retry_for=retry_for)
+        core = DurableCore(
+            request,
+            acknowledgements,
+            retry_for=retry_for,
+            connect_timeout=self._connect_timeout,
+            on_interruption=on_interruption,
+            on_gap=on_gap,
+        )
+        return aio_opened(AsyncDurableSubscription(core, self._open_subscription, acknowledgements, self._acknowledge))
+
+    async def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
+        """The durable subscriptions of a topic, or of all topics; their figures, before filtering, if asked for."""
+        request = admin_pb2.ListDurablesRequest(topic=topic or "", with_figures=with_figures)
+        response = await self._call(self._admin.ListDurables, request)
+        return [_retention.durable(one) for one in response.durables]
+
+    async def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
+        """One durable subscription with its figures (rule J7); with `exact` the entries are read, and only those that
+        match its filter are counted."""
+        request = _retention.describe_request(topic, name, exact=exact)
+        response = await self._call(self._admin.DescribeDurable, request, unbounded=exact)
+        return _retention.durable(response.durable)
+
+    async def durable_browse(
+        self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None
+    ) -> Browsed:
+        """Shows what a durable subscription has not acknowledged, also while a consumer is attached, and consumes
+        nothing (rule J16): at most `entries_max` entries, those that come after the bookmark `after`."""
+        request = _retention.browse_request(topic, name, entries_max=entries_max, after=after)
+        browsing = _retention.Browsing()
+        await self._transport.await_ready()
+        try:
+            with _transport.unless_closed():
+                async for response in self._sow.BrowseDurable(request):
+                    if (browsed := browsing.feed(response)) is not None:
+                        return browsed
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the browse")
+
+    async def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
+        """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, to hand over again what is retained
+        (rule J6). Not while a consumer is attached, unless `force`, which ends its stream (DURABLE_DETACHED)."""
+        request = _retention.rewind_request(topic, name, to, force=force)
+        return _retention.rewound(await self._call(self._sow.Rewind, request, once=True))
+
+    async def delete_durable(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Deletes a durable subscription and its position; `force`: also while a consumer is attached."""
+        request = _retention.delete_request(topic, name, force=force)
+        await self._call(self._admin.DeleteDurable, request, once=True)
+
+    async def clear_backlog(self, topic: str, name: str | None = None) -> int:
+        """Marks everything acknowledged of a durable subscription, or of all of the topic (rule J13); returns how many
+        entries were not, before filtering."""
+        request = _retention.clear_request(topic, name)
+        response = await self._call(self._admin.ClearBacklog, request, once=True)
+        return response.acknowledged_entries
+
+    def _follow(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        retry_for: float,
+        on_interruption: Callable[[SowError | None], object] | None,
+    ) -> AsyncSubscription:
+        core = SubscriptionCore(
+            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+        )
+        return aio_opened(AsyncSubscription(core, self._open_subscription))
+
+    async def _open_subscription(
+        self, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+    ) -> AioSubscribeCall:
+        await self._transport.await_ready(connect_seconds)
+        with _transport.unless_closed():
+            return self._sow.Subscribe(request)
+
+    async def _acknowledge(self, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
+        return await self._call(self._sow.Acknowledge, request)

@@ -1,0 +1,79 @@
+# Generated from aio/_calls.py by clients/generate_blocking.py. Change that file, then run `make client`.
+"""The base of the client: its connection, and calls that have one answer."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from sow.v1 import admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
+from sow_client import _core, _transport
+from sow_client._channel import DEFAULT_SERVER, Tls
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class Calls:
+    """Owns the connection and the stubs."""
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        tls: Tls | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        channel: grpc.Channel | None = None,
+    ) -> None:
+        """`server` is HOST or HOST:PORT.
+
+        `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
+        A `channel` that the program brings is used as it is, and stays open.
+        """
+        self._transport = _transport.Transport(server, tls, connect_timeout, channel)
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._transport.calls)
+        self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._transport.calls)
+        self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
+        self._sequencer = _core.Sequencer()
+
+    def close(self) -> None:
+        """Closes the connection; calls in progress end."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transport.leave(error)
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        once: bool = False,
+        unbounded: bool = False,
+        at_least: float = 0.0,
+    ) -> _Response:
+        """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`.
+
+        The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`.
+        """
+        again = not once and self._transport.is_own
+        while True:
+            self._transport.await_ready()
+            try:
+                return method(request, timeout=None if unbounded else max(self._timeout, at_least))
+            except grpc.RpcError as error:
+                translated = _core.call_error(error, client_closed=self._transport.is_closed)
+                if not again or translated.reason != "UNREACHABLE":
+                    raise translated from error
+                again = False

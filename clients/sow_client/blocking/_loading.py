@@ -1,0 +1,106 @@
+# Generated from aio/_loading.py by clients/generate_blocking.py. Change that file, then run `make client`.
+"""Loads: the content of a topic replaced, all or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import grpc
+
+from sow.v1 import load_pb2
+from sow_client import _core, _loads, _transport
+from sow_client._loads import (
+    CommitRetry,
+    Load,
+    LoadInfo,
+    LoadPart,
+    LoadProgress,
+    LoadStager,
+    StageCall,
+    StageCore,
+)
+from sow_client.blocking._calls import Calls
+from sow_client.errors import SowError
+
+
+class Loading(Calls):
+    """The calls that replace the content of a topic."""
+
+    def open_load(self, topic: str, *, lease: timedelta | None = None) -> Load:
+        """Opens a load, which is to replace the content of a topic. It is aborted when nothing is staged, and it is not
+        renewed, for `lease` (10 min unless given, at most 24 h)."""
+        request = _loads.open_request(topic, lease)
+        return _loads.opened(self._call(self._load.OpenLoad, request, once=True))
+
+    def stage_load(self, load_id: str, part: int, attempt: int, *, retry_for: float = 30.0) -> LoadStager:
+        """Stages rows of one attempt at a part of a load; see `LoadStager`. Only attempts that the commit names count.
+        Broken connections are made again for `retry_for` seconds without progress."""
+        return LoadStager(StageCore(load_id, part, attempt, retry_for=retry_for), self._open_staging)
+
+    def commit_load(
+        self, load_id: str, parts: Iterable[LoadPart], *, retry_for: float = 60.0
+    ) -> Iterator[LoadProgress]:
+        """Makes the rows of the named attempts the topic's content; no parts: empties it. The load is committed when
+        this returns, and the server finishes it whether or not the iterator is read: it tells how far it is, until it
+        is "done", also after the server was away, for up to `retry_for` seconds. May be called again with the same
+        parts. Raises FailedPrecondition (LOAD_INCOMPLETE: the counts differ; LOAD_FAILED: it cannot go on)."""
+        told = self._commit_load(_loads.commit_request(load_id, parts), CommitRetry(retry_for))
+        first = next(told)
+
+        def all_told() -> Iterator[LoadProgress]:
+            with closing(told):
+                yield first
+                yield from told
+
+        return all_told()
+
+    def _commit_load(
+        self, request: load_pb2.CommitLoadRequest, retry: CommitRetry
+    ) -> Generator[LoadProgress, None, None]:
+        while True:
+            call = None
+            try:
+                self._transport.await_ready()
+                call = self._load.CommitLoad(request)
+                for response in call:
+                    progress = _loads.progress(response)
+                    retry.heard()
+                    yield progress
+                    if progress.phase == "done":
+                        return
+                raise _core.cut("the progress of a load")
+            except grpc.RpcError as error:
+                translated = _core.stream_error(error, "the progress of a load")
+                delay = retry.delay(translated)
+            except SowError as error:
+                delay = retry.delay(error)
+            finally:
+                if call is not None:
+                    call.cancel()
+            time.sleep(delay)
+
+    def get_load(self, load_id: str) -> LoadInfo:
+        """How far a load is; one that has ended is known for a day. Raises NotFound (LOAD_NOT_FOUND)."""
+        return _loads.info(self._call(self._load.GetLoad, load_pb2.GetLoadRequest(load_id=load_id)))
+
+    def loads(self, topic: str | None = None) -> list[LoadInfo]:
+        """The loads that there are, of a topic or of all, and those that ended within the last day."""
+        response = self._call(self._load.ListLoads, load_pb2.ListLoadsRequest(topic=topic or ""))
+        return [_loads.info(one) for one in response.loads]
+
+    def renew_load(self, load_id: str) -> timedelta:
+        """Begins the lease anew; returns its length. Raises NotFound (LOAD_NOT_FOUND)."""
+        response = self._call(self._load.RenewLoad, load_pb2.RenewLoadRequest(load_id=load_id))
+        return timedelta(microseconds=response.lease_micros)
+
+    def abort_load(self, load_id: str) -> None:
+        """Drops a load and what it has staged; one that is not there any more is dropped already. Raises
+        FailedPrecondition (LOAD_COMMITTED)."""
+        self._call(self._load.AbortLoad, load_pb2.AbortLoadRequest(load_id=load_id))
+
+    def _open_staging(self, requests: Iterator[load_pb2.StageLoadRequest]) -> StageCall:
+        self._transport.await_ready(_transport.RECONNECT_SECONDS)
+        return self._load.StageLoad(requests)

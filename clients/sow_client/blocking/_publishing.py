@@ -1,0 +1,321 @@
+# Generated from aio/_publishing.py by clients/generate_blocking.py. Change that file, then run `make client`.
+"""Publishing, and all else that changes records: touch, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import overload
+
+import grpc
+
+from sow.v1 import sow_pb2
+from sow_client import _core, _publisher, _transport
+from sow_client._documents import Document, encode
+from sow_client._publisher import (
+    Ack,
+    OpenedPublisher,
+    PublishCore,
+    Publisher,
+    PublisherOptions,
+    StreamCall,
+    StreamDefaults,
+)
+from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, Ttl
+from sow_client.blocking._calls import Calls
+from sow_client.errors import Refusal
+
+
+class Publishing(Calls):
+    """The calls that change records."""
+
+    def publish(
+        self,
+        topic: str,
+        data: Document,
+        *,
+        key: str | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published:
+        """Publishes one record (rule P1).
+
+        `key` is for topics without key fields (K3). `ttl` or `expire_at`: its lifetime (L2); `keep_ttl`: a live record
+        keeps its own (L6). At most one condition (P3). `durability`: when to acknowledge (P5), else the server's
+        default. Raises what stands for the refusal, such as InvalidArgument or ConditionFailed.
+        """
+        request = _core.publish_request(
+            topic,
+            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            condition=_core.condition(
+                only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
+            ),
+            durability=durability,
+        )
+        return _core.only(self._publish(request))
+
+    def delta_publish(
+        self,
+        topic: str,
+        data: Document,
+        *,
+        unset: Iterable[str] | None = None,
+        key: str | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published:
+        """Merges fields into the live record of a key; without one it is a publish (rule P2).
+
+        Scalars and arrays replace, objects merge, a missing or null field is unchanged; `unset` names fields to remove,
+        as paths such as "/a/b". All else is as for `publish`.
+        """
+        request = _core.publish_request(
+            topic,
+            [sow_pb2.PublishRecord(key=key, payload=encode(data))],
+            ttl=ttl,
+            expire_at=expire_at,
+            keep_ttl=keep_ttl,
+            condition=_core.condition(
+                only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
+            ),
+            durability=durability,
+            delta=True,
+            unset=unset,
+        )
+        return _core.only(self._publish(request))
+
+    def publish_many(
+        self,
+        topic: str,
+        documents: Iterable[Document],
+        *,
+        keys: Iterable[str] | None = None,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        only_if_absent: bool = False,
+        only_if_present: bool = False,
+        atomic: bool = False,
+        durability: DurabilityName | None = None,
+        delta: bool = False,
+        unset: Iterable[str] | None = None,
+    ) -> list[Published | Refusal]:
+        """Publishes documents in order and says for each what became of it (rule P4); `keys` go with them in parallel.
+
+        With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests; when a
+        record is refused for a reason that may pass, those after it are not applied either, and say STREAM_BROKEN.
+        With `delta` each is merged, less the fields `unset`, as by `delta_publish` (P2).
+        For a long stream a `publisher` is several times faster.
+        """
+        unset = _core.texts(unset, "unset")
+        results: list[Published | Refusal] = []
+        condition = _core.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
+        for batch in _core.publish_batches(documents, keys, atomic=atomic):
+            if _core.ended_by_passing(results):
+                results.extend(_core.not_sent(len(results)) for _ in batch.records)
+                continue
+            request = _core.publish_request(
+                topic,
+                batch.records,
+                ttl=ttl,
+                expire_at=expire_at,
+                keep_ttl=keep_ttl,
+                condition=condition,
+                durability=durability,
+                atomic=atomic,
+                delta=delta,
+                unset=unset,
+            )
+            response = self._publish(request)
+            results += _core.outcomes(
+                response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
+            )
+        return results
+
+    def publisher(
+        self,
+        topic: str,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        keep_ttl: bool = False,
+        durability: DurabilityName | None = None,
+        batch_records: int = 1_000,
+        max_in_flight: int = 16,
+        linger: float = 0.02,
+        retry_for: float = 30.0,
+        publisher_id: str | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        on_refusal: Callable[[Refusal], object] | None = None,
+        delta: bool = False,
+        unset: Iterable[str] | None = None,
+        epoch: int | None = None,
+        unit: int = 0,
+    ) -> Publisher:
+        """A buffered, pipelined, ordered stream of publishes; see `Publisher`.
+
+        Records go out in batches of `batch_records`, at most `max_in_flight` of them unacknowledged, and no later than
+        `linger` seconds after they were handed over. Broken connections are made again for `retry_for` seconds.
+        A `publisher_id` of your own fences every older publisher of that id (rule P6): it begins a new epoch, unless it
+        is given the `epoch` of `open_publisher`. All records belong to the `unit` of work with that number, if there is
+        one, which `finish_unit` ends; it needs a `publisher_id`. With `delta` each record is merged, less the fields
+        `unset`, as by `delta_publish` (P2).
+        """
+        defaults = StreamDefaults(
+            topic,
+            _core.lifetime_message(ttl, expire_at),
+            _core.ttl_mode(keep_ttl),
+            _core.durability_value(durability),
+            delta,
+            _core.unset_paths(delta, unset) or (),
+            _publisher.checked_unit(publisher_id, epoch, unit),
+        )
+        options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
+        core = PublishCore(
+            defaults, options, publisher_id=publisher_id or _core.random_publisher_id(), publisher_epoch=epoch or 1
+        )
+        return Publisher(
+            core,
+            self._open_stream,
+            next_epoch=None
+            if publisher_id is None or epoch is not None
+            else partial(self._new_epoch, publisher_id, unit),
+            on_ack=on_ack,
+            on_refusal=on_refusal,
+        )
+
+    def open_publisher(self, publisher_id: str, *, unit: int = 0) -> OpenedPublisher:
+        """Begins a new epoch of a publisher, above all before it, and on disk: whoever still publishes under an older
+        one is refused with PUBLISHER_FENCED (rule P6). Two calls never get the same epoch.
+
+        With the number of a `unit` of work that is finished no epoch begins, and `unit_done` says so. The server
+        forgets a publisher, its units included, when it is idle for `publisher_ttl` (7 days).
+        """
+        request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
+        response = self._call(self._sow.OpenPublisher, request)
+        return OpenedPublisher(response.publisher_epoch, response.unit_done, response.unit_records)
+
+    @overload
+    def touch(
+        self,
+        topic: str,
+        key: str,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published: ...
+
+    @overload
+    def touch(
+        self,
+        topic: str,
+        key: list[str] | tuple[str, ...],
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> list[Published | Refusal]: ...
+
+    def touch(
+        self,
+        topic: str,
+        key: str | list[str] | tuple[str, ...],
+        *,
+        ttl: Ttl | None = None,
+        expire_at: ExpireAt | None = None,
+        only_if_version: int | None = None,
+        durability: DurabilityName | None = None,
+    ) -> Published | list[Published | Refusal]:
+        """Gives live records a new lifetime; without one, what the topic says for "absent" (rule P8).
+
+        For one key the new version, or an exception such as NotFound; for a list, what became of each.
+        """
+        keys = [key] if isinstance(key, str) else list(key)
+        results: list[Published | Refusal] = []
+        for chunk in _core.key_chunks(keys):
+            request = _core.touch_request(
+                topic,
+                chunk,
+                ttl=ttl,
+                expire_at=expire_at,
+                only_if_version=only_if_version,
+                durability=durability,
+            )
+            response = self._call(self._sow.Touch, request, once=True)
+            if isinstance(key, str):
+                return _core.only(response)
+            results += _core.outcomes(response, expected=len(chunk), first_index=len(results))
+        return results
+
+    def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:
+        """Removes the lifetime of a live record (rule P8)."""
+        return self.touch(topic, key, ttl=NEVER, durability=durability)
+
+    def sow_delete(
+        self,
+        topic: str,
+        *,
+        keys: Iterable[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        data: Document | None = None,
+        all: bool = False,  # noqa: A002 - the word for it
+        dry_run: bool = False,
+        durability: DurabilityName | None = None,
+        publisher_id: str | None = None,
+        epoch: int | None = None,
+        unit: int = 0,
+        on_progress: Callable[[Deleted], object] | None = None,
+    ) -> Deleted:
+        """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
+
+        `dry_run` only counts. Many records are deleted in steps, each record only if it still matches then;
+        `on_progress` gets the figures after each step. When the connection breaks, steps that were done stay done.
+        With `publisher_id`, by keys or data only, it is a part of what that publisher does: PUBLISHER_FENCED where an
+        epoch later than `epoch` has begun, UNIT_DONE where `unit` is finished (P6).
+        """
+        request = _core.delete_request(
+            topic, keys=keys, filter_text=filter, data=data, everything=all, dry_run=dry_run, durability=durability
+        )
+        _core.act_for(request, publisher_id, epoch, unit)
+        self._transport.await_ready()
+        try:
+            for response in self._sow.SowDelete(request):
+                deleted = _core.deleted(response)
+                if on_progress is not None:
+                    on_progress(deleted)
+                if response.done:
+                    return deleted
+        except grpc.RpcError as error:
+            raise _core.error_of_status(error) from error
+        raise _core.cut("the answer to the delete")
+
+    def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
+        position = self._sequencer.take()
+        try:
+            request.publisher.CopyFrom(position)
+            return self._call(self._sow.Publish, request)
+        finally:
+            self._sequencer.give_back(position, len(request.records))
+
+    def _open_stream(self, requests: Iterator[sow_pb2.PublishStreamRequest]) -> StreamCall:
+        self._transport.await_ready(_transport.RECONNECT_SECONDS)
+        return self._sow.PublishStream(requests)
+
+    def _new_epoch(self, publisher_id: str, unit: int) -> int:
+        return _publisher.new_epoch(self.open_publisher(publisher_id, unit=unit), publisher_id, unit)

@@ -1,0 +1,168 @@
+# Generated from aio/_reading.py by clients/generate_blocking.py. Change that file, then run `make client`.
+"""Reading records: by key, by filter, page by page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable
+from contextlib import closing
+
+import grpc
+
+from sow.v1 import sow_pb2
+from sow_client import _core
+from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
+from sow_client._records import Page, QueryPlan, Record, RecordBatch, invalid
+from sow_client.blocking._calls import Calls
+from sow_client.errors import SowError, Unavailable
+
+
+class Reading(Calls):
+    """The calls that read records."""
+
+    def get(self, topic: str, key: str) -> Record | None:
+        """The live record of a key, or None."""
+        found = self.get_many(topic, [key])
+        return found[0] if found else None
+
+    def get_many(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> list[Record]:
+        """The live records of the keys, in their order; keys without one are left out.
+
+        `select` or `exclude`: payload fields to return, as paths such as "/a/b". Records of one instant, up to 10,000
+        keys; more take several requests.
+        """
+        select, exclude = _core.texts(select, "select"), _core.texts(exclude, "exclude")
+        found: list[Record] = []
+        for chunk in _core.key_chunks(keys):
+            response = self._call(self._sow.Get, _core.get_request(topic, chunk, select, exclude))
+            found += _core.records(topic, response)
+        return found
+
+    def query(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        order_by: str | Iterable[str] | None = None,
+        keys: Iterable[str] | None = None,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        keys_only: bool = False,
+        batch_size: int = 1_000,
+        skip_n: int = 0,
+        top_n: int | None = None,
+    ) -> QueryResult:
+        """The live records of a topic that match `filter`, from one instant (rules Q1, Q2).
+
+        `order_by`: one or more of "/price", "/price DESC", "@expire_time" …, else they come in key order. `keys`: only
+        these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
+        part of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
+        """
+        request = _core.query_request(
+            topic,
+            filter,
+            order_by=order_by,
+            keys=keys,
+            select=select,
+            exclude=exclude,
+            keys_only=keys_only,
+            batch_size=batch_size,
+            skip_n=skip_n,
+            top_n=top_n,
+        )
+        return self._query(request)
+
+    def page(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        page_size: int,
+        page_token: str = "",
+        keys_only: bool = False,
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+    ) -> Page:
+        """One page of the records that match `filter`, in key order, stable under concurrent change (rule Q4).
+
+        Begin without a token and go on with `next_page_token`, all else being equal, until it is empty.
+        """
+        if page_size < 1:
+            raise invalid("page_size", f"{page_size} is less than 1")
+        request = _core.query_request(
+            topic,
+            filter,
+            keys_only=keys_only,
+            select=select,
+            exclude=exclude,
+            page_size=page_size,
+            page_token=page_token,
+        )
+        progress = _core.QueryProgress(topic)
+        records: list[Record] = []
+        with closing(self._batches(request, progress)) as batches:
+            for batch in batches:
+                records.extend(batch)
+        return progress.page(records)
+
+    def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the word for it
+        """The number of live records of a topic, of those that match `filter` if there is one."""
+        progress = _core.QueryProgress(topic)
+        with closing(self._batches(_core.query_request(topic, filter, count_only=True), progress)) as batches:
+            for _ in batches:
+                raise _core.malformed("records to a question for their number")
+        return progress.matched
+
+    def explain(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the word for it
+        *,
+        order_by: str | Iterable[str] | None = None,
+        keys: Iterable[str] | None = None,
+        skip_n: int = 0,
+        top_n: int | None = None,
+    ) -> QueryPlan:
+        """How a query finds its records, and what it reads to find them (rule Q3). It is run, but sends nothing."""
+        request = _core.query_request(
+            topic, filter, order_by=order_by, explain=True, keys=keys, skip_n=skip_n, top_n=top_n
+        )
+        progress = _core.QueryProgress(topic)
+        with closing(self._batches(request, progress)) as batches:
+            for _ in batches:
+                raise _core.malformed("records to a question for the plan")
+        return progress.explained()
+
+    def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
+        progress = _core.QueryProgress(request.topic)
+        return QueryResult(progress, self._batches(request, progress))
+
+    def _batches(
+        self, request: sow_pb2.QueryRequest, progress: _core.QueryProgress
+    ) -> Generator[RecordBatch, None, None]:
+        for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
+            self._transport.await_ready()
+            call = self._sow.Query(request)
+            try:
+                for response in call:
+                    batch = progress.batch(response)
+                    if batch is not None:
+                        yield batch
+                progress.finished()
+                return
+            except (grpc.RpcError, SowError) as error:
+                translated = progress.broken(error)
+                again = isinstance(translated, Unavailable) and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
+                if not again:
+                    raise translated from (None if translated is error else error)
+                progress.restart()
+                time.sleep(QUERY_RETRY_SECONDS * attempt)
+            finally:
+                call.cancel()
