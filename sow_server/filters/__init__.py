@@ -10,9 +10,10 @@ Pure: no clock, no store. Times come in with `Meta`, payloads decoded.
 
 from __future__ import annotations
 
-from sow_server.filters.compiler import Matcher, Meta, Predicate, compile_filter
+from sow_server.filters.compiler import compile_filter
 from sow_server.filters.errors import FilterError
 from sow_server.filters.parser import parse
+from sow_server.filters.predicate import Matcher, Meta, Predicate
 from sow_server.filters.printer import print_filter, print_path
 from sow_server.filters.tree import Filter
 

@@ -19,9 +19,9 @@ from typing import Final, TypeAlias, TypeVar
 
 from sow_server.engine.values.fields import Entry, Kind, Scalar, entries, number_of
 from sow_server.filters import values
-from sow_server.filters.compiler import MIRRORED
 from sow_server.filters.tree import (
     LITERALS,
+    MIRRORED,
     And,
     Between,
     Boolean,

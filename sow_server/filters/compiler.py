@@ -16,16 +16,19 @@ from __future__ import annotations
 import ast
 import enum
 import re
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sow_server.engine.values import fields
 from sow_server.engine.values.patterns import PatternError, searcher
+from sow_server.filters import pycode as py
 from sow_server.filters import values
 from sow_server.filters.errors import FilterError
+from sow_server.filters.placement import Placement
+from sow_server.filters.predicate import Matcher, Predicate
 from sow_server.filters.tree import (
     LITERALS,
+    MIRRORED,
     And,
     Arithmetic,
     Between,
@@ -49,46 +52,12 @@ from sow_server.filters.tree import (
     Operator,
     Or,
     Path,
-    Step,
     Text,
     TextTest,
     children,
     literal,
     walk,
 )
-
-
-class Meta(NamedTuple):
-    """What a filter can know of a record besides its payload. Times in microseconds since the epoch."""
-
-    key: str
-    version: int
-    publish_time_micros: int
-    expire_time_micros: int | None
-    """None: never."""
-    topic: str
-    now_micros: int
-    """One for the whole request."""
-
-
-Matcher = Callable[[object, Meta], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Predicate:
-    """A compiled filter. A loop calls `matches` itself, which saves a call per record."""
-
-    matches: Matcher
-    """Whether a record matches: of the decoded payload (a dict; anything else has no fields) and its metadata."""
-    paths: tuple[tuple[Step, ...], ...]
-    """The fields it reads, in the order of the filter; a decoder may leave out the others."""
-    uses_payload: bool
-    """False: any object does as the document."""
-    constant: bool | None
-    """What it answers for every record; None when that depends on the record."""
-
-    def __call__(self, document: object, meta: Meta) -> bool:
-        return self.matches(document, meta)
 
 
 def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), allow_now: bool = True) -> Predicate:
@@ -119,7 +88,7 @@ _MAYBE_BOOLEAN: Final = _ValueKinds.BOOLEAN | _ValueKinds.NULL
 
 
 class _Operand(NamedTuple):
-    """A value in the code being made. `name` may be used any number of times: see `_Placement`."""
+    """A value in the code being made. `name` may be used any number of times: see `Placement`."""
 
     name: ast.expr
     kinds: _ValueKinds
@@ -162,15 +131,6 @@ _INVERSE: Final = {
     Comparison.GREATER: Comparison.LESS_OR_EQUAL,
     Comparison.GREATER_OR_EQUAL: Comparison.LESS,
 }
-MIRRORED: Final = {
-    Comparison.EQUAL: Comparison.EQUAL,
-    Comparison.NOT_EQUAL: Comparison.NOT_EQUAL,
-    Comparison.LESS: Comparison.GREATER,
-    Comparison.LESS_OR_EQUAL: Comparison.GREATER_OR_EQUAL,
-    Comparison.GREATER: Comparison.LESS,
-    Comparison.GREATER_OR_EQUAL: Comparison.LESS_OR_EQUAL,
-}
-"""`a < b` is `b > a`."""
 _EQUALITIES: Final = (Comparison.EQUAL, Comparison.NOT_EQUAL)
 _INLINE_STEPS_MAX: Final = 4
 """A deeper field is read by a call: nested conditional expressions are not faster then."""
@@ -196,7 +156,7 @@ class _Compilation:
             "value_at": fields.value_at,
         }
         self._bound: dict[object, ast.expr] = {}
-        self._placement = _Placement()
+        self._placement = Placement()
         self._operands: dict[Expression, _Operand] = {}
         self._constant: dict[int, bool] = {}  # by id: the tree outlives this object
         if folding:
@@ -211,7 +171,7 @@ class _Compilation:
         if paths:
             body.append(
                 ast.If(
-                    test=_compare(_call(_name("type"), _name("document")), ast.IsNot(), _name("dict")),
+                    test=py.compare(py.call(py.name("type"), py.name("document")), ast.IsNot(), py.name("dict")),
                     body=[ast.Assign(targets=[ast.Name("document", ast.Store())], value=ast.Dict([], []))],
                     orelse=[],
                 )
@@ -276,8 +236,10 @@ class _Compilation:
                 return self._chain(operands, wanted, all_of=not wanted)
             case Path():
                 operand_ = self._raw(expression)
-                exactly = _compare(operand_.name, ast.Is(), ast.Constant(wanted))
-                return _or([exactly, _and([self._is_list(operand_), _settled(self._truth_value(expression), wanted)])])
+                exactly = py.compare(operand_.name, ast.Is(), ast.Constant(wanted))
+                return py.or_(
+                    [exactly, py.and_([self._is_list(operand_), py.settled(self._truth_value(expression), wanted)])]
+                )
             case Compare():
                 return self._compared(expression, wanted)
             case In():
@@ -291,15 +253,15 @@ class _Compilation:
             case IsNull(operand):
                 return self._is_null(operand, wanted)
             case Call(Function.IF, (condition, yes, no)):
-                return _if(self._truth(condition, True), self._branch(yes, wanted), self._branch(no, wanted))
+                return py.if_(self._truth(condition, True), self._branch(yes, wanted), self._branch(no, wanted))
             case Call(function):
                 if function is not Function.COALESCE:
                     return ast.Constant(False)
-                return _compare(self._raw(expression).name, ast.Is(), ast.Constant(wanted))
+                return py.compare(self._raw(expression).name, ast.Is(), ast.Constant(wanted))
 
     def _branch(self, expression: Expression, wanted: bool) -> ast.expr:
         if isinstance(expression, Path):  # of an array the first element, as everywhere in functions
-            return _compare(self._passed_on(expression).name, ast.Is(), ast.Constant(wanted))
+            return py.compare(self._passed_on(expression).name, ast.Is(), ast.Constant(wanted))
         return self._truth(expression, wanted)
 
     def _chain(self, operands: tuple[Expression, ...], wanted: bool, *, all_of: bool) -> ast.expr:
@@ -311,7 +273,7 @@ class _Compilation:
                     return ast.Constant(not all_of)  # decides; the rest is not even compiled
                 continue
             truths.append(truth)
-        return _and(truths) if all_of else _or(truths)
+        return py.and_(truths) if all_of else py.or_(truths)
 
     def _truth_value(self, expression: Expression) -> ast.expr:
         """Code whose value is True, False or None, for a condition as a value. Every case, nothing inline."""
@@ -362,18 +324,18 @@ class _Compilation:
         other = self._raw(right)
         both = one.kinds | other.kinds
         general = _KEYS[comparison] if key else _GENERAL[comparison]
-        slow = _settled(self._apply(general, one.name, other.name), wanted)
+        slow = py.settled(self._apply(general, one.name, other.name), wanted)
         for kinds, kind in ((_MAYBE_NUMBER, _ValueKinds.NUMBER), (_MAYBE_TEXT, _ValueKinds.TEXT)):
             if both in kinds:
                 alive = [self._is_not_null(operand) for operand in (one, other) if _ValueKinds.NULL in operand.kinds]
-                return _and([*alive, self._test(one, effective, other.name, kind)])
-        alike = _and(
+                return py.and_([*alive, self._test(one, effective, other.name, kind)])
+        alike = py.and_(
             [
-                _compare(self._type(one), ast.Is(), self._type(other)),
-                _or([_compare(self._type(one), ast.Is(), _name(name)) for name in ("float", "str", "int")]),
+                py.compare(self._type(one), ast.Is(), self._type(other)),
+                py.or_([py.compare(self._type(one), ast.Is(), py.name(name)) for name in ("float", "str", "int")]),
             ]
         )
-        return _if(alike, self._test(one, effective, other.name, _ValueKinds.NUMBER), slow)
+        return py.if_(alike, self._test(one, effective, other.name, _ValueKinds.NUMBER), slow)
 
     def _compared_with(
         self, comparison: Comparison, operand: _Operand, constant: fields.Scalar | None, wanted: bool, *, key: bool
@@ -392,9 +354,9 @@ class _Compilation:
         kind = _kind(constant)
         fast = self._test(operand, effective, ast.Constant(constant), kind)
         if kind is _ValueKinds.BOOLEAN and comparison in _EQUALITIES:
-            fast = _compare(operand.name, ast.Is(), ast.Constant(constant is (effective is Comparison.EQUAL)))
+            fast = py.compare(operand.name, ast.Is(), ast.Constant(constant is (effective is Comparison.EQUAL)))
         coerces = key or kind is _ValueKinds.NUMBER or fields.number_of(constant) is not None
-        return self._guarded(operand, kind, fast, _settled(slow, wanted), coerces=coerces)
+        return self._fast_or_slow(operand, kind, fast, py.settled(slow, wanted), coerces=coerces)
 
     def _in(self, listed: In, wanted: bool) -> ast.expr:
         subject = self._folded(listed.operand)
@@ -405,7 +367,7 @@ class _Compilation:
         truth = self._apply(values.member_of(items, key=key), operand.name)
         if not present:
             return self._never_true(operand, truth, wanted)
-        slow = _settled(truth, wanted)
+        slow = py.settled(truth, wanted)
         kinds = {_kind(item) for item in present}
         if key and kinds != {_ValueKinds.NUMBER}:
             kinds, present = (
@@ -416,14 +378,14 @@ class _Compilation:
             return slow
         (kind,) = kinds
         if wanted:
-            fast = _compare(operand.name, ast.In(), _constant(frozenset(present)))
+            fast = py.compare(operand.name, ast.In(), py.constant(frozenset(present)))
         elif len(present) < len(items):
             fast = ast.Constant(False)  # what is in no item may still be the unknown one
         else:
-            fast = _compare(operand.name, ast.NotIn(), _constant(frozenset(present)))
+            fast = py.compare(operand.name, ast.NotIn(), py.constant(frozenset(present)))
             fast = self._unless_nan(operand, fast, kind)
         coerces = key or kind is _ValueKinds.NUMBER or any(fields.number_of(item) is not None for item in present)
-        return self._guarded(operand, kind, fast, slow, coerces=coerces)
+        return self._fast_or_slow(operand, kind, fast, slow, coerces=coerces)
 
     def _between(self, node: Between, wanted: bool) -> ast.expr:
         subject, low, high = self._folded(node.operand), self._folded(node.low), self._folded(node.high)
@@ -432,21 +394,21 @@ class _Compilation:
             isinstance(low, Text) and isinstance(high, Text)
         ):
             ends = self._single(low).name, self._single(high).name
-            return _settled(self._apply(values.between, operand.name, *ends), wanted)
+            return py.settled(self._apply(values.between, operand.name, *ends), wanted)
         slow = self._apply(values.between_constants(low.value, high.value), operand.name)
         if wanted:
             fast: ast.expr = ast.Compare(
                 ast.Constant(low.value), [ast.LtE(), ast.LtE()], [operand.name, ast.Constant(high.value)]
             )
         else:
-            fast = _or(
+            fast = py.or_(
                 [
-                    _compare(operand.name, ast.Lt(), ast.Constant(low.value)),
-                    _compare(operand.name, ast.Gt(), ast.Constant(high.value)),
+                    py.compare(operand.name, ast.Lt(), ast.Constant(low.value)),
+                    py.compare(operand.name, ast.Gt(), ast.Constant(high.value)),
                 ]
             )
         coerces = any(fields.number_of(end.value) is not None for end in (low, high))
-        return self._guarded(operand, _kind(low.value), fast, _settled(slow, wanted), coerces=coerces)
+        return self._fast_or_slow(operand, _kind(low.value), fast, py.settled(slow, wanted), coerces=coerces)
 
     def _like(self, like: Like, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(like.operand))
@@ -455,21 +417,21 @@ class _Compilation:
         if plain:
             text = ast.Constant(re.sub(r"\\(.)", r"\1", plain[2], flags=re.DOTALL))
             if plain[1] and plain[3]:
-                fast = _compare(operand.name, ast.Eq(), text)
+                fast = py.compare(operand.name, ast.Eq(), text)
             elif plain[1] or plain[3]:
-                fast = _method(operand.name, "startswith" if plain[1] else "endswith", text)
+                fast = py.method(operand.name, "startswith" if plain[1] else "endswith", text)
             else:
-                fast = _compare(text, ast.In(), operand.name)
+                fast = py.compare(text, ast.In(), operand.name)
         else:
             fast = self._apply(search, operand.name)
-        slow = _settled(self._apply(values.searching(search), operand.name), wanted)
-        return self._guarded(operand, _ValueKinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
+        slow = py.settled(self._apply(values.searching(search), operand.name), wanted)
+        return self._fast_or_slow(operand, _ValueKinds.TEXT, fast if wanted else py.not_(fast), slow, coerces=True)
 
     def _matches(self, node: Matches, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(node.operand))
         folded = [self._folded(text) for text in node.texts]
         truth = self._apply(_TEXT_TESTS[node.test], operand.name, *[self._single(text).name for text in folded])
-        slow = _settled(truth, wanted)
+        slow = py.settled(truth, wanted)
         if not all(isinstance(text, LITERALS) for text in folded):
             return slow
         texts = [values.text_of(_value(text)) for text in folded]
@@ -477,28 +439,30 @@ class _Compilation:
         if not present or (len(present) < len(texts) and not wanted):
             return self._never_true(operand, truth, wanted)
         if node.test is TextTest.CONTAINS:
-            fast = _or([_compare(ast.Constant(text), ast.In(), operand.name) for text in present])
+            fast = py.or_([py.compare(ast.Constant(text), ast.In(), operand.name) for text in present])
         else:
             method = "startswith" if node.test is TextTest.BEGINS_WITH else "endswith"
-            constant = _constant(present[0] if len(present) == 1 else tuple(present))
-            fast = _method(operand.name, method, constant)
-        return self._guarded(operand, _ValueKinds.TEXT, fast if wanted else _not(fast), slow, coerces=True)
+            constant = py.constant(present[0] if len(present) == 1 else tuple(present))
+            fast = py.method(operand.name, method, constant)
+        return self._fast_or_slow(operand, _ValueKinds.TEXT, fast if wanted else py.not_(fast), slow, coerces=True)
 
     def _is_null(self, subject: Expression, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(subject))
         if isinstance(subject, Path):
-            lists_and_floats = _or([self._is_list(operand), _compare(self._type(operand), ast.Is(), _name("float"))])
-            null = _or(
+            lists_and_floats = py.or_(
+                [self._is_list(operand), py.compare(self._type(operand), ast.Is(), py.name("float"))]
+            )
+            null = py.or_(
                 [
-                    _compare(operand.name, ast.Is(), ast.Constant(None)),
-                    _and([lists_and_floats, self._apply(values.is_null, operand.name)]),
+                    py.compare(operand.name, ast.Is(), ast.Constant(None)),
+                    py.and_([lists_and_floats, self._apply(values.is_null, operand.name)]),
                 ]
             )
         elif _ValueKinds.NULL in operand.kinds:
-            null = _compare(operand.name, ast.Is(), ast.Constant(None))
+            null = py.compare(operand.name, ast.Is(), ast.Constant(None))
         else:
             null = ast.Constant(False)
-        return null if wanted else _not(null)
+        return null if wanted else py.not_(null)
 
     # --- values ---
 
@@ -514,7 +478,7 @@ class _Compilation:
         operand = self._raw(expression)
         if not isinstance(expression, Path):
             return operand
-        load = _if(self._is_list(operand), self._apply(values.first, operand.name), operand.name)
+        load = py.if_(self._is_list(operand), self._apply(values.first, operand.name), operand.name)
         return _Operand(self._placement.name(("single", expression), load), _ANY)
 
     def _passed_on(self, expression: Expression) -> _Operand:
@@ -522,8 +486,8 @@ class _Compilation:
         operand = self._raw(expression)
         if not isinstance(expression, Path):
             return operand
-        simple = _or([_compare(self._type(operand), ast.Is(), _name(name)) for name in ("str", "int")])
-        load = _if(simple, operand.name, self._apply(values.first, operand.name))
+        simple = py.or_([py.compare(self._type(operand), ast.Is(), py.name(name)) for name in ("str", "int")])
+        load = py.if_(simple, operand.name, self._apply(values.first, operand.name))
         return _Operand(self._placement.name(("passed on", expression), load), _ANY)
 
     def _new_operand(self, expression: Expression) -> _Operand:
@@ -532,23 +496,23 @@ class _Compilation:
                 value = _value(expression)
                 return _Operand(ast.Constant(value), _kind(value))
             case Path(steps):
-                return self._place(expression, _load(_name("document"), steps, _INLINE_STEPS_MAX), _ANY)
+                return self._place(expression, py.load_field(py.name("document"), steps, _INLINE_STEPS_MAX), _ANY)
             case Metadata(name):
                 attribute, kinds = _METADATA[name]
-                return self._place(expression, ast.Attribute(_name("meta"), attribute, ast.Load()), kinds)
+                return self._place(expression, ast.Attribute(py.name("meta"), attribute, ast.Load()), kinds)
             case Negate(operand):
                 return self._place(expression, self._apply(values.negated, self._single(operand).name), _MAYBE_NUMBER)
             case Arithmetic(sign, left, right):
                 operands = self._single(left).name, self._single(right).name
                 return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), _MAYBE_NUMBER)
             case Call(Function.NOW_MICROS):
-                now = ast.Attribute(_name("meta"), "now_micros", ast.Load())
+                now = ast.Attribute(py.name("meta"), "now_micros", ast.Load())
                 return self._place(expression, now, _ValueKinds.NUMBER)
             case Call(Function.ARRAY_COUNT, (array,)):
                 return self._place(expression, self._apply(values.array_count, self._raw(array).name), _MAYBE_NUMBER)
             case Call(Function.IF, (condition, yes, no)):
                 one, other = self._passed_on(yes), self._passed_on(no)
-                chosen = _if(self._truth(condition, True), one.name, other.name)
+                chosen = py.if_(self._truth(condition, True), one.name, other.name)
                 return self._place(expression, chosen, one.kinds | other.kinds)
             case Call(function, arguments):
                 taken = self._passed_on if function is Function.COALESCE else self._single
@@ -574,30 +538,30 @@ class _Compilation:
         if name is None:
             text = f"f{len(self._bound)}"
             self._namespace[text] = function
-            name = self._bound[function] = _name(text)
-        return _call(name, *arguments)
+            name = self._bound[function] = py.name(text)
+        return py.call(name, *arguments)
 
     # --- what is tested inline (C2) ---
 
     def _type(self, operand: _Operand) -> ast.expr:
         """The type of an operand, kept like the operand itself."""
         assert isinstance(operand.name, ast.Name), "what is constant needs no test of its type"
-        return self._placement.name(("type", operand.name.id), _call(_name("type"), operand.name))
+        return self._placement.name(("type", operand.name.id), py.call(py.name("type"), operand.name))
 
     def _is_list(self, operand: _Operand) -> ast.expr:
-        return _compare(self._type(operand), ast.Is(), _name("list"))
+        return py.compare(self._type(operand), ast.Is(), py.name("list"))
 
     def _is_not_null(self, operand: _Operand) -> ast.expr:
-        return _compare(operand.name, ast.IsNot(), ast.Constant(None))
+        return py.compare(operand.name, ast.IsNot(), ast.Constant(None))
 
     def _unless_nan(self, operand: _Operand, test: ast.expr, kind: _ValueKinds) -> ast.expr:
         """`nan != 1` holds in Python; here it is unknown (V1)."""
         if kind is not _ValueKinds.NUMBER or _ValueKinds.OTHER not in operand.kinds:  # only documents have NaN
             return test
-        return _and([test, _compare(operand.name, ast.Eq(), operand.name)])
+        return py.and_([test, py.compare(operand.name, ast.Eq(), operand.name)])
 
     def _test(self, operand: _Operand, comparison: Comparison, right: ast.expr, kind: _ValueKinds) -> ast.expr:
-        test = _compare(operand.name, _OPERATORS[comparison](), right)
+        test = py.compare(operand.name, _OPERATORS[comparison](), right)
         if comparison is Comparison.NOT_EQUAL:
             test = self._unless_nan(operand, test, kind)
             if (
@@ -605,201 +569,34 @@ class _Compilation:
                 and kind is _ValueKinds.NUMBER
                 and _ValueKinds.OTHER in operand.kinds
             ):
-                test = _and([test, _compare(right, ast.Eq(), right)])
+                test = py.and_([test, py.compare(right, ast.Eq(), right)])
         return test
 
     def _never_true(self, operand: _Operand, truth: ast.expr, wanted: bool) -> ast.expr:
         """Unknown, as something is null, but for an empty array: that is false (V3)."""
         if wanted or _ValueKinds.OTHER not in operand.kinds:
             return ast.Constant(False)
-        return _and([self._is_list(operand), _settled(truth, wanted)])
+        return py.and_([self._is_list(operand), py.settled(truth, wanted)])
 
-    def _guarded(
+    def _fast_or_slow(
         self, operand: _Operand, kind: _ValueKinds, fast: ast.expr, slow: ast.expr, *, coerces: bool
     ) -> ast.expr:
         """`fast` where the operand is of `kind`, else `slow`. Without `coerces` all but arrays are unknown then."""
         if operand.kinds in kind:
             return fast
         if operand.kinds in kind | _ValueKinds.NULL:
-            return _and([self._is_not_null(operand), fast])
+            return py.and_([self._is_not_null(operand), fast])
         if coerces:
-            otherwise = _and([self._is_not_null(operand), slow]) if _ValueKinds.NULL in operand.kinds else slow
+            otherwise = py.and_([self._is_not_null(operand), slow]) if _ValueKinds.NULL in operand.kinds else slow
         else:
             otherwise = (
-                _and([self._is_list(operand), slow]) if _ValueKinds.OTHER in operand.kinds else ast.Constant(False)
+                py.and_([self._is_list(operand), slow]) if _ValueKinds.OTHER in operand.kinds else ast.Constant(False)
             )
         if not operand.kinds & kind:
             return otherwise
         types = {_ValueKinds.NUMBER: ("float", "int"), _ValueKinds.TEXT: ("str",), _ValueKinds.BOOLEAN: ("bool",)}[kind]
-        guard = _or([_compare(self._type(operand), ast.Is(), _name(name)) for name in types])
-        return _and([guard, fast]) if isinstance(otherwise, ast.Constant) else _if(guard, fast, otherwise)
-
-
-# --- reading each value once (C3) ------------------------------------------------------------------------------------
-
-
-class _Placement:
-    """Decides where values are read. Code is made with bare names; the first use on a way becomes `(name := load)`.
-
-    A use after another that has surely been evaluated is the bare name; any other use reads again.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[str, Hashable] = {}
-        """What each name stands for."""
-        self._loads: dict[str, ast.expr] = {}
-        self._names: dict[Hashable, str] = {}
-        self._assigned: set[str] = set()
-        self._trail: list[str] = []
-        self._used: dict[str, None] = {}
-
-    def name(self, what: Hashable, load: ast.expr) -> ast.expr:
-        """A name for `what`, which `load` computes; the same one for the same thing."""
-        name = self._names.get(what)
-        if name is None:
-            name = self._names[what] = f"v{len(self._names)}"
-            self._loads[name] = load
-            self.of[name] = what
-        return _name(name)
-
-    def place(self, code: ast.expr) -> tuple[ast.expr, list[str]]:
-        """`code` with all its reads in place, and the names that it uses."""
-        return self._placed(code), list(self._used)
-
-    def _placed(self, code: ast.expr) -> ast.expr:
-        match code:
-            case ast.Name(id=name) if name in self._loads:
-                self._used[name] = None
-                if name in self._assigned:
-                    return _name(name)
-                load = self._placed(self._loads[name])
-                self._assigned.add(name)
-                self._trail.append(name)
-                return ast.NamedExpr(ast.Name(name, ast.Store()), load)
-            case ast.BoolOp(op=op, values=operands):
-                first = self._placed(operands[0])
-                mark = len(self._trail)
-                rest = [self._placed(operand) for operand in operands[1:]]  # each is preceded by those before it
-                self._forget(mark)
-                return ast.BoolOp(op, [first, *rest])
-            case ast.IfExp(test=test, body=body, orelse=orelse):
-                placed = self._placed(test)
-                return ast.IfExp(placed, self._perhaps(body), self._perhaps(orelse))
-            case ast.Compare(left=left, ops=ops, comparators=comparators):
-                # Of a chain, `low <= value <= high`, the last is a constant, so it reads nothing conditionally.
-                return ast.Compare(self._placed(left), ops, [self._placed(operand) for operand in comparators])
-            case ast.UnaryOp(op=op, operand=operand):
-                return ast.UnaryOp(op, self._placed(operand))
-            case ast.Call(func=function, args=arguments):
-                return ast.Call(self._placed(function), [self._placed(argument) for argument in arguments], [])
-            case ast.Attribute(value=value, attr=attribute):
-                return ast.Attribute(self._placed(value), attribute, ast.Load())
-            case ast.Subscript(value=value, slice=index):
-                return ast.Subscript(self._placed(value), index, ast.Load())
-            case ast.NamedExpr(target=target, value=value):
-                return ast.NamedExpr(target, self._placed(value))
-            case _:
-                return code
-
-    def _perhaps(self, code: ast.expr) -> ast.expr:
-        mark = len(self._trail)
-        placed = self._placed(code)
-        self._forget(mark)
-        return placed
-
-    def _forget(self, mark: int) -> None:
-        self._assigned.difference_update(self._trail[mark:])
-        del self._trail[mark:]
-
-
-def _load(document: ast.expr, steps: tuple[Step, ...], inline_steps_max: int) -> ast.expr:
-    """Reads a field: plain `get`s and subscripts while the types are as the path says, else `value_at`."""
-    name = steps[0]
-    if len(steps) > inline_steps_max:
-        return _call(_name("value_at"), document, _constant(steps))
-    here = _method(document, "get", ast.Constant(name))
-    return _load_below(here, steps[1:], 0)
-
-
-def _load_below(here: ast.expr, steps: tuple[Step, ...], depth: int) -> ast.expr:
-    if not steps:
-        return here
-    step = steps[0]
-    held = _name(f"s{depth}")
-    test: ast.expr = _call(_name("type"), ast.NamedExpr(ast.Name(f"s{depth}", ast.Store()), here))
-    if isinstance(step, str):
-        inner = _method(held, "get", ast.Constant(step))
-        guard = _compare(test, ast.Is(), _name("dict"))
-        return ast.IfExp(
-            guard,
-            _load_below(inner, steps[1:], depth + 1),
-            _and_value(held, _call(_name("value_at"), held, _constant(steps))),
-        )
-    return _call(_name("value_at"), here, _constant(steps))
-
-
-def _and_value(held: ast.expr, value: ast.expr) -> ast.expr:
-    """None for None without a call."""
-    return ast.IfExp(_compare(held, ast.Is(), ast.Constant(None)), ast.Constant(None), value)
-
-
-# --- pieces of code --------------------------------------------------------------------------------------------------
-
-
-def _name(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
-
-
-def _constant(value: object) -> ast.expr:
-    return ast.Constant(value)  # type: ignore[arg-type]  # typeshed leaves out tuples and frozen sets
-
-
-def _call(function: ast.expr, *arguments: ast.expr) -> ast.expr:
-    return ast.Call(function, list(arguments), [])
-
-
-def _method(value: ast.expr, name: str, *arguments: ast.expr) -> ast.expr:
-    return _call(ast.Attribute(value, name, ast.Load()), *arguments)
-
-
-def _compare(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> ast.expr:
-    return ast.Compare(left, [operator], [right])
-
-
-def _settled(truth: ast.expr, wanted: bool) -> ast.expr:
-    """Code that is truthy when a three-valued `truth` is `wanted`."""
-    return truth if wanted else _compare(truth, ast.Is(), ast.Constant(False))
-
-
-def _not(code: ast.expr) -> ast.expr:
-    return ast.Constant(not code.value) if isinstance(code, ast.Constant) else ast.UnaryOp(ast.Not(), code)
-
-
-def _and(codes: list[ast.expr]) -> ast.expr:
-    return _bool_op(codes, ast.And(), neutral=True)
-
-
-def _or(codes: list[ast.expr]) -> ast.expr:
-    return _bool_op(codes, ast.Or(), neutral=False)
-
-
-def _bool_op(codes: list[ast.expr], operator: ast.boolop, *, neutral: bool) -> ast.expr:
-    kept: list[ast.expr] = []
-    for code in codes:
-        if isinstance(code, ast.Constant):
-            if bool(code.value) is neutral:
-                continue
-            return ast.Constant(not neutral)
-        kept.append(code)
-    if not kept:
-        return ast.Constant(neutral)
-    return kept[0] if len(kept) == 1 else ast.BoolOp(operator, kept)
-
-
-def _if(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
-    if isinstance(test, ast.Constant):
-        return yes if test.value else no
-    return ast.IfExp(test, yes, no)
+        guard = py.or_([py.compare(self._type(operand), ast.Is(), py.name(name)) for name in types])
+        return py.and_([guard, fast]) if isinstance(otherwise, ast.Constant) else py.if_(guard, fast, otherwise)
 
 
 def _value(expression: Expression) -> fields.Scalar | None:

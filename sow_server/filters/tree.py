@@ -32,6 +32,17 @@ class Comparison(enum.Enum):
     GREATER_OR_EQUAL = ">="
 
 
+MIRRORED: Final = {
+    Comparison.EQUAL: Comparison.EQUAL,
+    Comparison.NOT_EQUAL: Comparison.NOT_EQUAL,
+    Comparison.LESS: Comparison.GREATER,
+    Comparison.LESS_OR_EQUAL: Comparison.GREATER_OR_EQUAL,
+    Comparison.GREATER: Comparison.LESS,
+    Comparison.GREATER_OR_EQUAL: Comparison.LESS_OR_EQUAL,
+}
+"""`a < b` is `b > a`."""
+
+
 class Operator(enum.Enum):
     """Arithmetic with two operands."""
 

@@ -1,0 +1,42 @@
+"""A compiled filter, and the metadata of a record that it can read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sow_server.filters.tree import Step
+
+
+class Meta(NamedTuple):
+    """What a filter can know of a record besides its payload. Times in microseconds since the epoch."""
+
+    key: str
+    version: int
+    publish_time_micros: int
+    expire_time_micros: int | None
+    """None: never."""
+    topic: str
+    now_micros: int
+    """One for the whole request."""
+
+
+Matcher = Callable[[object, Meta], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """A compiled filter. A loop calls `matches` itself, which saves a call per record."""
+
+    matches: Matcher
+    """Whether a record matches: of the decoded payload (a dict; anything else has no fields) and its metadata."""
+    paths: tuple[tuple[Step, ...], ...]
+    """The fields it reads, in the order of the filter; a decoder may leave out the others."""
+    uses_payload: bool
+    """False: any object does as the document."""
+    constant: bool | None
+    """What it answers for every record; None when that depends on the record."""
+
+    def __call__(self, document: object, meta: Meta) -> bool:
+        return self.matches(document, meta)
