@@ -202,7 +202,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         def describe() -> admin_pb2.Durable:
             durable, figures, now = self._store.durable_figures(topic, request.name)
             if request.exact:
-                figures = self._consumers.exact(topic, durable, figures)
+                figures = self._consumers.entries.exact(topic, durable, figures)
             message = self._described(topic, durable, figures, now)
             message.figures.exact = request.exact
             return message

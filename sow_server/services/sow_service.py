@@ -27,7 +27,8 @@ from sow_server.services import convert, subscribe_convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
-from sow_server.subscriptions.consumers import Attachment, Consumer, Consumers
+from sow_server.subscriptions.consumer import Attachment, Consumer
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request
 from sow_server.subscriptions.stream import stream

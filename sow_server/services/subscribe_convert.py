@@ -13,7 +13,7 @@ from sow_server.engine.store import Store
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
 from sow_server.services.topic_filters import TopicFilters
-from sow_server.subscriptions.consumers import Attachment
+from sow_server.subscriptions.consumer import Attachment
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     DurableBegin,

@@ -19,7 +19,8 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import Declared
 from sow_server.services.topic_filters import TopicFilters
-from sow_server.subscriptions.consumers import Attachment, Consumer, Consumers
+from sow_server.subscriptions.consumer import Attachment, Consumer
+from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.frames import (
     ChangeFrame,
     ChangeOp,

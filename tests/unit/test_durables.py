@@ -628,7 +628,7 @@ def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subs
     assert (found.total_entries, found.total_bytes) == (3, size)
     assert (found.unacknowledged_entries, found.unacknowledged_bytes) == (1, size // 3)
     assert found.oldest_micros == rig.clock.now_micros() - SECOND
-    exact = subscribers.consumers.exact(rig.topic("orders"), durable(rig), found)
+    exact = subscribers.consumers.entries.exact(rig.topic("orders"), durable(rig), found)
     assert (exact.total_entries, exact.unacknowledged_entries) == (2, 1)
 
 

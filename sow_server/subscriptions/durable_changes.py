@@ -1,0 +1,87 @@
+"""The way of every change of a durable subscription to the writer, in batches. On the dispatcher's thread.
+
+[1]  One commit takes all changes that came while the last one was written.
+[2]  A change that is refused does not hold up the others of its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+
+from sow_server.engine.durables.durables import DurableStage
+from sow_server.engine.store import Store
+from sow_server.engine.values.errors import StoreError
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class _DurableChange(NamedTuple):
+    """One change of durables that waits for the writer."""
+
+    run: Callable[[DurableStage], object]
+    done: Callable[[Any], None]
+    """Hears the result, or the StoreError."""
+
+
+class DurableChanges:
+    """Owns the changes that wait for the writer."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: list[_DurableChange] = []
+        self._writing = False
+
+    def submit(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+        """Queues a change of durables. Raises StoreError when the writer takes nothing."""
+        self._waiting.append(_DurableChange(run, done))
+        if not self._writing:
+            try:
+                self._write()
+            except StoreError:
+                del self._waiting[-1:]
+                raise
+
+    def submit_quietly(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+        """As `submit`; while the store is stopping, failed or overloaded it is simply not done."""
+        try:
+            self.submit(run, done)
+        except StoreError as error:
+            log.debug("durable_change_skipped", reason=error.reason.name)
+
+    def _write(self) -> None:
+        """DC5."""
+        batch = list(self._waiting)
+
+        def change(staged: DurableStage) -> list[object]:
+            results: list[object] = []
+            for one in batch:
+                try:
+                    results.append(one.run(staged))
+                except StoreError as error:
+                    results.append(error)
+            return results
+
+        self._store.change_durables(change, lambda results: self._written(batch, results))
+        del self._waiting[: len(batch)]
+        self._writing = True
+
+    def _written(self, batch: list[_DurableChange], results: list[object] | StoreError) -> None:
+        self._writing = False
+        if self._waiting:
+            try:
+                self._write()
+            except StoreError as error:
+                left, self._waiting = self._waiting, []
+                for one in left:
+                    one.done(error)
+        answers = [results] * len(batch) if isinstance(results, StoreError) else results
+        for one, answer in zip(batch, answers, strict=True):
+            try:
+                one.done(answer)
+            except Exception:
+                log.exception("answer_failed")  # its own matter: the others still want to hear theirs

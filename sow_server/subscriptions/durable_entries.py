@@ -1,0 +1,184 @@
+"""Reading the entries of a durable subscription beside its consumer: to browse them, to count them, to find the first.
+
+Everything here reads the journal through `Replay`, on reader threads, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import structlog
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.durables.durables import Durable, Figures
+from sow_server.engine.store import Store
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.errors import StoreError
+from sow_server.subscriptions.frames import ChangeFrame
+from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.replay import Replay, Replayed
+from sow_server.subscriptions.request import Request, View, Wants
+
+log = structlog.get_logger(__name__)
+
+ViewOf = Callable[[str], Callable[[Topic], View]]
+"""What is seen through a filter, by its text."""
+SCAN_STEPS: Final = 50
+"""Reads of one scan in one round of pruning, at most."""
+
+
+class FirstEntries(NamedTuple):
+    """The first that a consumer would be handed, which go together: one, or those of an atomic request."""
+
+    sequences: list[int]
+    upto: int
+
+
+class FloorScan(NamedTuple):
+    """A detached durable which holds its topic's floor, and may do so for entries that its filter leaves out."""
+
+    topic: Topic
+    durable: Durable
+    read: Callable[[], int | None]
+    """From any thread: the position before the first entry that matches, as far as a bounded number of reads goes."""
+
+
+class Browse:
+    """What a durable has not acknowledged, read step by step (rule J16). One thread at a time."""
+
+    def __init__(
+        self, replay: Replay, position: int, upto: int, entries_max: int, deliveries: Callable[[int], int]
+    ) -> None:
+        """Use `Consumers.browse`."""
+        self._replay = replay
+        self._upto = upto
+        self._left = entries_max
+        self._deliveries = deliveries
+        self.position = position
+        """Everything up to here has been read."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is no more."""
+        return self.position >= self._upto
+
+    @property
+    def done(self) -> bool:
+        """Whether there is no more, or as much as was asked for."""
+        return self.complete or not self._left
+
+    def read(self) -> list[ChangeFrame]:
+        """The next entries; none among those that this step has looked at."""
+        found = self._replay.read(self.position, self._upto, {})
+        if not isinstance(found, Replayed):
+            # Discarded meanwhile; without a journal there is nothing at all.
+            self.position = self._upto if found.earliest is None else found.earliest
+            return []
+        frames: list[ChangeFrame] = []
+        for frame in found.frames:
+            rows = frame.rows[: self._left]
+            self._left -= len(rows)
+            last = rows[-1].sequence
+            shown = ChangeFrame(
+                frame.topic, rows, after=self.position, bookmark=last, size=frame.size, atomic=frame.atomic
+            )
+            delivered = [self._deliveries(row.sequence) for row in rows]
+            frames.append(shown.counted(delivered) if any(delivered) else shown)
+            self.position = last
+            if not self._left and (len(rows) < len(frame.rows) or frame is not found.frames[-1]):
+                return frames
+        self.position = found.position
+        return frames
+
+
+class DurableEntries:
+    """Reads the entries of durables. From any thread."""
+
+    def __init__(self, store: Store, clock: GuardedClock, view_of: ViewOf) -> None:
+        self._store = store
+        self._clock = clock
+        self._view_of = view_of
+
+    def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
+        """Reads what a consumer would be handed first, of what was handed over as often as it may be; None: there is
+        none. For a reader thread."""
+        limit = self._store.durables.settings(topic, durable).delivery_limit
+        view = request.view(topic)
+        seen = VersionMatcher(view.filter), request.wants(view)
+        replay = Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
+        often = [step.upto for step in durable.deliveries if limit is not None and step.times >= limit]
+
+        def read() -> FirstEntries | None:
+            position, upto = durable.position, max(often, default=0)
+            while position < upto:
+                found = replay.read(position, upto, {})
+                if not isinstance(found, Replayed):
+                    return None
+                now = self._clock.now_micros()
+                frames = [frame for whole in found.frames if (frame := whole.at(now)).rows]
+                if frames:
+                    rows = frames[0].rows
+                    if not frames[0].atomic:
+                        return FirstEntries([rows[0].sequence], rows[0].sequence)
+                    first = [frame for frame in frames if frame.atomic and frame.after == frames[0].after]
+                    return FirstEntries([row.sequence for frame in first for row in frame.rows], first[-1].bookmark)
+                position = found.position
+            return None
+
+        return read
+
+    def scan(self, topic: Topic, durable: Durable, upto: int) -> Callable[[], int | None]:
+        def read() -> int | None:
+            try:
+                reader = self.replay(topic, durable.filter)  # parses and compiles, which may take a while
+            except StoreError as error:
+                # Its topic is of another message type by now: that must not keep others from being pruned.
+                log.warning("scan_skipped", topic=topic.name, durable=durable.name, cause=error.message)
+                return None
+            position = durable.position
+            for _ in range(SCAN_STEPS):
+                found = reader.read(position, upto, {})
+                if not isinstance(found, Replayed):
+                    return None
+                if found.frames:
+                    return found.frames[0].after
+                position = found.position
+                if position >= upto:
+                    break
+            return position
+
+        return read
+
+    def exact(self, topic: Topic, durable: Durable, figures: Figures) -> Figures:
+        """The figures of a durable, counted: only entries that match its filter. Reads them all, so not on the event
+        loop."""
+        reader = self.replay(topic, durable.filter)
+        upto = min(self._store.writer.synced_sequence, topic.statistics.last_sequence)
+        total, unacknowledged, position = [0, 0], [0, 0], figures.earliest
+        while position < upto:
+            found = reader.read(position, upto, {})
+            if not isinstance(found, Replayed):
+                assert found.earliest is not None, "a durable's topic has a journal"
+                position = found.earliest  # discarded meanwhile
+                continue
+            for row in [row for frame in found.frames for row in frame.rows]:
+                size = len(row.key) + len(row.payload)
+                total = [total[0] + 1, total[1] + size]
+                if row.sequence > durable.position:
+                    unacknowledged = [unacknowledged[0] + 1, unacknowledged[1] + size]
+            position = found.position
+        return replace(
+            figures,
+            total_entries=total[0],
+            total_bytes=total[1],
+            unacknowledged_entries=unacknowledged[0],
+            unacknowledged_bytes=unacknowledged[1],
+        )
+
+    def replay(self, topic: Topic, text: str) -> Replay:
+        """Reads every entry of a topic that concerns a filter, whatever its consumers ask for besides."""
+        view = self._view_of(text)(topic)
+        seen = VersionMatcher(view.filter), Wants(changes=True)
+        return Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
