@@ -28,7 +28,8 @@ from sow_server.engine.commit.requests import Limits
 from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import mark_key
 from sow_server.engine.disk.rocks import STAGING
-from sow_server.engine.loads.loads import Chunk, Load, LoadOptions, LoadPart, LoadPhase, Piece, loads
+from sow_server.engine.loads import loads
+from sow_server.engine.loads.loads import Chunk, Load, LoadOptions, LoadPart, LoadPhase, Piece
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import ABSENT, NEVER, Delete, Lifetime, LifetimeKind, Publish, Touch

@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from unittest import mock
 
 from sow_server.engine.disk.layout import PUT, Changes, Column, encode_changes
+from sow_server.engine.replicas import replicas
 from sow_server.engine.replicas.merging import NOTHING_PURGED, Counts
-from sow_server.engine.replicas.replicas import Identity, SeedRange, replicas
+from sow_server.engine.replicas.replicas import Identity, SeedRange
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import NEVER
 from tests.support.stores import START, Rig

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sow_server.engine.disk.layout import header
 from sow_server.engine.disk.rocks import RECORDS, Batch
+from sow_server.engine.replicas import comparing
 from sow_server.engine.replicas.comparing import bucket_of, checksums, versions
-from sow_server.engine.replicas.replicas import comparing
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration
 from tests.support.stores import HOUR, SECOND, START, Rig

@@ -25,7 +25,7 @@ from sow_server.engine.durables.durables import (
     RewindTo,
 )
 from sow_server.engine.durables.durables import _decode as decode_row
-from sow_server.engine.journal.chunks import chunks as journal
+from sow_server.engine.journal import chunks as journal
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, MessageType, Publish, TopicSettings
 from sow_server.services.admission import Admission

@@ -11,7 +11,8 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import Limits
 from sow_server.engine.disk.layout import PUT
 from sow_server.engine.disk.rocks import STAGING, DiskFull
-from sow_server.engine.loads.loads import KEPT_MICROS, Done, Load, LoadOptions, LoadPart, LoadPhase, loads
+from sow_server.engine.loads import loads
+from sow_server.engine.loads.loads import KEPT_MICROS, Done, Load, LoadOptions, LoadPart, LoadPhase
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (

@@ -21,8 +21,9 @@ from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
+from sow_server.engine.replicas import replicas
 from sow_server.engine.replicas.merging import Counts, Purged
-from sow_server.engine.replicas.replicas import MADE_END, Peer, SeedRange, replicas
+from sow_server.engine.replicas.replicas import MADE_END, Peer, SeedRange
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     Delete,
