@@ -211,9 +211,20 @@ class CpuMeter:
 class SowServer(Process):
     """The server under test, as users start it, with one topic keyed by `/id` that expires."""
 
-    def __init__(self, directory: Path, *, more: str = "", instance: str = "sow", port: int | None = None) -> None:
-        """Starts it on `directory`, which keeps its data, and waits until it is ready. `more`: further tables of its
-        configuration; `port`: where others will look for it, None for any."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        more: str = "",
+        instance: str = "sow",
+        port: int | None = None,
+        program: Path = Path(sys.executable),
+    ) -> None:
+        """Starts it on `directory`, which keeps its data, and waits until it is ready.
+
+        `more`: further tables of its configuration; `port`: where others will look for it, None for any; `program`: the
+        Python whose `sow_server` it is.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port() if port is None else port
         self.metrics_port = free_port()
@@ -229,7 +240,8 @@ class SowServer(Process):
                 more=more,
             )
         )
-        super().__init__([sys.executable, "-m", "sow_server", "--config", str(config)], _says_ready)
+        # -P: the package that is installed for `program`, not one that lies in the current directory.
+        super().__init__([str(program), "-P", "-m", "sow_server", "--config", str(config)], _says_ready)
         try:
             self.wait_ready()
         except BaseException:
