@@ -2,9 +2,9 @@
 
     python proto/generate.py             write *_pb2.py, *_pb2.pyi, *_pb2_grpc.py, *_pb2_grpc.pyi
     python proto/generate.py --check     write nothing; exit 1 and name the files that differ
-    python proto/generate.py --release   write proto/release/sow_v1.binpb, what later versions must stay compatible with
+    python proto/generate.py --release   write proto/release/sow_v1.binpb, the contract that later versions must keep
 
-The bytes depend on the generators' versions, which is why pyproject.toml pins grpcio-tools and mypy-protobuf exactly.
+The bytes depend on the generators' versions. Therefore pyproject.toml pins grpcio-tools and mypy-protobuf exactly.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def descriptors(*, with_comments: bool = False) -> FileDescriptorSet:
-    """The contract as protoc sees it, imports included; with the comments when asked for."""
+    """The contract as protoc sees it, with its imports, and with its comments on request."""
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "descriptors.binpb"
         comments = ["--include_source_info"] if with_comments else []
@@ -79,7 +79,7 @@ def _generate(target: Path) -> None:
 
 
 def _protoc(options: Sequence[str]) -> None:
-    # Relative names, as they end up in the descriptors.
+    # Relative names, because they become part of the descriptors.
     sources = sorted(path.relative_to(PROTO_ROOT).as_posix() for path in PROTO_ROOT.glob("sow/v*/*.proto"))
     includes = [f"--proto_path={PROTO_ROOT}", f"--proto_path={files('grpc_tools') / '_proto'}"]
     status = protoc.main(["protoc", *includes, *options, *sources])

@@ -1,10 +1,11 @@
 """The notation of durations: text such as `1h30m` to and from whole microseconds (rule L1).
 
-Owns the one grammar that the configuration file, the commands and the clients share. Guarantees:
+Owns the one grammar that the configuration file, the command and the clients share. Guarantees:
 
-D1  `parse_micros` accepts only what names its unit: a bare number, a sign or a space is refused, zero is `0s`.
-D2  `parse_micros(format_micros(n)) == n` for every n from 0 to `DURATION_MICROS_MAX`.
-D3  A sum is exact; what is left below a microsecond is cut off once, from the whole.
+    [1]  `parse_micros` accepts only a text that names its unit. A bare number, a sign or a space is refused.
+         Zero is `0s`.
+    [2]  `parse_micros(format_micros(n)) == n` for every n from 0 to `DURATION_MICROS_MAX`.
+    [3]  A sum is exact. The remainder below a microsecond is cut off once, from the whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 
 DURATION_MICROS_MAX = (1 << 63) - 1
-"""The longest duration, in microseconds: what an int64 on the wire holds."""
+"""The longest duration, in microseconds: the largest int64 on the wire."""
 
 _TEXT_LENGTH_MAX = 100  # Bounds the work and the length of the error; no sensible duration comes near it.
 
@@ -20,7 +21,7 @@ _NANOS = {
     "ns": 1,
     "us": 1_000,
     "µs": 1_000,  # micro sign
-    "μs": 1_000,  # Greek mu, which keyboards and Go produce as well
+    "μs": 1_000,  # Greek mu, which keyboards and Go also produce
     "ms": 1_000_000,
     "s": 1_000_000_000,
     "m": 60 * 1_000_000_000,
@@ -29,7 +30,7 @@ _NANOS = {
     "w": 7 * 86_400 * 1_000_000_000,
 }
 _UNITS = "ns us ms s m h d w"
-# [0-9], not \d: other scripts' digits would be read too.
+# [0-9], not \d, which also accepts digits of other scripts.
 _NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?")
 _UNIT = re.compile(r"[^0-9.\s+-]*")
 
@@ -41,7 +42,7 @@ class DurationError(ValueError):
 def parse_micros(text: str) -> int:
     """Return the microseconds that `text` names, such as `30s`, `1h30m`, `1.5s`, `2w` (rule L1).
 
-    Units: ns, us (or µs), ms, s, m, h, d, w; they may come in any order and more than once. Raises `DurationError`.
+    Units: ns, us (or µs), ms, s, m, h, d, w, in any order and also repeated. Raises `DurationError`.
     """
     if len(text) > _TEXT_LENGTH_MAX:
         raise DurationError(
@@ -51,7 +52,7 @@ def parse_micros(text: str) -> int:
         raise DurationError("duration '' is empty; write for example '30s', and zero as '0s'")
     if text[0] == "-":
         raise DurationError(f"duration {text!r} is negative")
-    # Sum of whole / 10**scale nanoseconds, kept as one integer over a common power of ten (D3).
+    # Sum of whole / 10**scale nanoseconds, kept as one integer over a common power of ten [3].
     whole, scale, position = 0, 0, 0
     while position < len(text):
         number = _NUMBER.match(text, position)
@@ -73,16 +74,16 @@ def parse_micros(text: str) -> int:
             whole *= 10 ** (len(fraction) - scale)
             scale = len(fraction)
         whole += int(digits + fraction) * nanos * 10 ** (scale - len(fraction))
-    micros: int = whole // (1_000 * 10**scale)  # typeshed gives int ** int as Any: the exponent might be negative
+    micros: int = whole // (1_000 * 10**scale)  # typeshed types int ** int as Any: the exponent might be negative
     if micros > DURATION_MICROS_MAX:
         raise DurationError(f"duration {text!r} is too long: more than {DURATION_MICROS_MAX} microseconds")
     return micros
 
 
 def format_micros(micros: int) -> str:
-    """Return `micros` microseconds the way Go prints them: `72h3m0.5s`, `1.5ms`, `2µs`, `0s` (rule L1).
+    """Return `micros` microseconds in Go's notation: `72h3m0.5s`, `1.5ms`, `2µs`, `0s` (rule L1).
 
-    Negative durations, which rule L1 refuses but a clock difference may have, get a leading `-`.
+    A negative duration, such as a difference of clocks, gets a leading `-`. Rule L1 refuses it on input.
     """
     if micros < 0:
         return "-" + format_micros(-micros)

@@ -1,9 +1,9 @@
 """The notation of sizes: text such as `64MiB` to and from whole bytes.
 
-Owns the one grammar that the configuration file, the commands and the clients share. Guarantees:
+Owns the one grammar that the configuration file, the command and the clients share. Guarantees:
 
-Z1  `parse_bytes` accepts only what names its unit: a bare number is refused, but for `0`, which needs none.
-Z2  `parse_bytes(format_bytes(n)) == n` for every n from 0 on: what is printed is exact, never rounded.
+    [1]  `parse_bytes` accepts only a text that names its unit. A bare number is refused, except `0`.
+    [2]  `parse_bytes(format_bytes(n)) == n` for every n from 0 on: printed sizes are exact, never rounded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The notation of sizes (Z1, Z2)."""
+"""The notation of sizes (sizes [1], [2])."""
 
 from __future__ import annotations
 

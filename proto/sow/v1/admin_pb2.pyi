@@ -99,12 +99,12 @@ class _BacklogActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Backlog
     BACKLOG_ACTION_REJECT: _BacklogAction.ValueType  # 2
     """Publishes are refused with BACKLOG_QUOTA_EXCEEDED."""
     BACKLOG_ACTION_EVICT: _BacklogAction.ValueType  # 3
-    """The oldest entries of the slowest durable count as acknowledged, down to 90 % of the quota; it gets a gap notice."""
+    """The oldest entries of the slowest durable count as acknowledged, down to 90 % of the quota. It is told by a gap."""
     BACKLOG_ACTION_CONFLATE: _BacklogAction.ValueType  # 4
-    """The slowest durable gives up its backlog, and goes on with a snapshot of the matching records."""
+    """The slowest durable gives up its backlog, and continues with a snapshot of the matching records."""
 
 class BacklogAction(_BacklogAction, metaclass=_BacklogActionEnumTypeWrapper):
-    """What happens to publishers when a topic's unacknowledged entries exceed its quota (rule J9)."""
+    """The action when a topic's unacknowledged entries exceed its quota (rule J9)."""
 
 BACKLOG_ACTION_UNSPECIFIED: BacklogAction.ValueType  # 0
 """Not set: HOLD, unless a policy says otherwise."""
@@ -113,9 +113,9 @@ BACKLOG_ACTION_HOLD: BacklogAction.ValueType  # 1
 BACKLOG_ACTION_REJECT: BacklogAction.ValueType  # 2
 """Publishes are refused with BACKLOG_QUOTA_EXCEEDED."""
 BACKLOG_ACTION_EVICT: BacklogAction.ValueType  # 3
-"""The oldest entries of the slowest durable count as acknowledged, down to 90 % of the quota; it gets a gap notice."""
+"""The oldest entries of the slowest durable count as acknowledged, down to 90 % of the quota. It is told by a gap."""
 BACKLOG_ACTION_CONFLATE: BacklogAction.ValueType  # 4
-"""The slowest durable gives up its backlog, and goes on with a snapshot of the matching records."""
+"""The slowest durable gives up its backlog, and continues with a snapshot of the matching records."""
 Global___BacklogAction: _TypeAlias = BacklogAction  # noqa: Y015
 
 class _OnMissing:
@@ -132,7 +132,7 @@ class _OnMissingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnMissing.V
     """It is dropped."""
 
 class OnMissing(_OnMissing, metaclass=_OnMissingEnumTypeWrapper):
-    """What becomes of a dead letter whose target topic does not exist (rule T3)."""
+    """The treatment of a dead letter whose target topic does not exist (rule T3)."""
 
 ON_MISSING_UNSPECIFIED: OnMissing.ValueType  # 0
 """Not set: RETAIN, unless a policy says otherwise."""
@@ -149,23 +149,23 @@ class _RestampMode:
 class _RestampModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RestampMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESTAMP_MODE_UNSPECIFIED: _RestampMode.ValueType  # 0
-    """Refused: one of the others is needed."""
+    """Refused: a mode is required."""
     RESTAMP_MODE_SET: _RestampMode.ValueType  # 1
-    """The lifetime replaces the one that the record has."""
+    """The lifetime replaces that of the record."""
     RESTAMP_MODE_CAP: _RestampMode.ValueType  # 2
-    """The lifetime is a bound: records that would live longer, or for ever, are lowered to it."""
+    """The lifetime is a bound: longer lifetimes, and never, are lowered to it."""
     RESTAMP_MODE_CLEAR: _RestampMode.ValueType  # 3
     """The records never expire, as far as the topic's max_ttl allows."""
 
 class RestampMode(_RestampMode, metaclass=_RestampModeEnumTypeWrapper):
-    """What to do to lifetimes of existing records (rule L13)."""
+    """The change of the lifetimes of existing records (rule L13)."""
 
 RESTAMP_MODE_UNSPECIFIED: RestampMode.ValueType  # 0
-"""Refused: one of the others is needed."""
+"""Refused: a mode is required."""
 RESTAMP_MODE_SET: RestampMode.ValueType  # 1
-"""The lifetime replaces the one that the record has."""
+"""The lifetime replaces that of the record."""
 RESTAMP_MODE_CAP: RestampMode.ValueType  # 2
-"""The lifetime is a bound: records that would live longer, or for ever, are lowered to it."""
+"""The lifetime is a bound: longer lifetimes, and never, are lowered to it."""
 RESTAMP_MODE_CLEAR: RestampMode.ValueType  # 3
 """The records never expire, as far as the topic's max_ttl allows."""
 Global___RestampMode: _TypeAlias = RestampMode  # noqa: Y015
@@ -184,7 +184,7 @@ class _PolicyTargetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PolicyTa
     """Durable subscriptions whose `topic/name` matches the pattern."""
 
 class PolicyTarget(_PolicyTarget, metaclass=_PolicyTargetEnumTypeWrapper):
-    """What a policy applies to."""
+    """The kind of objects that a policy applies to."""
 
 POLICY_TARGET_UNSPECIFIED: PolicyTarget.ValueType  # 0
 """Same as TOPICS."""
@@ -196,8 +196,8 @@ Global___PolicyTarget: _TypeAlias = PolicyTarget  # noqa: Y015
 
 @_typing.final
 class TopicSettings(_message.Message):
-    """Settings of a topic. In AlterTopic only the fields named in `update_paths` count. A field that is unset takes its
-    value from the best matching policy, else the server's default (rule T2).
+    """Settings of a topic. In AlterTopic only the fields named in `update_paths` count. An unset field takes its value from
+    the best matching policy, else the server's default (rule T2).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -250,23 +250,23 @@ class TopicSettings(_message.Message):
     backlog_quota_bytes: _builtins.int
     """Bytes that the slowest durable may leave unacknowledged (rule J9). Unset or -1: no quota."""
     backlog_action: Global___BacklogAction.ValueType
-    """What happens beyond the quota."""
+    """The action beyond the quota."""
     publish_is_use: _builtins.bool
     """true: a publish is a use of the topic, too. Unset: false."""
     only_if_empty: _builtins.bool
-    """true: the topic is deleted for being unused only while it has no live records. Unset: false."""
+    """true: an unused topic is deleted only while it has no live records. Unset: false."""
     auto_delete: _builtins.bool
     """true: the topic is deleted when its last subscriber leaves. Unset: false."""
     dead_letter: _builtins.str
-    """The topic that expired records are copied to, in the same commit (rule T3). Empty: none."""
+    """The topic for copies of expired records, made in the same commit (rule T3). Empty: none."""
     dead_letter_by_key: _builtins.bool
-    """true: a dead letter has the key that the record had. Unset: topic|key|version."""
+    """true: a dead letter has the key of its record. Unset: topic|key|version."""
     on_missing: Global___OnMissing.ValueType
-    """What becomes of dead letters while their target does not exist."""
+    """The treatment of dead letters while their target does not exist."""
     backlog_quota_entries: _builtins.int
     """Entries that the slowest durable may leave unacknowledged (rule J9). Unset or -1: no quota."""
     delivery_limit: _builtins.int
-    """How often an entry is handed over to consumers of a durable before it is set aside (rule J15). Unset: unlimited,
+    """Number of deliveries of an entry to consumers of a durable before it is set aside (rule J15). Unset: unlimited,
     unless a policy says otherwise. -1: unlimited.
     """
     @_builtins.property
@@ -279,11 +279,11 @@ class TopicSettings(_message.Message):
 
     @_builtins.property
     def min_ttl(self) -> _duration_pb2.Duration:
-        """Shortest lifetime; shorter ones are raised to it. Unset: no bound."""
+        """Shortest lifetime. Shorter lifetimes are raised to it. Unset: no bound."""
 
     @_builtins.property
     def max_ttl(self) -> _duration_pb2.Duration:
-        """Longest lifetime; longer ones, and never, are lowered to it. Unset: no bound."""
+        """Longest lifetime. Longer lifetimes, and never, are lowered to it. Unset: no bound."""
 
     @_builtins.property
     def retain_time(self) -> _duration_pb2.Duration:
@@ -292,7 +292,7 @@ class TopicSettings(_message.Message):
     @_builtins.property
     def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths with a secondary index each, such as `/symbol`: equality, IN, ranges and BEGINS WITH on them need no scan
-        (rule Q3). One that is added is built in the background. At most 16. Not on binary topics.
+        (rule Q3). An added index is built in the background. At most 16. Not on binary topics.
         """
 
     @_builtins.property
@@ -403,7 +403,7 @@ Global___TopicSettings: _TypeAlias = TopicSettings  # noqa: Y015
 
 @_typing.final
 class EffectiveSetting(_message.Message):
-    """One setting as it is in force, and where it comes from (rule T2)."""
+    """One setting in force, with its origin (rule T2)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -413,7 +413,7 @@ class EffectiveSetting(_message.Message):
     name: _builtins.str
     """The name of the field of TopicSettings."""
     value: _builtins.str
-    """The value as the command line takes it: Go-style durations, binary sizes, `unlimited`, `never`."""
+    """The value in the form of the command line: Go-style durations, binary sizes, `unlimited`, `never`."""
     origin: _builtins.str
     """`topic`, `config`, `policy NAME`, `operator policy NAME` or `default`."""
     def __init__(
@@ -433,7 +433,7 @@ Global___EffectiveSetting: _TypeAlias = EffectiveSetting  # noqa: Y015
 
 @_typing.final
 class IndexStatus(_message.Message):
-    """How far a secondary index is."""
+    """The state of a secondary index."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -442,7 +442,7 @@ class IndexStatus(_message.Message):
     path: _builtins.str
     """The path."""
     complete: _builtins.bool
-    """true: queries use it. false: it is being built."""
+    """true: queries use the index. false: it is being built."""
     def __init__(
         self,
         *,
@@ -490,11 +490,11 @@ class TopicStatistics(_message.Message):
     durables: _builtins.int
     """Durable subscriptions."""
     backlog_bytes: _builtins.int
-    """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
+    """Unacknowledged bytes of the slowest durable, which the backlog quota bounds (rule J9)."""
     tombstones: _builtins.int
     """Tombstones kept for peers, not yet purged (rule R4)."""
     slowest_durable: _builtins.str
-    """The durable that has acknowledged least: whose backlog it is. Empty: there are no durables."""
+    """The slowest durable, which has acknowledged least. Empty: there are no durables."""
     backlog_entries: _builtins.int
     """Entries that it leaves unacknowledged, before its filter."""
     @_builtins.property
@@ -527,7 +527,7 @@ Global___TopicStatistics: _TypeAlias = TopicStatistics  # noqa: Y015
 
 @_typing.final
 class Topic(_message.Message):
-    """A topic as it is set up, with its figures when they were asked for."""
+    """A topic with its settings, and with its figures on request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -544,12 +544,10 @@ class Topic(_message.Message):
     set_in_config: _builtins.bool
     """true: declared in the configuration file, which owns it."""
     planned_journal_bytes: _builtins.int
-    """Bytes of journal to plan storage for: what is retained plus the backlog quota (rule T2). -1: unlimited. Only in
-    DescribeTopic.
-    """
+    """Bytes of journal to plan storage for: retention plus backlog quota (rule T2). -1: unlimited. Only in DescribeTopic."""
     @_builtins.property
     def settings(self) -> Global___TopicSettings:
-        """The settings in force: its own, what policies set, and every default filled in (rule T2)."""
+        """The settings in force: its own, those of policies, and all defaults (rule T2)."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -557,7 +555,7 @@ class Topic(_message.Message):
 
     @_builtins.property
     def statistics(self) -> Global___TopicStatistics:
-        """Its figures. Unset in ListTopics unless asked for."""
+        """Its figures. Set in ListTopics only on request."""
 
     @_builtins.property
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexStatus]:
@@ -589,7 +587,7 @@ Global___Topic: _TypeAlias = Topic  # noqa: Y015
 
 @_typing.final
 class CreateTopicRequest(_message.Message):
-    """What topic to create."""
+    """A topic to create."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -617,7 +615,7 @@ Global___CreateTopicRequest: _TypeAlias = CreateTopicRequest  # noqa: Y015
 
 @_typing.final
 class CreateTopicResponse(_message.Message):
-    """The topic that was created."""
+    """The created topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -629,7 +627,7 @@ class CreateTopicResponse(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What may not be meant about the settings that are in force now, such as retention without a bound in bytes."""
+        """Warnings about settings in force that may be unintended, such as retention without a bound in bytes (rule J17)."""
 
     def __init__(
         self,
@@ -647,7 +645,7 @@ Global___CreateTopicResponse: _TypeAlias = CreateTopicResponse  # noqa: Y015
 
 @_typing.final
 class AlterTopicRequest(_message.Message):
-    """What to change about a topic."""
+    """A change of a topic's settings."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -662,8 +660,8 @@ class AlterTopicRequest(_message.Message):
 
     @_builtins.property
     def update_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the fields of `settings` to change, such as `default_ttl`. One that is named and unset is declared on the
-        topic no more: it comes from a policy, or takes its default (rule T2).
+        """Names of the fields of `settings` to change, such as `default_ttl`. A field that is named and unset is no longer
+        declared on the topic: it comes from a policy, or takes its default (rule T2).
         """
 
     def __init__(
@@ -695,7 +693,7 @@ class AlterTopicResponse(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What may not be meant about the settings that are in force now, such as retention without a bound in bytes."""
+        """Warnings about settings in force that may be unintended, such as retention without a bound in bytes (rule J17)."""
 
     def __init__(
         self,
@@ -713,7 +711,7 @@ Global___AlterTopicResponse: _TypeAlias = AlterTopicResponse  # noqa: Y015
 
 @_typing.final
 class DescribeTopicRequest(_message.Message):
-    """Which topic to describe."""
+    """A request to describe a topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -735,7 +733,7 @@ Global___DescribeTopicRequest: _TypeAlias = DescribeTopicRequest  # noqa: Y015
 
 @_typing.final
 class DescribeTopicResponse(_message.Message):
-    """The topic that was asked for."""
+    """The requested topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -759,7 +757,7 @@ Global___DescribeTopicResponse: _TypeAlias = DescribeTopicResponse  # noqa: Y015
 
 @_typing.final
 class ListTopicsRequest(_message.Message):
-    """How much to tell about each topic."""
+    """A request for all topics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -781,7 +779,7 @@ Global___ListTopicsRequest: _TypeAlias = ListTopicsRequest  # noqa: Y015
 
 @_typing.final
 class ListTopicsResponse(_message.Message):
-    """Every topic of the server."""
+    """All topics of the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -805,7 +803,7 @@ Global___ListTopicsResponse: _TypeAlias = ListTopicsResponse  # noqa: Y015
 
 @_typing.final
 class DeleteTopicRequest(_message.Message):
-    """Which topic to delete."""
+    """A request to delete a topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -814,7 +812,7 @@ class DeleteTopicRequest(_message.Message):
     name: _builtins.str
     """The topic's name."""
     force: _builtins.bool
-    """true: also while a peer has not received all changes of the topic, which it then never will (rule T5)."""
+    """true: also while a peer has not received all changes of the topic. The peer then never receives them (rule T5)."""
     def __init__(
         self,
         *,
@@ -831,13 +829,13 @@ Global___DeleteTopicRequest: _TypeAlias = DeleteTopicRequest  # noqa: Y015
 
 @_typing.final
 class DeleteTopicResponse(_message.Message):
-    """What went with the topic."""
+    """The topic is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELETED_RECORDS_FIELD_NUMBER: _builtins.int
     deleted_records: _builtins.int
-    """Live records that went with it."""
+    """Live records that were deleted with it."""
     def __init__(
         self,
         *,
@@ -853,7 +851,7 @@ Global___DeleteTopicResponse: _TypeAlias = DeleteTopicResponse  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
-    """Asks how the server is."""
+    """A request for the state of the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -870,7 +868,7 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
 @_typing.final
 class GetStatusResponse(_message.Message):
-    """How the server is."""
+    """The state of the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -893,13 +891,13 @@ class GetStatusResponse(_message.Message):
     instance_id: _builtins.str
     """The instance's id, made when the data was created (rule J14)."""
     journal_epoch: _builtins.str
-    """The journal epoch: bookmarks of another one are refused (rule J14)."""
+    """The journal epoch. Bookmarks of another epoch are refused (rule J14)."""
     server_version: _builtins.str
     """Version of the server."""
     state: _builtins.str
     """"serving" or "failed"."""
     failure: _builtins.str
-    """Why writes have stopped. Empty while serving."""
+    """The reason why writes have stopped. Empty while serving."""
     sweep_paused: _builtins.bool
     """true: the clock jumped and sweeping is paused until it comes back or AcceptClock."""
     last_sequence: _builtins.int
@@ -965,7 +963,7 @@ Global___AcceptClockRequest: _TypeAlias = AcceptClockRequest  # noqa: Y015
 
 @_typing.final
 class AcceptClockResponse(_message.Message):
-    """The guarded clock before and after it."""
+    """The guarded clock before and after the confirmation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -995,7 +993,7 @@ Global___AcceptClockResponse: _TypeAlias = AcceptClockResponse  # noqa: Y015
 
 @_typing.final
 class CompactRequest(_message.Message):
-    """Asks for a compaction."""
+    """A request for a compaction."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1038,7 +1036,7 @@ Global___CompactResponse: _TypeAlias = CompactResponse  # noqa: Y015
 
 @_typing.final
 class RestampRequest(_message.Message):
-    """Which records get which lifetime."""
+    """A request to give existing records another lifetime."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1050,14 +1048,14 @@ class RestampRequest(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     filter: _builtins.str
-    """Only records that match this filter, each only if it still does when it is changed. Empty: all."""
+    """Only records that match this filter. Each is changed only if it still matches then. Empty: all."""
     mode: Global___RestampMode.ValueType
-    """What to do."""
+    """The mode."""
     dry_run: _builtins.bool
-    """true: nothing is changed, only counted."""
+    """true: matches are counted, and no record is changed."""
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
-        """The lifetime, for SET and CAP; counted from when each record is changed. Not with CLEAR."""
+        """The lifetime, for SET and CAP. It counts from the change of each record. Not with CLEAR."""
 
     def __init__(
         self,
@@ -1078,7 +1076,7 @@ Global___RestampRequest: _TypeAlias = RestampRequest  # noqa: Y015
 
 @_typing.final
 class RestampResponse(_message.Message):
-    """How far the restamp has come."""
+    """The progress of the restamp."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1112,9 +1110,9 @@ Global___RestampResponse: _TypeAlias = RestampResponse  # noqa: Y015
 
 @_typing.final
 class Policy(_message.Message):
-    """Settings for all topics, or all durables, whose names match (rule T2). Values are taken from the topic, else from the
-    policy with the highest priority (ties: the longest pattern, then the name). Limits (max_ttl, idle_ttl, max_*, quotas,
-    backlog_ttl, durable_idle_ttl) are the strictest of topic, policy and operator policy.
+    """Settings for all topics, or all durables, whose names match (rule T2). A value comes from the topic, else from the
+    policy with the highest priority (ties: the longest pattern, then the name). A limit (max_ttl, idle_ttl, max_*,
+    quotas, backlog_ttl, durable_idle_ttl) is the strictest of topic, policy and operator policy.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1128,24 +1126,24 @@ class Policy(_message.Message):
     DURABLE_FIELD_NUMBER: _builtins.int
     MATCHES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """[A-Za-z0-9_.:-]{1,200}. Policies and operator policies have names of their own each."""
+    """[A-Za-z0-9_.:-]{1,200}. A policy and an operator policy may have the same name."""
     pattern: _builtins.str
     """RE2 expression that the whole name must match."""
     priority: _builtins.int
-    """The highest counts."""
+    """The highest priority counts."""
     applies_to: Global___PolicyTarget.ValueType
-    """What it applies to."""
+    """The kind of objects that it applies to."""
     operator: _builtins.bool
-    """true: an operator policy. It may have limits only, and nobody can go beyond them."""
+    """true: an operator policy. It may have limits only, and no other setting can exceed them."""
     matches: _builtins.int
-    """How many topics or durables take something from it now. Only in responses."""
+    """Number of topics or durables that take a setting from it now. Only in responses."""
     @_builtins.property
     def topic(self) -> Global___TopicSettings:
-        """What it sets, for topics: any setting but key, message_type, journal, fix_separator and index."""
+        """Its settings for topics: any setting except key, message_type, journal, fix_separator and index."""
 
     @_builtins.property
     def durable(self) -> _types_pb2.DurableSettings:
-        """What it sets, for durables."""
+        """Its settings for durables."""
 
     def __init__(
         self,
@@ -1176,7 +1174,7 @@ class SetPolicyRequest(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def policy(self) -> Global___Policy:
-        """Replaces the one of the same name."""
+        """Replaces the policy of the same name."""
 
     def __init__(
         self,
@@ -1193,7 +1191,7 @@ Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
 
 @_typing.final
 class SetPolicyResponse(_message.Message):
-    """The policy as it was set."""
+    """The policy that was set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1205,7 +1203,7 @@ class SetPolicyResponse(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What may not be meant about what it sets, such as retention without a bound in bytes."""
+        """Warnings about its settings that may be unintended, such as retention without a bound in bytes (rule J17)."""
 
     def __init__(
         self,
@@ -1223,7 +1221,7 @@ Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
 
 @_typing.final
 class GetPolicyRequest(_message.Message):
-    """Which policy."""
+    """A request for a policy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1273,7 +1271,7 @@ Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
 
 @_typing.final
 class ListPoliciesRequest(_message.Message):
-    """Asks for all policies."""
+    """A request for all policies."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1314,7 +1312,7 @@ Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
 
 @_typing.final
 class DeletePolicyRequest(_message.Message):
-    """Which policy to delete."""
+    """A request to delete a policy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1340,7 +1338,7 @@ Global___DeletePolicyRequest: _TypeAlias = DeletePolicyRequest  # noqa: Y015
 
 @_typing.final
 class DeletePolicyResponse(_message.Message):
-    """The policy is gone."""
+    """The policy is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1393,11 +1391,11 @@ class Durable(_message.Message):
 
     @_builtins.property
     def settings(self) -> _types_pb2.DurableSettings:
-        """As they are in force."""
+        """The settings in force."""
 
     @_builtins.property
     def figures(self) -> Global___DurableFigures:
-        """Its figures. Unset in ListDurables unless asked for."""
+        """Its figures. Set in ListDurables only on request."""
 
     def __init__(
         self,
@@ -1439,7 +1437,7 @@ class DurableFigures(_message.Message):
     total_bytes: _builtins.int
     """Their bytes, before compression."""
     unacknowledged_entries: _builtins.int
-    """Entries that are not acknowledged."""
+    """Unacknowledged entries."""
     unacknowledged_bytes: _builtins.int
     """Their bytes, before compression."""
     exact: _builtins.bool
@@ -1471,7 +1469,7 @@ Global___DurableFigures: _TypeAlias = DurableFigures  # noqa: Y015
 
 @_typing.final
 class ListDurablesRequest(_message.Message):
-    """Which durables to list."""
+    """A request for durable subscriptions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1521,7 +1519,7 @@ Global___ListDurablesResponse: _TypeAlias = ListDurablesResponse  # noqa: Y015
 
 @_typing.final
 class DescribeDurableRequest(_message.Message):
-    """Which durable to describe."""
+    """A request to describe a durable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1533,7 +1531,7 @@ class DescribeDurableRequest(_message.Message):
     name: _builtins.str
     """Its name."""
     exact: _builtins.bool
-    """true: the entries are read, and those that do not match its filter are not counted."""
+    """true: the entries are read, and only those that match its filter are counted."""
     def __init__(
         self,
         *,
@@ -1551,7 +1549,7 @@ Global___DescribeDurableRequest: _TypeAlias = DescribeDurableRequest  # noqa: Y0
 
 @_typing.final
 class DescribeDurableResponse(_message.Message):
-    """The durable that was asked for."""
+    """The requested durable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1575,7 +1573,7 @@ Global___DescribeDurableResponse: _TypeAlias = DescribeDurableResponse  # noqa: 
 
 @_typing.final
 class DeleteDurableRequest(_message.Message):
-    """Which durable to delete."""
+    """A request to delete a durable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1605,7 +1603,7 @@ Global___DeleteDurableRequest: _TypeAlias = DeleteDurableRequest  # noqa: Y015
 
 @_typing.final
 class DeleteDurableResponse(_message.Message):
-    """The durable is gone."""
+    """The durable is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1622,7 +1620,7 @@ Global___DeleteDurableResponse: _TypeAlias = DeleteDurableResponse  # noqa: Y015
 
 @_typing.final
 class ClearBacklogRequest(_message.Message):
-    """Whose backlog to clear."""
+    """A request to clear a backlog."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1670,7 +1668,7 @@ Global___ClearBacklogResponse: _TypeAlias = ClearBacklogResponse  # noqa: Y015
 
 @_typing.final
 class GetReplicationStatusRequest(_message.Message):
-    """Asks how replication is."""
+    """A request for the state of replication."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1701,7 +1699,7 @@ class GetReplicationStatusResponse(_message.Message):
     """Its last durable sequence."""
     @_builtins.property
     def outgoing(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutgoingLink]:
-        """Links on which it sends, one a configured peer, in the order of the configuration."""
+        """Links on which it sends, one per configured peer, in the order of the configuration."""
 
     @_builtins.property
     def incoming(self) -> _containers.RepeatedCompositeFieldContainer[Global___IncomingLink]:
@@ -1725,7 +1723,7 @@ Global___GetReplicationStatusResponse: _TypeAlias = GetReplicationStatusResponse
 
 @_typing.final
 class LinkTopic(_message.Message):
-    """How a topic stands on a link, where it is not simply up to date."""
+    """The state of a topic on a link, if it is not up to date."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1737,7 +1735,7 @@ class LinkTopic(_message.Message):
     state: _builtins.str
     """"seeding" or "refused"."""
     message: _builtins.str
-    """Why it was refused."""
+    """The cause of the refusal."""
     def __init__(
         self,
         *,
@@ -1784,24 +1782,24 @@ class OutgoingLink(_message.Message):
     topics_pattern: _builtins.str
     """The pattern of its topics."""
     acknowledged_sequence: _builtins.int
-    """How far the peer is, in this instance's sequences."""
+    """The position of the peer, in this instance's sequences."""
     lag_sequences: _builtins.int
     """Sequences that it has not acknowledged."""
     lag_micros: _builtins.int
-    """Age of the oldest change that it has not acknowledged; 0 where there is none."""
+    """Age of the oldest change that it has not acknowledged. 0: there is none."""
     skew_micros: _builtins.int
-    """The peer's clock less this one's, as far as the messages' way allows to tell."""
+    """The peer's clock minus this one's, estimated from the messages."""
     last_error: _builtins.str
-    """The last error. Empty: none since the link is up."""
+    """The last error. Empty: none since the link came up."""
     last_error_reason: _types_pb2.ErrorReason.ValueType
-    """Why the last error was, from the one vocabulary of reasons; unspecified where there is none."""
+    """The reason of the last error, from the one vocabulary of reasons. Unspecified: there is none."""
     @_builtins.property
     def last_error_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was."""
+        """The time of the last error."""
 
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
-        """Since when the link is in this state."""
+        """The time at which the link entered this state."""
 
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkTopic]:
@@ -1857,26 +1855,28 @@ class IncomingLink(_message.Message):
     state: _builtins.str
     """"connected", "seeding" or "away"."""
     cursor: _builtins.int
-    """How far this instance has what the sender has, in the sender's sequences."""
+    """The position of this instance, in the sender's sequences."""
     head_sequence: _builtins.int
-    """The sender's last sequence that it has told."""
+    """The last sequence that the sender has announced."""
     applied: _builtins.int
-    """Changes of this sender that were applied since this process runs."""
+    """Changes of this sender that were applied since this process started."""
     superseded: _builtins.int
-    """Changes that lost against a newer version here (rule R3), since then."""
+    """Changes that lost against a newer version here (rule R3), since the start."""
     dropped: _builtins.int
-    """Records that were dropped, as they are dead by what this sender says (rule R4), since then."""
+    """Records that were dropped, because this sender's data say that they are dead (rule R4), since the start."""
     skew_micros: _builtins.int
-    """The sender's clock less this one's."""
+    """The sender's clock minus this one's."""
     last_error: _builtins.str
-    """The last error. Empty: none since the link is up."""
+    """The last error. Empty: none since the link came up."""
     last_error_reason: _types_pb2.ErrorReason.ValueType
-    """Why the last error was; unspecified where there is none."""
+    """The reason of the last error. Unspecified: there is none."""
     rows_refused: _builtins.int
-    """Rows of this sender that were not taken, as no publish could have made them (rule R13), since this process runs."""
+    """Rows of this sender that were refused, because no publish could have made them (rule R13), since this process
+    started.
+    """
     @_builtins.property
     def last_error_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was."""
+        """The time of the last error."""
 
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkTopic]:
@@ -1909,7 +1909,7 @@ Global___IncomingLink: _TypeAlias = IncomingLink  # noqa: Y015
 
 @_typing.final
 class VerifyReplicationRequest(_message.Message):
-    """Compares with a peer."""
+    """A request to compare with a peer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1919,7 +1919,7 @@ class VerifyReplicationRequest(_message.Message):
     peer: _builtins.str
     """The peer's name."""
     keys_max: _builtins.int
-    """How many differing keys to list, of each topic. Unset: 100."""
+    """Maximum number of differing keys to list per topic. Unset: 100."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Topics to compare. Empty: all of the link."""
@@ -1943,7 +1943,7 @@ Global___VerifyReplicationRequest: _TypeAlias = VerifyReplicationRequest  # noqa
 
 @_typing.final
 class VerifyReplicationResponse(_message.Message):
-    """What the comparison of one topic found."""
+    """The result of comparing one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1961,9 +1961,9 @@ class VerifyReplicationResponse(_message.Message):
     differing: _builtins.int
     """Keys that differ."""
     left_out: _builtins.str
-    """Why the topic was left out. Empty: it was compared."""
+    """The reason why the topic was left out. Empty: it was compared."""
     unreadable_here: _builtins.int
-    """Records here that were not compared, as their key is empty or not UTF-8 (rule R13); `CheckTopic` lists them."""
+    """Records here that were not compared, because their key is empty or not UTF-8 (rule R13). `CheckTopic` lists them."""
     unreadable_there: _builtins.int
     """The same at the peer."""
     @_builtins.property
@@ -2003,7 +2003,7 @@ class Difference(_message.Message):
     version_here: _builtins.int
     """The version here; 0: there is no such record."""
     version_there: _builtins.int
-    """The version there; 0: likewise."""
+    """The version there; 0: there is no such record."""
     def __init__(
         self,
         *,
@@ -2021,7 +2021,7 @@ Global___Difference: _TypeAlias = Difference  # noqa: Y015
 
 @_typing.final
 class RepairReplicationRequest(_message.Message):
-    """Repairs what differs."""
+    """A request to repair differences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2049,7 +2049,7 @@ Global___RepairReplicationRequest: _TypeAlias = RepairReplicationRequest  # noqa
 
 @_typing.final
 class RepairReplicationResponse(_message.Message):
-    """What was done about one topic."""
+    """The result of repairing one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2062,15 +2062,15 @@ class RepairReplicationResponse(_message.Message):
     topic: _builtins.str
     """The topic."""
     differing: _builtins.int
-    """Keys that differ still, as compared again when all was merged: two records of one version cannot be decided between."""
+    """Keys that still differ in a second comparison after merging: two records of one version cannot be decided between."""
     sent: _builtins.int
     """Records and tombstones that the peer took over."""
     received: _builtins.int
     """Records and tombstones that this instance took over."""
     left_out: _builtins.str
-    """Why the topic was left out. Empty: it was repaired."""
+    """The reason why the topic was left out. Empty: it was repaired."""
     refused: _builtins.int
-    """Records and tombstones that one end did not take, as no publish could have made them (rule R13)."""
+    """Records and tombstones that one end refused, because no publish could have made them (rule R13)."""
     def __init__(
         self,
         *,
@@ -2091,7 +2091,7 @@ Global___RepairReplicationResponse: _TypeAlias = RepairReplicationResponse  # no
 
 @_typing.final
 class CheckTopicRequest(_message.Message):
-    """Looks for rows of a topic that no publish could have made."""
+    """A request to find rows of a topic that no publish could have made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2101,9 +2101,9 @@ class CheckTopicRequest(_message.Message):
     name: _builtins.str
     """The topic."""
     repair: _builtins.bool
-    """true: removes them, as a delete does: with a journal entry, and at the peers."""
+    """true: removes them as a delete does, with a journal entry, and at the peers."""
     rows_max: _builtins.int
-    """How many of them to list. Unset: 100."""
+    """Maximum number of rows to list. Unset: 100."""
     def __init__(
         self,
         *,
@@ -2136,7 +2136,7 @@ class UnsoundRow(_message.Message):
     key: _builtins.bytes
     """Its key, of any bytes."""
     reason: _types_pb2.ErrorReason.ValueType
-    """Why a publish of it would be refused."""
+    """The reason for which a publish of it would be refused."""
     message: _builtins.str
     """The same in words, with the field at fault."""
     version: _builtins.int
@@ -2165,7 +2165,7 @@ Global___UnsoundRow: _TypeAlias = UnsoundRow  # noqa: Y015
 
 @_typing.final
 class CheckTopicResponse(_message.Message):
-    """How far it is."""
+    """The progress of the check."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2177,14 +2177,14 @@ class CheckTopicResponse(_message.Message):
     checked: _builtins.int
     """Rows that were checked so far."""
     unsound: _builtins.int
-    """Unsound ones among them so far."""
+    """Unsound rows among them so far."""
     removed: _builtins.int
-    """Those that were removed so far."""
+    """Rows removed so far."""
     done: _builtins.bool
     """true in the last response."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnsoundRow]:
-        """Unsound rows that no earlier response has listed; together at most `rows_max`."""
+        """Unsound rows that no earlier response has listed. All responses together list at most `rows_max`."""
 
     def __init__(
         self,
@@ -2205,13 +2205,13 @@ Global___CheckTopicResponse: _TypeAlias = CheckTopicResponse  # noqa: Y015
 
 @_typing.final
 class BackupRequest(_message.Message):
-    """Makes a backup."""
+    """A request to make a backup."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
-    """The directory to make, on the server's machine; it must not be there yet. Absolute."""
+    """The directory to make, on the server's machine. Absolute; it must not exist."""
     def __init__(
         self,
         *,
@@ -2227,7 +2227,7 @@ Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
 
 @_typing.final
 class BackupResponse(_message.Message):
-    """A backup that was made."""
+    """The finished backup."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2239,7 +2239,7 @@ class BackupResponse(_message.Message):
     sequence: _builtins.int
     """The sequence up to which it has everything."""
     bytes: _builtins.int
-    """Its bytes; files that it shares with the store count, too."""
+    """Its bytes, including files that it shares with the store."""
     def __init__(
         self,
         *,

@@ -159,21 +159,21 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterTopic(self, request, context):
-        """Changes settings of a topic; stamps of existing records never change (rule L12).
+        """Changes settings of a topic. Stamps of existing records never change (rule L12).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTopic(self, request, context):
-        """One topic: settings and statistics.
+        """Returns the settings and statistics of one topic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTopics(self, request, context):
-        """All topics, by name.
+        """Returns all topics, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,36 +187,36 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckTopic(self, request, context):
-        """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
-        last response has `done` (rule R13).
+        """Finds stored rows that no publish could have made, and removes them on request. Streams progress; the last response
+        has `done` (rule R13).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Restamp(self, request, context):
-        """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13).
+        """Applies a lifetime to existing records. Streams progress; the last response has `done` (rule L13).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """How the server is.
+        """Returns the state of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcceptClock(self, request, context):
-        """The operator confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15).
+        """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Compact(self, request, context):
-        """Compacts the data files now, giving space back to the operating system (rule L17).
+        """Compacts the data files now, which gives space back to the operating system (rule L17).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,35 +230,35 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetPolicy(self, request, context):
-        """One policy.
+        """Returns one policy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPolicies(self, request, context):
-        """All policies: operator policies first, then by priority, the highest first.
+        """Returns all policies: operator policies first, then by priority, the highest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeletePolicy(self, request, context):
-        """Deletes a policy; what it set takes its next source.
+        """Deletes a policy. The settings that it gave then come from their next source.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDurables(self, request, context):
-        """The durable subscriptions of a topic, or of all topics.
+        """Returns the durable subscriptions of a topic, or of all topics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeDurable(self, request, context):
-        """One durable subscription with its figures (rule J7).
+        """Returns one durable subscription with its figures (rule J7).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -272,35 +272,35 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClearBacklog(self, request, context):
-        """Marks everything of a durable subscription acknowledged (rule J13).
+        """Acknowledges all entries of a durable subscription (rule J13).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetReplicationStatus(self, request, context):
-        """The links of this instance with its peers, both ways.
+        """Returns the links between this instance and its peers, in both directions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyReplication(self, request, context):
-        """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10).
+        """Compares the records of this instance with a peer's. Streams the differences, topic by topic (rule R10).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepairReplication(self, request, context):
-        """Compares, and brings what differs to the newer of the two versions, at both ends.
+        """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
-        """Copies the data, as they are now, into a new directory of the server's machine (rule J14).
+        """Copies the present data into a new directory on the server's machine (rule J14).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,49 +36,49 @@ class AdminServiceStub:
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicRequest, _admin_pb2.CreateTopicResponse]
     """Creates a topic."""
     AlterTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterTopicRequest, _admin_pb2.AlterTopicResponse]
-    """Changes settings of a topic; stamps of existing records never change (rule L12)."""
+    """Changes settings of a topic. Stamps of existing records never change (rule L12)."""
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]
-    """One topic: settings and statistics."""
+    """Returns the settings and statistics of one topic."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
-    """All topics, by name."""
+    """Returns all topics, by name."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]
     """Deletes a topic with its records and journal."""
     CheckTopic: _grpc.UnaryStreamMultiCallable[_admin_pb2.CheckTopicRequest, _admin_pb2.CheckTopicResponse]
-    """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
-    last response has `done` (rule R13).
+    """Finds stored rows that no publish could have made, and removes them on request. Streams progress; the last response
+    has `done` (rule R13).
     """
     Restamp: _grpc.UnaryStreamMultiCallable[_admin_pb2.RestampRequest, _admin_pb2.RestampResponse]
-    """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
+    """Applies a lifetime to existing records. Streams progress; the last response has `done` (rule L13)."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
-    """How the server is."""
+    """Returns the state of the server."""
     AcceptClock: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]
-    """The operator confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
+    """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]
-    """Compacts the data files now, giving space back to the operating system (rule L17)."""
+    """Compacts the data files now, which gives space back to the operating system (rule L17)."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]
     """Sets a policy, or an operator policy: settings for all topics or durables of a pattern (rules T2, T4)."""
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
-    """One policy."""
+    """Returns one policy."""
     ListPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPoliciesRequest, _admin_pb2.ListPoliciesResponse]
-    """All policies: operator policies first, then by priority, the highest first."""
+    """Returns all policies: operator policies first, then by priority, the highest first."""
     DeletePolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeletePolicyRequest, _admin_pb2.DeletePolicyResponse]
-    """Deletes a policy; what it set takes its next source."""
+    """Deletes a policy. The settings that it gave then come from their next source."""
     ListDurables: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDurablesRequest, _admin_pb2.ListDurablesResponse]
-    """The durable subscriptions of a topic, or of all topics."""
+    """Returns the durable subscriptions of a topic, or of all topics."""
     DescribeDurable: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeDurableRequest, _admin_pb2.DescribeDurableResponse]
-    """One durable subscription with its figures (rule J7)."""
+    """Returns one durable subscription with its figures (rule J7)."""
     DeleteDurable: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDurableRequest, _admin_pb2.DeleteDurableResponse]
     """Deletes a durable subscription and its position."""
     ClearBacklog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearBacklogRequest, _admin_pb2.ClearBacklogResponse]
-    """Marks everything of a durable subscription acknowledged (rule J13)."""
+    """Acknowledges all entries of a durable subscription (rule J13)."""
     GetReplicationStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetReplicationStatusRequest, _admin_pb2.GetReplicationStatusResponse]
-    """The links of this instance with its peers, both ways."""
+    """Returns the links between this instance and its peers, in both directions."""
     VerifyReplication: _grpc.UnaryStreamMultiCallable[_admin_pb2.VerifyReplicationRequest, _admin_pb2.VerifyReplicationResponse]
-    """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10)."""
+    """Compares the records of this instance with a peer's. Streams the differences, topic by topic (rule R10)."""
     RepairReplication: _grpc.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]
-    """Compares, and brings what differs to the newer of the two versions, at both ends."""
+    """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
     Backup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
-    """Copies the data, as they are now, into a new directory of the server's machine (rule J14)."""
+    """Copies the present data into a new directory on the server's machine (rule J14)."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -88,49 +88,49 @@ class AdminServiceAsyncStub(AdminServiceStub):
     CreateTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicRequest, _admin_pb2.CreateTopicResponse]  # type: ignore[assignment]
     """Creates a topic."""
     AlterTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterTopicRequest, _admin_pb2.AlterTopicResponse]  # type: ignore[assignment]
-    """Changes settings of a topic; stamps of existing records never change (rule L12)."""
+    """Changes settings of a topic. Stamps of existing records never change (rule L12)."""
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]  # type: ignore[assignment]
-    """One topic: settings and statistics."""
+    """Returns the settings and statistics of one topic."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
-    """All topics, by name."""
+    """Returns all topics, by name."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic with its records and journal."""
     CheckTopic: _aio.UnaryStreamMultiCallable[_admin_pb2.CheckTopicRequest, _admin_pb2.CheckTopicResponse]  # type: ignore[assignment]
-    """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
-    last response has `done` (rule R13).
+    """Finds stored rows that no publish could have made, and removes them on request. Streams progress; the last response
+    has `done` (rule R13).
     """
     Restamp: _aio.UnaryStreamMultiCallable[_admin_pb2.RestampRequest, _admin_pb2.RestampResponse]  # type: ignore[assignment]
-    """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
+    """Applies a lifetime to existing records. Streams progress; the last response has `done` (rule L13)."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """How the server is."""
+    """Returns the state of the server."""
     AcceptClock: _aio.UnaryUnaryMultiCallable[_admin_pb2.AcceptClockRequest, _admin_pb2.AcceptClockResponse]  # type: ignore[assignment]
-    """The operator confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
+    """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
     Compact: _aio.UnaryUnaryMultiCallable[_admin_pb2.CompactRequest, _admin_pb2.CompactResponse]  # type: ignore[assignment]
-    """Compacts the data files now, giving space back to the operating system (rule L17)."""
+    """Compacts the data files now, which gives space back to the operating system (rule L17)."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Sets a policy, or an operator policy: settings for all topics or durables of a pattern (rules T2, T4)."""
     GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
-    """One policy."""
+    """Returns one policy."""
     ListPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPoliciesRequest, _admin_pb2.ListPoliciesResponse]  # type: ignore[assignment]
-    """All policies: operator policies first, then by priority, the highest first."""
+    """Returns all policies: operator policies first, then by priority, the highest first."""
     DeletePolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeletePolicyRequest, _admin_pb2.DeletePolicyResponse]  # type: ignore[assignment]
-    """Deletes a policy; what it set takes its next source."""
+    """Deletes a policy. The settings that it gave then come from their next source."""
     ListDurables: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDurablesRequest, _admin_pb2.ListDurablesResponse]  # type: ignore[assignment]
-    """The durable subscriptions of a topic, or of all topics."""
+    """Returns the durable subscriptions of a topic, or of all topics."""
     DescribeDurable: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeDurableRequest, _admin_pb2.DescribeDurableResponse]  # type: ignore[assignment]
-    """One durable subscription with its figures (rule J7)."""
+    """Returns one durable subscription with its figures (rule J7)."""
     DeleteDurable: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDurableRequest, _admin_pb2.DeleteDurableResponse]  # type: ignore[assignment]
     """Deletes a durable subscription and its position."""
     ClearBacklog: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearBacklogRequest, _admin_pb2.ClearBacklogResponse]  # type: ignore[assignment]
-    """Marks everything of a durable subscription acknowledged (rule J13)."""
+    """Acknowledges all entries of a durable subscription (rule J13)."""
     GetReplicationStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetReplicationStatusRequest, _admin_pb2.GetReplicationStatusResponse]  # type: ignore[assignment]
-    """The links of this instance with its peers, both ways."""
+    """Returns the links between this instance and its peers, in both directions."""
     VerifyReplication: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyReplicationRequest, _admin_pb2.VerifyReplicationResponse]  # type: ignore[assignment]
-    """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10)."""
+    """Compares the records of this instance with a peer's. Streams the differences, topic by topic (rule R10)."""
     RepairReplication: _aio.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]  # type: ignore[assignment]
-    """Compares, and brings what differs to the newer of the two versions, at both ends."""
+    """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
     Backup: _aio.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
-    """Copies the data, as they are now, into a new directory of the server's machine (rule J14)."""
+    """Copies the present data into a new directory on the server's machine (rule J14)."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store as operators use it."""
@@ -149,7 +149,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AlterTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AlterTopicResponse, _abc.Awaitable[_admin_pb2.AlterTopicResponse]]:
-        """Changes settings of a topic; stamps of existing records never change (rule L12)."""
+        """Changes settings of a topic. Stamps of existing records never change (rule L12)."""
 
     @_abc_1.abstractmethod
     def DescribeTopic(
@@ -157,7 +157,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeTopicResponse, _abc.Awaitable[_admin_pb2.DescribeTopicResponse]]:
-        """One topic: settings and statistics."""
+        """Returns the settings and statistics of one topic."""
 
     @_abc_1.abstractmethod
     def ListTopics(
@@ -165,7 +165,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListTopicsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTopicsResponse, _abc.Awaitable[_admin_pb2.ListTopicsResponse]]:
-        """All topics, by name."""
+        """Returns all topics, by name."""
 
     @_abc_1.abstractmethod
     def DeleteTopic(
@@ -181,8 +181,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CheckTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.CheckTopicResponse], _abc.AsyncIterator[_admin_pb2.CheckTopicResponse]]:
-        """Looks for stored rows that no publish could have made, and removes them where that is asked for; streams progress, the
-        last response has `done` (rule R13).
+        """Finds stored rows that no publish could have made, and removes them on request. Streams progress; the last response
+        has `done` (rule R13).
         """
 
     @_abc_1.abstractmethod
@@ -191,7 +191,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RestampRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.RestampResponse], _abc.AsyncIterator[_admin_pb2.RestampResponse]]:
-        """Applies a lifetime to existing records; streams progress, the last response has `done` (rule L13)."""
+        """Applies a lifetime to existing records. Streams progress; the last response has `done` (rule L13)."""
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -199,7 +199,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
-        """How the server is."""
+        """Returns the state of the server."""
 
     @_abc_1.abstractmethod
     def AcceptClock(
@@ -207,7 +207,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AcceptClockRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AcceptClockResponse, _abc.Awaitable[_admin_pb2.AcceptClockResponse]]:
-        """The operator confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
+        """Confirms that the wall clock is right after a jump: sweeping resumes at the wall clock (rule L15)."""
 
     @_abc_1.abstractmethod
     def Compact(
@@ -215,7 +215,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CompactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CompactResponse, _abc.Awaitable[_admin_pb2.CompactResponse]]:
-        """Compacts the data files now, giving space back to the operating system (rule L17)."""
+        """Compacts the data files now, which gives space back to the operating system (rule L17)."""
 
     @_abc_1.abstractmethod
     def SetPolicy(
@@ -231,7 +231,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetPolicyResponse, _abc.Awaitable[_admin_pb2.GetPolicyResponse]]:
-        """One policy."""
+        """Returns one policy."""
 
     @_abc_1.abstractmethod
     def ListPolicies(
@@ -239,7 +239,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListPoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPoliciesResponse, _abc.Awaitable[_admin_pb2.ListPoliciesResponse]]:
-        """All policies: operator policies first, then by priority, the highest first."""
+        """Returns all policies: operator policies first, then by priority, the highest first."""
 
     @_abc_1.abstractmethod
     def DeletePolicy(
@@ -247,7 +247,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DeletePolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeletePolicyResponse, _abc.Awaitable[_admin_pb2.DeletePolicyResponse]]:
-        """Deletes a policy; what it set takes its next source."""
+        """Deletes a policy. The settings that it gave then come from their next source."""
 
     @_abc_1.abstractmethod
     def ListDurables(
@@ -255,7 +255,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListDurablesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListDurablesResponse, _abc.Awaitable[_admin_pb2.ListDurablesResponse]]:
-        """The durable subscriptions of a topic, or of all topics."""
+        """Returns the durable subscriptions of a topic, or of all topics."""
 
     @_abc_1.abstractmethod
     def DescribeDurable(
@@ -263,7 +263,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeDurableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeDurableResponse, _abc.Awaitable[_admin_pb2.DescribeDurableResponse]]:
-        """One durable subscription with its figures (rule J7)."""
+        """Returns one durable subscription with its figures (rule J7)."""
 
     @_abc_1.abstractmethod
     def DeleteDurable(
@@ -279,7 +279,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ClearBacklogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ClearBacklogResponse, _abc.Awaitable[_admin_pb2.ClearBacklogResponse]]:
-        """Marks everything of a durable subscription acknowledged (rule J13)."""
+        """Acknowledges all entries of a durable subscription (rule J13)."""
 
     @_abc_1.abstractmethod
     def GetReplicationStatus(
@@ -287,7 +287,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetReplicationStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetReplicationStatusResponse, _abc.Awaitable[_admin_pb2.GetReplicationStatusResponse]]:
-        """The links of this instance with its peers, both ways."""
+        """Returns the links between this instance and its peers, in both directions."""
 
     @_abc_1.abstractmethod
     def VerifyReplication(
@@ -295,7 +295,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.VerifyReplicationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.VerifyReplicationResponse], _abc.AsyncIterator[_admin_pb2.VerifyReplicationResponse]]:
-        """Compares the records of this instance with a peer's; streams what differs, topic by topic (rule R10)."""
+        """Compares the records of this instance with a peer's. Streams the differences, topic by topic (rule R10)."""
 
     @_abc_1.abstractmethod
     def RepairReplication(
@@ -303,7 +303,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RepairReplicationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.RepairReplicationResponse], _abc.AsyncIterator[_admin_pb2.RepairReplicationResponse]]:
-        """Compares, and brings what differs to the newer of the two versions, at both ends."""
+        """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
 
     @_abc_1.abstractmethod
     def Backup(
@@ -311,6 +311,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.BackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.BackupResponse, _abc.Awaitable[_admin_pb2.BackupResponse]]:
-        """Copies the data, as they are now, into a new directory of the server's machine (rule J14)."""
+        """Copies the present data into a new directory on the server's machine (rule J14)."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

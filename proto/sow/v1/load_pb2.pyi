@@ -29,36 +29,36 @@ class _LoadPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadPhase.V
     LOAD_PHASE_UNSPECIFIED: _LoadPhase.ValueType  # 0
     """Never sent."""
     LOAD_PHASE_STAGING: _LoadPhase.ValueType  # 1
-    """Rows are staged."""
+    """Rows are being staged."""
     LOAD_PHASE_APPLYING: _LoadPhase.ValueType  # 2
-    """Committed: rows are published."""
+    """Committed: rows are being published."""
     LOAD_PHASE_DELETING: _LoadPhase.ValueType  # 3
-    """All rows are published: records that were not loaded are deleted."""
+    """All rows are published: records that were not loaded are being deleted."""
     LOAD_PHASE_DONE: _LoadPhase.ValueType  # 4
-    """The topic holds what was loaded."""
+    """The topic holds the loaded rows."""
     LOAD_PHASE_FAILED: _LoadPhase.ValueType  # 5
-    """It cannot go on: `failure` says why. What is applied by then stays."""
+    """The load cannot continue: `failure` says why. The rows applied before then stay."""
 
 class LoadPhase(_LoadPhase, metaclass=_LoadPhaseEnumTypeWrapper):
-    """What a load is about to do."""
+    """The phase of a load."""
 
 LOAD_PHASE_UNSPECIFIED: LoadPhase.ValueType  # 0
 """Never sent."""
 LOAD_PHASE_STAGING: LoadPhase.ValueType  # 1
-"""Rows are staged."""
+"""Rows are being staged."""
 LOAD_PHASE_APPLYING: LoadPhase.ValueType  # 2
-"""Committed: rows are published."""
+"""Committed: rows are being published."""
 LOAD_PHASE_DELETING: LoadPhase.ValueType  # 3
-"""All rows are published: records that were not loaded are deleted."""
+"""All rows are published: records that were not loaded are being deleted."""
 LOAD_PHASE_DONE: LoadPhase.ValueType  # 4
-"""The topic holds what was loaded."""
+"""The topic holds the loaded rows."""
 LOAD_PHASE_FAILED: LoadPhase.ValueType  # 5
-"""It cannot go on: `failure` says why. What is applied by then stays."""
+"""The load cannot continue: `failure` says why. The rows applied before then stay."""
 Global___LoadPhase: _TypeAlias = LoadPhase  # noqa: Y015
 
 @_typing.final
 class OpenLoadRequest(_message.Message):
-    """Which topic to load."""
+    """A request to open a load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,7 +67,7 @@ class OpenLoadRequest(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     lease_micros: _builtins.int
-    """The load is aborted when it is not committed and nobody has staged or renewed for this long. 0: 10 min. At most 24 h."""
+    """The load is aborted if it is not committed and nobody has staged or renewed for this long. 0: 10 min. At most 24 h."""
     def __init__(
         self,
         *,
@@ -92,12 +92,12 @@ class OpenLoadResponse(_message.Message):
     LEASE_MICROS_FIELD_NUMBER: _builtins.int
     BEGIN_VERSION_FIELD_NUMBER: _builtins.int
     load_id: _builtins.str
-    """Names it in other calls."""
+    """Its name in other calls."""
     lease_micros: _builtins.int
-    """The lease that was granted."""
+    """The granted lease."""
     begin_version: _builtins.int
-    """The highest version at that moment. A record that is changed here from then on wins over the loaded row, whatever its
-    version (a change may come late from another instance), and so does a delete.
+    """The highest version at that moment. A change here from then on wins over the loaded row, whatever its version (a
+    change may come late from another instance). So does a delete.
     """
     def __init__(
         self,
@@ -133,25 +133,27 @@ class StageLoadRequest(_message.Message):
     load_id: _builtins.str
     """The load. Empty: that of the stream's previous request."""
     part: _builtins.int
-    """Which part of the load these rows belong to."""
+    """The part of the load that these rows belong to."""
     attempt: _builtins.int
-    """Which attempt at that part: only those that the commit names count."""
+    """The attempt at that part. Only the attempts named by the commit count."""
     first_row: _builtins.int
-    """Position of the first row among all that this attempt sends, refused ones included; the first is 1. Positions have no
-    gaps: rows that were staged already are not staged or counted again, so whoever has no answer sends the same again.
+    """Position of the first row among all rows of this attempt, refused ones included. The first position is 1. Positions
+    have no gaps. Rows that were staged already are not staged or counted again, so a client without an answer sends
+    the same request again.
     """
     stager: _builtins.int
-    """Chosen at random by whoever stages this attempt, the same in all of its requests: so that another one who uses the
-    same numbers is refused (LOAD_INCOMPLETE), where its rows would pass for repeated ones and be lost. 0: not told.
+    """A random number of the stager, the same in all requests of this attempt. Another stager that uses the same part and
+    attempt is refused (LOAD_INCOMPLETE); otherwise its rows would be taken for repeated ones and be lost. 0: not
+    given.
     """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Record keys; only, and always, on topics without key fields (rule K3)."""
+        """Record keys: required on topics without key fields, refused on all others (rule K3)."""
 
     @_builtins.property
     def payload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The documents, 1 to 10,000. Of rows with the same key the one staged last by its attempt counts, and among parts that
-        of the highest part.
+        """The documents, 1 to 10,000. Of rows with the same key the one staged last by its attempt counts, and among parts
+        the one of the highest part.
         """
 
     @_builtins.property
@@ -199,10 +201,10 @@ class StageLoadResponse(_message.Message):
     STAGED_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     staged: _builtins.int
-    """Rows of the request that are staged, also where an earlier request had brought them."""
+    """Rows of the request that are staged, including those staged by an earlier request."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Refusal]:
-        """Those that were refused, in order."""
+        """The refused rows, in order."""
 
     def __init__(
         self,
@@ -232,8 +234,8 @@ class LoadPart(_message.Message):
     attempt: _builtins.int
     """The attempt that finished it."""
     rows: _builtins.int
-    """Rows that it has staged, as it counted them: the sum of `staged`. Another number than the server's is refused
-    (LOAD_INCOMPLETE): rows were lost on the way.
+    """Rows that it has staged by its own count: the sum of `staged`. If the server has another number, the commit is
+    refused (LOAD_INCOMPLETE): rows were lost on the way.
     """
     def __init__(
         self,
@@ -252,7 +254,7 @@ Global___LoadPart: _TypeAlias = LoadPart  # noqa: Y015
 
 @_typing.final
 class CommitLoadRequest(_message.Message):
-    """Which rows to make the topic's content."""
+    """A request to make rows the topic's content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -262,7 +264,7 @@ class CommitLoadRequest(_message.Message):
     """The load."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadPart]:
-        """The attempts that count; no part twice. Empty: the topic is to be empty."""
+        """The attempts that count, no part twice. Empty: the topic becomes empty."""
 
     def __init__(
         self,
@@ -280,14 +282,14 @@ Global___CommitLoadRequest: _TypeAlias = CommitLoadRequest  # noqa: Y015
 
 @_typing.final
 class CommitLoadResponse(_message.Message):
-    """How far a committed load is."""
+    """The progress of a committed load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PHASE_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     phase: Global___LoadPhase.ValueType
-    """What it is about to do."""
+    """Its phase."""
     @_builtins.property
     def figures(self) -> Global___LoadFigures:
         """Its figures so far."""
@@ -318,15 +320,15 @@ class LoadFigures(_message.Message):
     REPEATED_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
     staged: _builtins.int
-    """Rows staged by the attempts that count; before the commit: by all."""
+    """Rows staged by the attempts that count; before the commit by all attempts."""
     applied: _builtins.int
     """Rows published."""
     superseded: _builtins.int
-    """Rows left out, as their records were changed or deleted by others since the load was opened."""
+    """Rows left out because others have changed or deleted their records since the load was opened."""
     repeated: _builtins.int
-    """Rows left out, as another row of the load has the same key."""
+    """Rows left out because another row of the load has the same key."""
     deleted: _builtins.int
-    """Records deleted, as they were not loaded."""
+    """Records deleted because they were not loaded."""
     def __init__(
         self,
         *,
@@ -346,7 +348,7 @@ Global___LoadFigures: _TypeAlias = LoadFigures  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):
-    """Which load."""
+    """A request for the state of a load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,7 +370,7 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 
 @_typing.final
 class GetLoadResponse(_message.Message):
-    """How far it is."""
+    """The state of a load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -383,17 +385,17 @@ class GetLoadResponse(_message.Message):
     topic: _builtins.str
     """Its topic."""
     phase: Global___LoadPhase.ValueType
-    """What it is about to do."""
+    """Its phase."""
     failure: _builtins.str
-    """FAILED: why."""
+    """FAILED: the cause."""
     load_id: _builtins.str
     """The load."""
     open_time_micros: _builtins.int
-    """When it was opened, microseconds since the epoch."""
+    """The time of opening, microseconds since the epoch."""
     staged_bytes: _builtins.int
-    """Bytes of keys and payloads that are staged; those of rows that were staged again count again."""
+    """Bytes of staged keys and payloads. Rows that were staged again count again."""
     lease_end_micros: _builtins.int
-    """STAGING: when the lease ends unless it is renewed, microseconds since the epoch; else 0."""
+    """STAGING: the end of the lease unless it is renewed, microseconds since the epoch. Otherwise 0."""
     @_builtins.property
     def figures(self) -> Global___LoadFigures:
         """Its figures so far."""
@@ -420,13 +422,13 @@ Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
 
 @_typing.final
 class ListLoadsRequest(_message.Message):
-    """Which loads to list."""
+    """A request for a list of loads."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """Those of this topic. Empty: of all."""
+    """Only loads of this topic. Empty: of all topics."""
     def __init__(
         self,
         *,
@@ -466,7 +468,7 @@ Global___ListLoadsResponse: _TypeAlias = ListLoadsResponse  # noqa: Y015
 
 @_typing.final
 class RenewLoadRequest(_message.Message):
-    """Which load to renew."""
+    """A request to renew a lease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -510,7 +512,7 @@ Global___RenewLoadResponse: _TypeAlias = RenewLoadResponse  # noqa: Y015
 
 @_typing.final
 class AbortLoadRequest(_message.Message):
-    """Which load to drop."""
+    """A request to drop a load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -532,7 +534,7 @@ Global___AbortLoadRequest: _TypeAlias = AbortLoadRequest  # noqa: Y015
 
 @_typing.final
 class AbortLoadResponse(_message.Message):
-    """It is dropped."""
+    """The load is dropped."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

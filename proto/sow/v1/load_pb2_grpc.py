@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class LoadServiceStub(object):
-    """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
-    it was, also when the load is aborted, or its lease ends. Every error is a gRPC status with google.rpc.ErrorInfo.
+    """Loads. Rows are staged invisibly; the commit makes them the topic's content (rule P9). Until the commit the topic
+    stays as it was, also when the load is aborted or its lease ends. Every error is a gRPC status with
+    google.rpc.ErrorInfo.
     """
 
     def __init__(self, channel):
@@ -74,35 +75,38 @@ class LoadServiceStub(object):
 
 
 class LoadServiceServicer(object):
-    """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
-    it was, also when the load is aborted, or its lease ends. Every error is a gRPC status with google.rpc.ErrorInfo.
+    """Loads. Rows are staged invisibly; the commit makes them the topic's content (rule P9). Until the commit the topic
+    stays as it was, also when the load is aborted or its lease ends. Every error is a gRPC status with
+    google.rpc.ErrorInfo.
     """
 
     def OpenLoad(self, request, context):
-        """Opens a load for a topic. Records that others change from here on win over it.
+        """Opens a load for a topic. Changes by others from here on win over it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StageLoad(self, request_iterator, context):
-        """Stages rows in order, many requests in flight; one response per request, in order. Staging renews the lease.
+        """Stages rows in order, with several requests in flight. Each request gets one response, in order. Staging renews the
+        lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitLoad(self, request, context):
-        """Makes the staged rows of the named attempts the topic's content: they are published, then the records that were not
-        loaded are deleted. The server does so by itself once this call has answered for the first time, through restarts,
-        and however often it is called; the stream tells how far it has come, the last response has `phase` DONE.
+        """Makes the staged rows of the named attempts the topic's content. The server publishes them, and then deletes the
+        records that were not loaded. It does so by itself once this call has answered for the first time, through
+        restarts, and however often the call is repeated. The stream reports the progress; the last response has `phase`
+        DONE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Tells how far a load is.
+        """Returns the state of a load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,14 +120,14 @@ class LoadServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AbortLoad(self, request, context):
-        """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already.
+        """Drops the staged rows. Refused once the load is committed. Succeeds for a load that no longer exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLoads(self, request, context):
-        """Lists the loads that there are, and those that ended within the last day, in the order of opening.
+        """Lists the present loads, and those that ended within the last day, in the order of opening.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,8 +180,9 @@ def add_LoadServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LoadService(object):
-    """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
-    it was, also when the load is aborted, or its lease ends. Every error is a gRPC status with google.rpc.ErrorInfo.
+    """Loads. Rows are staged invisibly; the commit makes them the topic's content (rule P9). Until the commit the topic
+    stays as it was, also when the load is aborted or its lease ends. Every error is a gRPC status with
+    google.rpc.ErrorInfo.
     """
 
     @staticmethod

@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LoadServiceStub:
-    """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
-    it was, also when the load is aborted, or its lease ends. Every error is a gRPC status with google.rpc.ErrorInfo.
+    """Loads. Rows are staged invisibly; the commit makes them the topic's content (rule P9). Until the commit the topic
+    stays as it was, also when the load is aborted or its lease ends. Every error is a gRPC status with
+    google.rpc.ErrorInfo.
     """
 
     @_typing.overload
@@ -36,51 +37,59 @@ class LoadServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LoadServiceAsyncStub: ...
     OpenLoad: _grpc.UnaryUnaryMultiCallable[_load_pb2.OpenLoadRequest, _load_pb2.OpenLoadResponse]
-    """Opens a load for a topic. Records that others change from here on win over it."""
+    """Opens a load for a topic. Changes by others from here on win over it."""
     StageLoad: _grpc.StreamStreamMultiCallable[_load_pb2.StageLoadRequest, _load_pb2.StageLoadResponse]
-    """Stages rows in order, many requests in flight; one response per request, in order. Staging renews the lease."""
+    """Stages rows in order, with several requests in flight. Each request gets one response, in order. Staging renews the
+    lease.
+    """
     CommitLoad: _grpc.UnaryStreamMultiCallable[_load_pb2.CommitLoadRequest, _load_pb2.CommitLoadResponse]
-    """Makes the staged rows of the named attempts the topic's content: they are published, then the records that were not
-    loaded are deleted. The server does so by itself once this call has answered for the first time, through restarts,
-    and however often it is called; the stream tells how far it has come, the last response has `phase` DONE.
+    """Makes the staged rows of the named attempts the topic's content. The server publishes them, and then deletes the
+    records that were not loaded. It does so by itself once this call has answered for the first time, through
+    restarts, and however often the call is repeated. The stream reports the progress; the last response has `phase`
+    DONE.
     """
     GetLoad: _grpc.UnaryUnaryMultiCallable[_load_pb2.GetLoadRequest, _load_pb2.GetLoadResponse]
-    """Tells how far a load is."""
+    """Returns the state of a load."""
     RenewLoad: _grpc.UnaryUnaryMultiCallable[_load_pb2.RenewLoadRequest, _load_pb2.RenewLoadResponse]
     """Renews the lease."""
     AbortLoad: _grpc.UnaryUnaryMultiCallable[_load_pb2.AbortLoadRequest, _load_pb2.AbortLoadResponse]
-    """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already."""
+    """Drops the staged rows. Refused once the load is committed. Succeeds for a load that no longer exists."""
     ListLoads: _grpc.UnaryUnaryMultiCallable[_load_pb2.ListLoadsRequest, _load_pb2.ListLoadsResponse]
-    """Lists the loads that there are, and those that ended within the last day, in the order of opening."""
+    """Lists the present loads, and those that ended within the last day, in the order of opening."""
 
 @_typing.type_check_only
 class LoadServiceAsyncStub(LoadServiceStub):
-    """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
-    it was, also when the load is aborted, or its lease ends. Every error is a gRPC status with google.rpc.ErrorInfo.
+    """Loads. Rows are staged invisibly; the commit makes them the topic's content (rule P9). Until the commit the topic
+    stays as it was, also when the load is aborted or its lease ends. Every error is a gRPC status with
+    google.rpc.ErrorInfo.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenLoad: _aio.UnaryUnaryMultiCallable[_load_pb2.OpenLoadRequest, _load_pb2.OpenLoadResponse]  # type: ignore[assignment]
-    """Opens a load for a topic. Records that others change from here on win over it."""
+    """Opens a load for a topic. Changes by others from here on win over it."""
     StageLoad: _aio.StreamStreamMultiCallable[_load_pb2.StageLoadRequest, _load_pb2.StageLoadResponse]  # type: ignore[assignment]
-    """Stages rows in order, many requests in flight; one response per request, in order. Staging renews the lease."""
+    """Stages rows in order, with several requests in flight. Each request gets one response, in order. Staging renews the
+    lease.
+    """
     CommitLoad: _aio.UnaryStreamMultiCallable[_load_pb2.CommitLoadRequest, _load_pb2.CommitLoadResponse]  # type: ignore[assignment]
-    """Makes the staged rows of the named attempts the topic's content: they are published, then the records that were not
-    loaded are deleted. The server does so by itself once this call has answered for the first time, through restarts,
-    and however often it is called; the stream tells how far it has come, the last response has `phase` DONE.
+    """Makes the staged rows of the named attempts the topic's content. The server publishes them, and then deletes the
+    records that were not loaded. It does so by itself once this call has answered for the first time, through
+    restarts, and however often the call is repeated. The stream reports the progress; the last response has `phase`
+    DONE.
     """
     GetLoad: _aio.UnaryUnaryMultiCallable[_load_pb2.GetLoadRequest, _load_pb2.GetLoadResponse]  # type: ignore[assignment]
-    """Tells how far a load is."""
+    """Returns the state of a load."""
     RenewLoad: _aio.UnaryUnaryMultiCallable[_load_pb2.RenewLoadRequest, _load_pb2.RenewLoadResponse]  # type: ignore[assignment]
     """Renews the lease."""
     AbortLoad: _aio.UnaryUnaryMultiCallable[_load_pb2.AbortLoadRequest, _load_pb2.AbortLoadResponse]  # type: ignore[assignment]
-    """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already."""
+    """Drops the staged rows. Refused once the load is committed. Succeeds for a load that no longer exists."""
     ListLoads: _aio.UnaryUnaryMultiCallable[_load_pb2.ListLoadsRequest, _load_pb2.ListLoadsResponse]  # type: ignore[assignment]
-    """Lists the loads that there are, and those that ended within the last day, in the order of opening."""
+    """Lists the present loads, and those that ended within the last day, in the order of opening."""
 
 class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Loads: rows are staged where nobody sees them; the commit makes them the topic's content. Until then the topic stays as
-    it was, also when the load is aborted, or its lease ends. Every error is a gRPC status with google.rpc.ErrorInfo.
+    """Loads. Rows are staged invisibly; the commit makes them the topic's content (rule P9). Until the commit the topic
+    stays as it was, also when the load is aborted or its lease ends. Every error is a gRPC status with
+    google.rpc.ErrorInfo.
     """
 
     @_abc_1.abstractmethod
@@ -89,7 +98,7 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _load_pb2.OpenLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_load_pb2.OpenLoadResponse, _abc.Awaitable[_load_pb2.OpenLoadResponse]]:
-        """Opens a load for a topic. Records that others change from here on win over it."""
+        """Opens a load for a topic. Changes by others from here on win over it."""
 
     @_abc_1.abstractmethod
     def StageLoad(
@@ -97,7 +106,9 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_load_pb2.StageLoadRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_load_pb2.StageLoadResponse], _abc.AsyncIterator[_load_pb2.StageLoadResponse]]:
-        """Stages rows in order, many requests in flight; one response per request, in order. Staging renews the lease."""
+        """Stages rows in order, with several requests in flight. Each request gets one response, in order. Staging renews the
+        lease.
+        """
 
     @_abc_1.abstractmethod
     def CommitLoad(
@@ -105,9 +116,10 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _load_pb2.CommitLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_load_pb2.CommitLoadResponse], _abc.AsyncIterator[_load_pb2.CommitLoadResponse]]:
-        """Makes the staged rows of the named attempts the topic's content: they are published, then the records that were not
-        loaded are deleted. The server does so by itself once this call has answered for the first time, through restarts,
-        and however often it is called; the stream tells how far it has come, the last response has `phase` DONE.
+        """Makes the staged rows of the named attempts the topic's content. The server publishes them, and then deletes the
+        records that were not loaded. It does so by itself once this call has answered for the first time, through
+        restarts, and however often the call is repeated. The stream reports the progress; the last response has `phase`
+        DONE.
         """
 
     @_abc_1.abstractmethod
@@ -116,7 +128,7 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _load_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_load_pb2.GetLoadResponse, _abc.Awaitable[_load_pb2.GetLoadResponse]]:
-        """Tells how far a load is."""
+        """Returns the state of a load."""
 
     @_abc_1.abstractmethod
     def RenewLoad(
@@ -132,7 +144,7 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _load_pb2.AbortLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_load_pb2.AbortLoadResponse, _abc.Awaitable[_load_pb2.AbortLoadResponse]]:
-        """Drops what is staged. Refused once the load is committed; what does not exist any more is dropped already."""
+        """Drops the staged rows. Refused once the load is committed. Succeeds for a load that no longer exists."""
 
     @_abc_1.abstractmethod
     def ListLoads(
@@ -140,6 +152,6 @@ class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _load_pb2.ListLoadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_load_pb2.ListLoadsResponse, _abc.Awaitable[_load_pb2.ListLoadsResponse]]:
-        """Lists the loads that there are, and those that ended within the last day, in the order of opening."""
+        """Lists the present loads, and those that ended within the last day, in the order of opening."""
 
 def add_LoadServiceServicer_to_server(servicer: LoadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

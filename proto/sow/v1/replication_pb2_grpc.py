@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReplicationServiceStub(object):
-    """What a peer offers another.
+    """The calls between peers.
     """
 
     def __init__(self, channel):
@@ -63,40 +63,41 @@ class ReplicationServiceStub(object):
 
 
 class ReplicationServiceServicer(object):
-    """What a peer offers another.
+    """The calls between peers.
     """
 
     def Replicate(self, request_iterator, context):
-        """One link: the caller sends its changes (each message a ReplicateRequest), the callee applies them and says how far it
-        is (each a ReplicateResponse).
+        """One link. The caller sends its changes (each message a ReplicateRequest). The callee applies them and acknowledges
+        its position (each message a ReplicateResponse).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Checksum(self, request, context):
-        """Checksums over the live records of a topic, bucket by bucket (rule R10): of a ChecksumRequest, a ChecksumResponse.
+        """Returns checksums over the live records of a topic, bucket by bucket (rule R10): ChecksumRequest to
+        ChecksumResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """The versions of the live records of some buckets: of a ListVersionsRequest, each a ListVersionsResponse.
+        """Returns the versions of the live records of some buckets: ListVersionsRequest to ListVersionsResponse messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchRows(self, request, context):
-        """The records and tombstones of some keys, packed: of a FetchRowsRequest, a FetchRowsResponse.
+        """Returns the records and tombstones of some keys, packed: FetchRowsRequest to FetchRowsResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MergeRows(self, request, context):
-        """Merges records and tombstones by version, as a link would: of a MergeRowsRequest, a MergeRowsResponse.
+        """Merges records and tombstones by version, as a link does: MergeRowsRequest to MergeRowsResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +140,7 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplicationService(object):
-    """What a peer offers another.
+    """The calls between peers.
     """
 
     @staticmethod

@@ -77,8 +77,8 @@ class SnapshotServiceServicer(object):
     """
 
     def OpenExport(self, request, context):
-        """Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q1).
-        It answers once the cut is on disk, so that changes can be followed from its bookmark (rule S7).
+        """Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q6).
+        It answers once the cut is on disk, so that a client can follow the changes from its bookmark (rule S7).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,37 +92,37 @@ class SnapshotServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewExport(self, request, context):
-        """Renews the lease, and describes the export again, to whoever has been given its name. Reading a part renews it, too.
+        """Renews the lease, and describes the export again, to any client that knows its id. Reading a part also renews it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseExport(self, request, context):
-        """Lets go of what the export holds. What does not exist any more is closed already.
+        """Releases the export. Succeeds for an export that no longer exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlanChanges(self, request, context):
-        """Tells where a range of a topic's changes begins and ends, and how to split it into parts.
+        """Returns the beginning and end of a range of a topic's changes, and its parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadChanges(self, request, context):
-        """Streams the changes between two positions: batches, then a footer. It may be called again with the same result for
-        as long as the journal reaches back to them.
+        """Streams the changes between two positions: batches, then a footer. The call may be repeated with the same result as
+        long as the journal reaches back to them (rule S8).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinJournal(self, request, context):
-        """Keeps the journal of a topic from a position on, under a name: a durable subscription that nobody consumes, created
-        if need be, and moved forward to the position.
+        """Keeps the journal of a topic from a position on, under a name: a durable subscription without a consumer. It is
+        created if necessary, and moved forward to the position.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class _GapReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapReason.V
     """They were handed over as often as the delivery limit allows, and were set aside (rule J15)."""
 
 class GapReason(_GapReason, metaclass=_GapReasonEnumTypeWrapper):
-    """Why entries are missing."""
+    """The reason why entries are missing."""
 
 GAP_REASON_UNSPECIFIED: GapReason.ValueType  # 0
 """Never sent."""
@@ -74,7 +74,7 @@ class _ChangeOpEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeOp.Val
     """To change readers: expired; the record is the previous one."""
 
 class ChangeOp(_ChangeOp, metaclass=_ChangeOpEnumTypeWrapper):
-    """What happened to a record."""
+    """The kind of a change of a record."""
 
 CHANGE_OP_UNSPECIFIED: ChangeOp.ValueType  # 0
 """Never sent."""
@@ -95,29 +95,29 @@ class _ChangeReason:
 class _ChangeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CHANGE_REASON_UNSPECIFIED: _ChangeReason.ValueType  # 0
-    """Of a put: published. Of a delete and an expire: nothing to add."""
+    """For a put: published. For a delete and an expire: no further cause."""
     CHANGE_REASON_TOUCHED: _ChangeReason.ValueType  # 1
-    """A put that changed nothing but the lifetime (rule P8)."""
+    """A put that changed only the lifetime (rule P8)."""
     CHANGE_REASON_DELETED: _ChangeReason.ValueType  # 2
-    """Out of focus, as it was deleted."""
+    """Out of focus, because it was deleted."""
     CHANGE_REASON_EXPIRED: _ChangeReason.ValueType  # 3
-    """Out of focus, as it expired."""
+    """Out of focus, because it expired."""
     CHANGE_REASON_MATCH: _ChangeReason.ValueType  # 4
-    """Out of focus, as it does not match any more."""
+    """Out of focus, because it no longer matches."""
 
 class ChangeReason(_ChangeReason, metaclass=_ChangeReasonEnumTypeWrapper):
-    """Why."""
+    """The cause of a change."""
 
 CHANGE_REASON_UNSPECIFIED: ChangeReason.ValueType  # 0
-"""Of a put: published. Of a delete and an expire: nothing to add."""
+"""For a put: published. For a delete and an expire: no further cause."""
 CHANGE_REASON_TOUCHED: ChangeReason.ValueType  # 1
-"""A put that changed nothing but the lifetime (rule P8)."""
+"""A put that changed only the lifetime (rule P8)."""
 CHANGE_REASON_DELETED: ChangeReason.ValueType  # 2
-"""Out of focus, as it was deleted."""
+"""Out of focus, because it was deleted."""
 CHANGE_REASON_EXPIRED: ChangeReason.ValueType  # 3
-"""Out of focus, as it expired."""
+"""Out of focus, because it expired."""
 CHANGE_REASON_MATCH: ChangeReason.ValueType  # 4
-"""Out of focus, as it does not match any more."""
+"""Out of focus, because it no longer matches."""
 Global___ChangeReason: _TypeAlias = ChangeReason  # noqa: Y015
 
 @_typing.final
@@ -131,7 +131,7 @@ class PublishRecord(_message.Message):
     LIFETIME_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """The record key; only, and always, on topics without key fields (rule K3)."""
+    """The record key: required on topics without key fields, refused on all others (rule K3)."""
     payload: _builtins.bytes
     """The document, in the topic's message type."""
     @_builtins.property
@@ -162,7 +162,7 @@ Global___PublishRecord: _TypeAlias = PublishRecord  # noqa: Y015
 
 @_typing.final
 class PublishRequest(_message.Message):
-    """One or some records for one topic."""
+    """One or more records for one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -178,7 +178,7 @@ class PublishRequest(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     ttl_mode: _types_pb2.TtlMode.ValueType
-    """What becomes of the expire time of a live record."""
+    """The effect on the expire time of a live record."""
     durability: _types_pb2.Durability.ValueType
     """When to acknowledge. Unset: the server's default."""
     atomic: _builtins.bool
@@ -189,11 +189,11 @@ class PublishRequest(_message.Message):
     """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRecord]:
-        """1 to 10,000 records, applied in this order. None is allowed where `publisher.unit_done` ends a unit."""
+        """1 to 10,000 records, applied in this order. May be empty where `publisher.unit_done` ends a unit."""
 
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
-        """Lifetime of the records that carry none. Unset: what the topic says."""
+        """Lifetime of the records that carry none. Unset: the topic's rule."""
 
     @_builtins.property
     def publisher(self) -> _types_pb2.PublisherPosition:
@@ -226,7 +226,7 @@ Global___PublishRequest: _TypeAlias = PublishRequest  # noqa: Y015
 
 @_typing.final
 class PublishResult(_message.Message):
-    """What became of one applied record."""
+    """The outcome of one record."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -242,21 +242,21 @@ class PublishResult(_message.Message):
     key: _builtins.str
     """The record key."""
     version: _builtins.int
-    """Its new version. Of a duplicate the one that it got when it was applied; 0: that is not remembered (rule P6)."""
+    """Its new version. For a duplicate, the version that it got when it was applied; 0: not remembered (rule P6)."""
     expire_time_micros: _builtins.int
     """The expire time stamped on it. Absent: never, or not known, see `expire_time_unknown`."""
     sequence: _builtins.int
-    """Journal sequence of the change. Of a duplicate that of when it was applied; 0: that is not remembered."""
+    """Journal sequence of the change. For a duplicate, the sequence that it got when it was applied; 0: not remembered."""
     ttl_ignored: _builtins.bool
-    """true: a lifetime is stored but not acted on, as the topic has expiration disabled (rule L3)."""
+    """true: a lifetime is stored but not acted on, because the topic has expiration disabled (rule L3)."""
     duplicate: _builtins.bool
     """true: this publisher sequence had been applied before; nothing was changed now."""
     delivered: _builtins.int
-    """Of a record that was due at once, such as with ttl 0: how many attached subscribers it was handed to (rule L7).
-    Absent for every other record.
+    """For a record that was due at once, such as with ttl 0: the number of attached subscribers that it was handed to
+    (rule L7). Absent for every other record.
     """
     expire_time_unknown: _builtins.bool
-    """true: the expire time of this duplicate is not remembered. Absent in the answers of servers before this field, which
+    """true: the expire time of this duplicate is not remembered. Servers older than this field never set it; they
     remember neither version nor expire time of duplicates.
     """
     @_builtins.property
@@ -293,7 +293,7 @@ Global___PublishResult: _TypeAlias = PublishResult  # noqa: Y015
 
 @_typing.final
 class PublishResponse(_message.Message):
-    """What became of each record."""
+    """The outcome of each record."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -303,7 +303,7 @@ class PublishResponse(_message.Message):
     durability: _types_pb2.Durability.ValueType
     """The durability reached."""
     journal_epoch: _builtins.str
-    """The journal that the sequences are of: `EPOCH.SEQUENCE` is a bookmark. Empty: from a server before this field."""
+    """Epoch of the journal of the sequences: `EPOCH.SEQUENCE` is a bookmark. Empty from a server older than this field."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishResult]:
         """One per record of the request, in its order."""
@@ -345,7 +345,7 @@ class PublishStreamRequest(_message.Message):
     topic: _builtins.str
     """The topic's name. Empty: the topic of the stream's previous request."""
     ttl_mode: _types_pb2.TtlMode.ValueType
-    """What becomes of the expire time of a live record."""
+    """The effect on the expire time of a live record."""
     durability: _types_pb2.Durability.ValueType
     """When to acknowledge. Unset: the server's default."""
     atomic: _builtins.bool
@@ -354,11 +354,11 @@ class PublishStreamRequest(_message.Message):
     """true: merges instead of replacing; see PublishRequest.delta (rule P2)."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Record keys; only, and always, on topics without key fields (rule K3)."""
+        """Record keys: required on topics without key fields, refused on all others (rule K3)."""
 
     @_builtins.property
     def payload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The documents, 1 to 10,000. None is allowed where `publisher.unit_done` ends a unit."""
+        """The documents, 1 to 10,000. May be empty where `publisher.unit_done` ends a unit."""
 
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
@@ -439,10 +439,10 @@ class PublishStreamResponse(_message.Message):
     last_duplicate_sequence: _builtins.int
     """Journal sequence of that record; 0 when there was none, or it is not remembered."""
     journal_epoch: _builtins.str
-    """The journal that the sequences are of: `EPOCH.SEQUENCE` is a bookmark. Empty: from a server before this field."""
+    """Epoch of the journal of the sequences: `EPOCH.SEQUENCE` is a bookmark. Empty from a server older than this field."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Refusal]:
-        """Those that were refused, in order."""
+        """The refused records, in order."""
 
     def __init__(
         self,
@@ -467,7 +467,7 @@ Global___PublishStreamResponse: _TypeAlias = PublishStreamResponse  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):
-    """Which records to return."""
+    """A request for records by key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -501,7 +501,7 @@ Global___GetRequest: _TypeAlias = GetRequest  # noqa: Y015
 
 @_typing.final
 class GetResponse(_message.Message):
-    """The live ones among the records asked for."""
+    """The live records among the requested ones."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -529,7 +529,7 @@ Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
 
 @_typing.final
 class Projection(_message.Message):
-    """Which payload fields to return: include or exclude, not both. Paths like `/a/b`."""
+    """The payload fields to return: include or exclude, not both. Paths like `/a/b`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -537,11 +537,11 @@ class Projection(_message.Message):
     EXCLUDE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def include(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these."""
+        """Only these paths."""
 
     @_builtins.property
     def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """All but these."""
+        """All paths except these."""
 
     def __init__(
         self,
@@ -559,7 +559,7 @@ Global___Projection: _TypeAlias = Projection  # noqa: Y015
 
 @_typing.final
 class QueryRequest(_message.Message):
-    """Which records to stream, and what of them."""
+    """A query: the records to stream, and the parts of them to send."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -581,7 +581,7 @@ class QueryRequest(_message.Message):
     batch_size: _builtins.int
     """Records per batch, 1 to 10,000. 0: 1,000. Batches also end at about 1 MiB."""
     keys_only: _builtins.bool
-    """true: payloads are left out."""
+    """true: payloads are omitted."""
     count_only: _builtins.bool
     """true: no batches, only the footer's counts."""
     page_size: _builtins.int
@@ -593,15 +593,15 @@ class QueryRequest(_message.Message):
     top_n: _builtins.int
     """At most this many records of the result. 0: no limit."""
     filter: _builtins.str
-    """Only records that match this filter (docs/filters.md). Empty: all. Not on binary topics, except filters that read
-    nothing but metadata.
+    """Only records that match this filter (docs/filters.md). Empty: all. On binary topics only filters that read metadata
+    alone.
     """
     order_by: _builtins.str
-    """What to sort by, such as `/price DESC, /symbol`: paths and metadata, each ASC (default) or DESC, nulls last. Equal
-    ones in key order. Empty: key order. Not with `page_size`.
+    """The order, such as `/price DESC, /symbol`: paths and metadata, each ASC (default) or DESC, nulls last, equal
+    records in key order. Empty: key order. Not with `page_size`.
     """
     explain: _builtins.bool
-    """true: no batches; the footer has the plan, and the counts of running it."""
+    """true: no batches. The query runs, and the footer has the plan and the counts."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these record keys, at most 10,000. Empty: all."""
@@ -637,7 +637,7 @@ Global___QueryRequest: _TypeAlias = QueryRequest  # noqa: Y015
 
 @_typing.final
 class QueryHeader(_message.Message):
-    """Opens the answer."""
+    """The beginning of the answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,7 +663,7 @@ Global___QueryHeader: _TypeAlias = QueryHeader  # noqa: Y015
 
 @_typing.final
 class QueryPlan(_message.Message):
-    """How the records of a query are found (rule Q3)."""
+    """The plan of a query: how it finds its records (rule Q3)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -687,7 +687,7 @@ class QueryPlan(_message.Message):
         """Nothing: no record can match."""
 
     class Access(_Access, metaclass=_AccessEnumTypeWrapper):
-        """What is read first; each record found is then checked with the whole filter."""
+        """The access that is read first. Each record found is then checked with the whole filter."""
 
     ACCESS_UNSPECIFIED: QueryPlan.Access.ValueType  # 0
     """Never sent."""
@@ -709,9 +709,9 @@ class QueryPlan(_message.Message):
     ORDER_BY_FIELD_NUMBER: _builtins.int
     INDEX_ENTRIES_FIELD_NUMBER: _builtins.int
     access: Global___QueryPlan.Access.ValueType
-    """The way taken."""
+    """The access that was used."""
     index_path: _builtins.str
-    """The path of the index. Empty: none is used."""
+    """The path of the index. Empty: no index is used."""
     probes: _builtins.int
     """Key look-ups, ranges, or index intervals planned."""
     filter: _builtins.str
@@ -740,7 +740,7 @@ Global___QueryPlan: _TypeAlias = QueryPlan  # noqa: Y015
 
 @_typing.final
 class QueryFooter(_message.Message):
-    """Closes the answer. A stream that ends without one was cut off."""
+    """The end of the answer. A stream that ends without a footer was cut off."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -756,10 +756,10 @@ class QueryFooter(_message.Message):
     scanned: _builtins.int
     """Stored records read to find them."""
     next_page_token: _builtins.str
-    """Where the next page goes on. Empty: that was the last."""
+    """The token for the next page. Empty: this was the last page."""
     @_builtins.property
     def plan(self) -> Global___QueryPlan:
-        """How they were found. Only with `explain`."""
+        """The plan that found them. Only with `explain`."""
 
     def __init__(
         self,
@@ -818,7 +818,7 @@ Global___QueryResponse: _TypeAlias = QueryResponse  # noqa: Y015
 
 @_typing.final
 class KeyList(_message.Message):
-    """Names records by their keys."""
+    """A list of record keys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -842,7 +842,7 @@ Global___KeyList: _TypeAlias = KeyList  # noqa: Y015
 
 @_typing.final
 class SowDeleteRequest(_message.Message):
-    """Which records to delete."""
+    """A request to delete records."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -857,13 +857,13 @@ class SowDeleteRequest(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     by_payload: _builtins.bytes
-    """By document: its key is derived as for a publish. Only on topics with key fields."""
+    """By document, whose key is derived as for a publish. Only on topics with key fields."""
     all: _builtins.bool
     """true: every record of the topic, in batches of 1,000. false is refused."""
     by_filter: _builtins.str
-    """Records that match this filter, in batches of 1,000; each is deleted only if it still matches then."""
+    """Records that match this filter, in batches of 1,000. Each is deleted only if it still matches then."""
     dry_run: _builtins.bool
-    """true: nothing is deleted, only counted."""
+    """true: matches are counted, and no record is deleted."""
     durability: _types_pb2.Durability.ValueType
     """When to acknowledge. Unset: the server's default."""
     @_builtins.property
@@ -872,8 +872,8 @@ class SowDeleteRequest(_message.Message):
 
     @_builtins.property
     def publisher(self) -> _types_pb2.PublisherPosition:
-        """Unset: nobody is fenced. As of one of whom `publisher_id`, `publisher_epoch` and `unit` count: nothing is deleted
-        where a later epoch of that publisher has begun, or the unit is finished (rule P6). Only by key and by document.
+        """The publisher that deletes; only `publisher_id`, `publisher_epoch` and `unit` count. Nothing is deleted if a later
+        epoch of that publisher has begun, or the unit is finished (rule P6). Only by key and by document. Unset: no check.
         """
 
     def __init__(
@@ -900,7 +900,7 @@ Global___SowDeleteRequest: _TypeAlias = SowDeleteRequest  # noqa: Y015
 
 @_typing.final
 class SowDeleteResponse(_message.Message):
-    """How far the delete has come."""
+    """The progress of the delete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -934,7 +934,7 @@ Global___SowDeleteResponse: _TypeAlias = SowDeleteResponse  # noqa: Y015
 
 @_typing.final
 class TouchRequest(_message.Message):
-    """Whose lifetime to renew, change or remove."""
+    """A request to renew, change or remove lifetimes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -953,11 +953,11 @@ class TouchRequest(_message.Message):
 
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
-        """The new lifetime; `never` makes records permanent (persist). Unset: what the topic says for "absent"."""
+        """The new lifetime. `never` makes records permanent (persist). Unset: the topic's rule for "absent"."""
 
     @_builtins.property
     def condition(self) -> _types_pb2.Condition:
-        """Unset: the record must be alive, nothing more."""
+        """Unset: the record only has to be alive."""
 
     def __init__(
         self,
@@ -978,7 +978,7 @@ Global___TouchRequest: _TypeAlias = TouchRequest  # noqa: Y015
 
 @_typing.final
 class TouchResponse(_message.Message):
-    """What became of each key."""
+    """The outcome for each key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -988,7 +988,7 @@ class TouchResponse(_message.Message):
     durability: _types_pb2.Durability.ValueType
     """The durability reached."""
     journal_epoch: _builtins.str
-    """The journal that the sequences are of: `EPOCH.SEQUENCE` is a bookmark. Empty: from a server before this field."""
+    """Epoch of the journal of the sequences: `EPOCH.SEQUENCE` is a bookmark. Empty from a server older than this field."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishResult]:
         """One per key, in order; a refusal (RECORD_NOT_FOUND) for keys without a live record."""
@@ -1010,7 +1010,7 @@ Global___TouchResponse: _TypeAlias = TouchResponse  # noqa: Y015
 
 @_typing.final
 class GetPublisherRequest(_message.Message):
-    """Which publisher is meant."""
+    """A request for the server's memory of a publisher."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1032,7 +1032,7 @@ Global___GetPublisherRequest: _TypeAlias = GetPublisherRequest  # noqa: Y015
 
 @_typing.final
 class GetPublisherResponse(_message.Message):
-    """What the server remembers of the publisher."""
+    """The server's memory of the publisher."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1058,7 +1058,7 @@ Global___GetPublisherResponse: _TypeAlias = GetPublisherResponse  # noqa: Y015
 
 @_typing.final
 class OpenPublisherRequest(_message.Message):
-    """Whose epoch to begin."""
+    """A request to begin an epoch of a publisher."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1092,12 +1092,12 @@ class OpenPublisherResponse(_message.Message):
     UNIT_DONE_FIELD_NUMBER: _builtins.int
     UNIT_RECORDS_FIELD_NUMBER: _builtins.int
     publisher_epoch: _builtins.int
-    """The epoch to publish with; its sequences start at 1. With `unit_done` no new one has begun."""
+    """The epoch to publish with. Its sequences start at 1. With `unit_done` no new epoch has begun."""
     unit_done: _builtins.bool
-    """true: the unit has been published whole before, so that nothing is left to do."""
+    """true: the unit has been published whole before, so nothing has to be done."""
     unit_records: _builtins.int
-    """With `unit_done`: records that it had, in the attempt that finished it. 0 for a unit before the last one that was
-    finished.
+    """With `unit_done`: the number of its records, in the attempt that finished it. 0 for a unit before the last finished
+    one.
     """
     def __init__(
         self,
@@ -1116,7 +1116,7 @@ Global___OpenPublisherResponse: _TypeAlias = OpenPublisherResponse  # noqa: Y015
 
 @_typing.final
 class SubscribeRequest(_message.Message):
-    """Which changes to stream, and how."""
+    """A subscription: the changes to stream, and their form."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1139,31 +1139,31 @@ class SubscribeRequest(_message.Message):
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
-    """Every topic, also one created later, whose whole name matches this regular expression (RE2)."""
+    """All topics whose whole name matches this regular expression (RE2), including topics created later."""
     filter: _builtins.str
     """Only records that match this filter. Empty: all. NOW_MICROS() is refused."""
     sow: _builtins.bool
-    """true: first a snapshot of the records that match, then the changes after it: nothing missing, nothing twice."""
+    """true: first a snapshot of the matching records, then the changes after it: nothing is missing, nothing comes twice."""
     oof: _builtins.bool
-    """true: also tell when a record goes out of focus: deleted, expired, or no longer matching (rule S2)."""
+    """true: a message also says when a record goes out of focus: deleted, expired, or no longer matching (rule S2)."""
     delta: _builtins.bool
-    """true: of a record that stays in focus only the changed fields and the key fields are sent (rule S3)."""
+    """true: for a record that stays in focus only the changed fields and the key fields are sent (rule S3)."""
     changes: _builtins.bool
-    """true: changes as they are in the journal, put, delete and expire, wherever the new or the previous record matches.
+    """true: changes as in the journal (put, delete and expire) wherever the new or the previous record matches.
     Not with `oof`, `delta` or `conflation_micros`.
     """
     bookmark: _builtins.str
     """After this position, as a response of this server named it."""
     start_time_micros: _builtins.int
-    """After the last commit before this time. One that has not come is refused (rule S4)."""
+    """After the last commit before this time. A time in the future is refused (rule S4)."""
     earliest: _builtins.bool
-    """true: with the earliest change that is retained. false is refused."""
+    """true: at the earliest retained change. false is refused."""
     conflation_micros: _builtins.int
     """Sends the newest value of each key, at most once per this interval. 0: every change. Not with `delta`."""
     progress_micros: _builtins.int
     """Sends a progress frame when nothing was sent for this long. 0: 5 s. At least 100 ms."""
     empty_deltas: _builtins.bool
-    """With `delta`: true sends also updates that change no field. Default: they are left out."""
+    """With `delta`: true also sends updates that change no field. Default: they are left out."""
     batch_size: _builtins.int
     """Records per frame at most, 1 to 10,000. 0: 1,000. Frames also end at about 1 MiB."""
     @_builtins.property
@@ -1172,8 +1172,8 @@ class SubscribeRequest(_message.Message):
 
     @_builtins.property
     def durable(self) -> Global___DurableAttachment:
-        """Consumes a durable subscription, which is created if need be (rule J2): the changes after its position. Only with
-        `topic`, and not with `sow`, `delta` or `conflation_micros`. `start` counts only when it is created.
+        """Consumes a durable subscription from its position on, and creates it if necessary (rule J2). Only with `topic`, and
+        not with `sow`, `delta` or `conflation_micros`. `start` counts only when the durable is created.
         """
 
     def __init__(
@@ -1208,7 +1208,7 @@ Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
 
 @_typing.final
 class DurableAttachment(_message.Message):
-    """Which durable subscription to consume."""
+    """The durable subscription to consume."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1219,12 +1219,12 @@ class DurableAttachment(_message.Message):
     name: _builtins.str
     """[A-Za-z0-9_.:-]{1,200}."""
     force: _builtins.bool
-    """true: takes over from a consumer that is attached, whose stream ends with DURABLE_TAKEN_OVER."""
+    """true: takes over from an attached consumer, whose stream ends with DURABLE_TAKEN_OVER."""
     expected: _builtins.bool
-    """true: the client has consumed it before; if it is not there any more, `reset` tells."""
+    """true: the client has consumed it before. If it no longer exists, `reset` is set."""
     @_builtins.property
     def settings(self) -> _types_pb2.DurableSettings:
-        """Settings that it is created with. Refused when they differ from those that it has."""
+        """Settings for its creation. Refused if the durable exists with other settings."""
 
     def __init__(
         self,
@@ -1244,7 +1244,7 @@ Global___DurableAttachment: _TypeAlias = DurableAttachment  # noqa: Y015
 
 @_typing.final
 class DurableBegin(_message.Message):
-    """A consumer is attached to a durable subscription: the first frame of its stream."""
+    """The first frame of a consumer's stream: it is attached to the durable subscription."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1253,13 +1253,13 @@ class DurableBegin(_message.Message):
     RESET_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
-    """Everything up to here is acknowledged; what comes after follows."""
+    """Everything up to here is acknowledged. The changes after it follow."""
     created: _builtins.bool
-    """true: it did not exist, and begins here."""
+    """true: the durable did not exist, and begins here."""
     reset: _builtins.bool
-    """true: it existed before, and was removed since for being idle, or deleted: something may have been missed."""
+    """true: the durable existed before and was removed since, because it was idle, or deleted. Changes may be missing."""
     session: _builtins.str
-    """Names this attachment in Acknowledge."""
+    """The name of this attachment, for Acknowledge."""
     def __init__(
         self,
         *,
@@ -1278,7 +1278,7 @@ Global___DurableBegin: _TypeAlias = DurableBegin  # noqa: Y015
 
 @_typing.final
 class Gap(_message.Message):
-    """Entries that a durable subscription has not handed over, and will not."""
+    """Entries that a durable subscription has not handed over and never will."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1287,13 +1287,13 @@ class Gap(_message.Message):
     UPTO_BOOKMARK_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     reason: Global___GapReason.ValueType
-    """Why."""
+    """The reason."""
     after_bookmark: _builtins.str
     """They came after this position,"""
     upto_bookmark: _builtins.str
     """up to this one."""
     entries: _builtins.int
-    """How many, before filtering. 0: not known."""
+    """Number of entries, before filtering. 0: not known."""
     def __init__(
         self,
         *,
@@ -1312,7 +1312,7 @@ Global___Gap: _TypeAlias = Gap  # noqa: Y015
 
 @_typing.final
 class AcknowledgeRequest(_message.Message):
-    """What a durable subscription's consumer is done with."""
+    """A position up to which the consumer has processed everything."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1368,7 +1368,7 @@ Global___AcknowledgeResponse: _TypeAlias = AcknowledgeResponse  # noqa: Y015
 
 @_typing.final
 class RewindRequest(_message.Message):
-    """Where to move a durable subscription."""
+    """The position to move a durable subscription to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1387,7 +1387,7 @@ class RewindRequest(_message.Message):
     bookmark: _builtins.str
     """After this position."""
     time_micros: _builtins.int
-    """To the first entry of this time or later. One that has not come is refused (rule S4)."""
+    """To the first entry of this time or later. A time in the future is refused (rule S4)."""
     force: _builtins.bool
     """true: also while a consumer is attached, whose stream ends."""
     def __init__(
@@ -1412,7 +1412,7 @@ Global___RewindRequest: _TypeAlias = RewindRequest  # noqa: Y015
 
 @_typing.final
 class RewindResponse(_message.Message):
-    """The durable subscription is where it was moved to."""
+    """The durable subscription has been moved."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1438,7 +1438,7 @@ Global___RewindResponse: _TypeAlias = RewindResponse  # noqa: Y015
 
 @_typing.final
 class BrowseDurableRequest(_message.Message):
-    """Which entries of a durable subscription to show."""
+    """The entries of a durable subscription to show."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1453,8 +1453,8 @@ class BrowseDurableRequest(_message.Message):
     max_entries: _builtins.int
     """At most this many entries, 1 to 10,000. 0: 100."""
     after_bookmark: _builtins.str
-    """Only what comes after this position, such as the bookmark of the last answer. Empty, or before what is acknowledged:
-    from the first entry that is not acknowledged.
+    """Only entries after this position, such as the bookmark of the last answer. Empty, or before the acknowledged
+    position: from the first unacknowledged entry.
     """
     def __init__(
         self,
@@ -1474,7 +1474,7 @@ Global___BrowseDurableRequest: _TypeAlias = BrowseDurableRequest  # noqa: Y015
 
 @_typing.final
 class BrowseDurableResponse(_message.Message):
-    """Some of the entries; the last answer has the bookmark."""
+    """A part of the entries. The last answer has the bookmark."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1482,7 +1482,7 @@ class BrowseDurableResponse(_message.Message):
     BOOKMARK_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
-    """Only in the last answer: everything up to here has been shown. It is for `after_bookmark` alone."""
+    """Only in the last answer: everything up to here has been shown. Use it for `after_bookmark` only."""
     complete: _builtins.bool
     """Only in the last answer: false where more entries may follow after the bookmark."""
     @_builtins.property
@@ -1506,7 +1506,7 @@ Global___BrowseDurableResponse: _TypeAlias = BrowseDurableResponse  # noqa: Y015
 
 @_typing.final
 class SnapshotBegin(_message.Message):
-    """The snapshot begins: first, once, and only where one was asked for."""
+    """The beginning of the snapshot: first, once, and only with `sow`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1566,7 +1566,7 @@ class SnapshotEnd(_message.Message):
 
     BOOKMARK_FIELD_NUMBER: _builtins.int
     bookmark: _builtins.str
-    """The position of the snapshot, where a subscriber that comes back may resume."""
+    """The position of the snapshot. A subscriber that comes back may resume here."""
     def __init__(
         self,
         *,
@@ -1582,7 +1582,7 @@ Global___SnapshotEnd: _TypeAlias = SnapshotEnd  # noqa: Y015
 
 @_typing.final
 class UnsetPaths(_message.Message):
-    """The fields that are gone from a record."""
+    """The removed fields of a record."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1625,20 +1625,22 @@ class ChangeBatch(_message.Message):
     bookmark: _builtins.str
     """The position after this batch. Empty while `more`."""
     more: _builtins.bool
-    """true: the batch is part of an atomic request, or of what conflation sends at once, the rest of which follows."""
+    """true: the batch is part of an atomic request, or of one interval of conflation, and the rest follows."""
     atomic: _builtins.bool
-    """true: the batch belongs to one atomic request: only its bookmark, not the sequences within, is a place to resume at."""
+    """true: the batch belongs to one atomic request: only its bookmark, not the sequences within, is a place to resume
+    at.
+    """
     @_builtins.property
     def op(self) -> _containers.RepeatedScalarFieldContainer[Global___ChangeOp.ValueType]:
-        """What happened to each."""
+        """The kind of each change."""
 
     @_builtins.property
     def reason(self) -> _containers.RepeatedScalarFieldContainer[Global___ChangeReason.ValueType]:
-        """Why. Absent: UNSPECIFIED for all."""
+        """The causes. Absent: UNSPECIFIED for all."""
 
     @_builtins.property
     def records(self) -> _types_pb2.RecordColumns:
-        """The records. `sequence` is that of the change. Of a delta, the payload has the changed fields and the key fields."""
+        """The records. `sequence` is that of the change. The payload of a delta has the changed fields and the key fields."""
 
     @_builtins.property
     def is_delta(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
@@ -1646,12 +1648,12 @@ class ChangeBatch(_message.Message):
 
     @_builtins.property
     def unset_paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnsetPaths]:
-        """With `delta`: the fields that are gone. Absent: none anywhere."""
+        """With `delta`: the removed fields. Absent: no record has any."""
 
     @_builtins.property
     def delivery_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With `durable`: how often each has been handed over, this time included (rule J15). Absent: all for the first time.
-        In BrowseDurable: how often so far. Absent: none yet.
+        """With `durable`: the number of deliveries of each, this one included (rule J15). Absent: 1 for all.
+        In BrowseDurable: the number of deliveries so far. Absent: 0 for all.
         """
 
     def __init__(
@@ -1678,7 +1680,7 @@ Global___ChangeBatch: _TypeAlias = ChangeBatch  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """Everything up to here has been sent; also sent when nothing happened."""
+    """The position up to which everything has been sent. Also sent when nothing happened."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1705,9 +1707,9 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 @_typing.final
 class SubscribeResponse(_message.Message):
     """One frame of a subscription: with `sow` SnapshotBegin, batches, SnapshotEnd; then changes and progress, without end.
-    The first frame without `sow` is Progress, which tells that the subscription stands; with `durable` it is DurableBegin.
-    It ends with an error: RESYNC_REQUIRED when the journal no longer reaches back to where the subscriber is,
-    TOPIC_DELETED, STOPPING, and for a durable DURABLE_TAKEN_OVER, DURABLE_DETACHED.
+    The first frame without `sow` is Progress, which says that the subscription is established; with `durable` it is
+    DurableBegin. The stream ends with an error: RESYNC_REQUIRED when the journal no longer reaches back to the
+    subscriber's position, TOPIC_DELETED, STOPPING, and for a durable DURABLE_TAKEN_OVER, DURABLE_DETACHED.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1733,11 +1735,11 @@ class SubscribeResponse(_message.Message):
 
     @_builtins.property
     def changes(self) -> Global___ChangeBatch:
-        """What happened."""
+        """Changes."""
 
     @_builtins.property
     def progress(self) -> Global___Progress:
-        """How far the subscription has come."""
+        """The progress of the subscription."""
 
     @_builtins.property
     def durable_begin(self) -> Global___DurableBegin:
@@ -1745,7 +1747,7 @@ class SubscribeResponse(_message.Message):
 
     @_builtins.property
     def gap(self) -> Global___Gap:
-        """With `durable`: something was not handed over."""
+        """With `durable`: entries that were not handed over."""
 
     def __init__(
         self,

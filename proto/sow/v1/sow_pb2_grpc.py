@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SowServiceStub(object):
-    """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow").
+    """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow").
     """
 
     def __init__(self, channel):
@@ -98,25 +98,25 @@ class SowServiceStub(object):
 
 
 class SowServiceServicer(object):
-    """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow").
+    """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow").
     """
 
     def Publish(self, request, context):
-        """Writes one or some records and answers for each of them.
+        """Writes one or more records and answers for each of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishStream(self, request_iterator, context):
-        """Writes batches in order, many in flight; one response per request, in order (rule P7).
+        """Writes batches in order, with several in flight. Each request gets one response, in order (rule P7).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Returns the live records of the keys asked for.
+        """Returns the live records of the requested keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,7 +130,7 @@ class SowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Subscribe(self, request, context):
-        """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7).
+        """Streams changes as they happen, after a snapshot on request (rules S1 to S7).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,35 +151,36 @@ class SowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetPublisher(self, request, context):
-        """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6).
+        """Returns the highest sequence seen of a publisher, so that a client that reconnects knows where to continue (rule
+        P6).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenPublisher(self, request, context):
-        """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6).
+        """Begins a new epoch of a publisher, above all earlier ones. This fences every other publisher with the id (rule P6).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Acknowledges what a durable subscription has handed over, up to a position (rule J2).
+        """Acknowledges the changes that a durable subscription has handed over, up to a position (rule J2).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rewind(self, request, context):
-        """Moves a durable subscription back, to hand over again what is retained (rule J6).
+        """Moves a durable subscription back, so that it hands over retained entries again (rule J6).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BrowseDurable(self, request, context):
-        """Shows what a durable subscription has not acknowledged, without consuming it (rule J16).
+        """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +258,7 @@ def add_SowServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SowService(object):
-    """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow").
+    """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow").
     """
 
     @staticmethod

@@ -27,69 +27,73 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SowServiceStub:
-    """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
+    """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SowServiceAsyncStub: ...
     Publish: _grpc.UnaryUnaryMultiCallable[_sow_pb2.PublishRequest, _sow_pb2.PublishResponse]
-    """Writes one or some records and answers for each of them."""
+    """Writes one or more records and answers for each of them."""
     PublishStream: _grpc.StreamStreamMultiCallable[_sow_pb2.PublishStreamRequest, _sow_pb2.PublishStreamResponse]
-    """Writes batches in order, many in flight; one response per request, in order (rule P7)."""
+    """Writes batches in order, with several in flight. Each request gets one response, in order (rule P7)."""
     Get: _grpc.UnaryUnaryMultiCallable[_sow_pb2.GetRequest, _sow_pb2.GetResponse]
-    """Returns the live records of the keys asked for."""
+    """Returns the live records of the requested keys."""
     Query: _grpc.UnaryStreamMultiCallable[_sow_pb2.QueryRequest, _sow_pb2.QueryResponse]
     """Streams records from one instant: a header, batches, a footer (rule Q1)."""
     Subscribe: _grpc.UnaryStreamMultiCallable[_sow_pb2.SubscribeRequest, _sow_pb2.SubscribeResponse]
-    """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7)."""
+    """Streams changes as they happen, after a snapshot on request (rules S1 to S7)."""
     SowDelete: _grpc.UnaryStreamMultiCallable[_sow_pb2.SowDeleteRequest, _sow_pb2.SowDeleteResponse]
     """Deletes by keys, by filter, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
     Touch: _grpc.UnaryUnaryMultiCallable[_sow_pb2.TouchRequest, _sow_pb2.TouchResponse]
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _grpc.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]
-    """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+    """Returns the highest sequence seen of a publisher, so that a client that reconnects knows where to continue (rule
+    P6).
+    """
     OpenPublisher: _grpc.UnaryUnaryMultiCallable[_sow_pb2.OpenPublisherRequest, _sow_pb2.OpenPublisherResponse]
-    """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6)."""
+    """Begins a new epoch of a publisher, above all earlier ones. This fences every other publisher with the id (rule P6)."""
     Acknowledge: _grpc.UnaryUnaryMultiCallable[_sow_pb2.AcknowledgeRequest, _sow_pb2.AcknowledgeResponse]
-    """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
+    """Acknowledges the changes that a durable subscription has handed over, up to a position (rule J2)."""
     Rewind: _grpc.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]
-    """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
+    """Moves a durable subscription back, so that it hands over retained entries again (rule J6)."""
     BrowseDurable: _grpc.UnaryStreamMultiCallable[_sow_pb2.BrowseDurableRequest, _sow_pb2.BrowseDurableResponse]
-    """Shows what a durable subscription has not acknowledged, without consuming it (rule J16)."""
+    """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16)."""
 
 @_typing.type_check_only
 class SowServiceAsyncStub(SowServiceStub):
-    """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
+    """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Publish: _aio.UnaryUnaryMultiCallable[_sow_pb2.PublishRequest, _sow_pb2.PublishResponse]  # type: ignore[assignment]
-    """Writes one or some records and answers for each of them."""
+    """Writes one or more records and answers for each of them."""
     PublishStream: _aio.StreamStreamMultiCallable[_sow_pb2.PublishStreamRequest, _sow_pb2.PublishStreamResponse]  # type: ignore[assignment]
-    """Writes batches in order, many in flight; one response per request, in order (rule P7)."""
+    """Writes batches in order, with several in flight. Each request gets one response, in order (rule P7)."""
     Get: _aio.UnaryUnaryMultiCallable[_sow_pb2.GetRequest, _sow_pb2.GetResponse]  # type: ignore[assignment]
-    """Returns the live records of the keys asked for."""
+    """Returns the live records of the requested keys."""
     Query: _aio.UnaryStreamMultiCallable[_sow_pb2.QueryRequest, _sow_pb2.QueryResponse]  # type: ignore[assignment]
     """Streams records from one instant: a header, batches, a footer (rule Q1)."""
     Subscribe: _aio.UnaryStreamMultiCallable[_sow_pb2.SubscribeRequest, _sow_pb2.SubscribeResponse]  # type: ignore[assignment]
-    """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7)."""
+    """Streams changes as they happen, after a snapshot on request (rules S1 to S7)."""
     SowDelete: _aio.UnaryStreamMultiCallable[_sow_pb2.SowDeleteRequest, _sow_pb2.SowDeleteResponse]  # type: ignore[assignment]
     """Deletes by keys, by filter, by payload, or all; streams progress, the last response has `done` (rules D1, D2)."""
     Touch: _aio.UnaryUnaryMultiCallable[_sow_pb2.TouchRequest, _sow_pb2.TouchResponse]  # type: ignore[assignment]
     """Renews, changes or removes lifetimes without a payload (rule P8)."""
     GetPublisher: _aio.UnaryUnaryMultiCallable[_sow_pb2.GetPublisherRequest, _sow_pb2.GetPublisherResponse]  # type: ignore[assignment]
-    """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+    """Returns the highest sequence seen of a publisher, so that a client that reconnects knows where to continue (rule
+    P6).
+    """
     OpenPublisher: _aio.UnaryUnaryMultiCallable[_sow_pb2.OpenPublisherRequest, _sow_pb2.OpenPublisherResponse]  # type: ignore[assignment]
-    """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6)."""
+    """Begins a new epoch of a publisher, above all earlier ones. This fences every other publisher with the id (rule P6)."""
     Acknowledge: _aio.UnaryUnaryMultiCallable[_sow_pb2.AcknowledgeRequest, _sow_pb2.AcknowledgeResponse]  # type: ignore[assignment]
-    """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
+    """Acknowledges the changes that a durable subscription has handed over, up to a position (rule J2)."""
     Rewind: _aio.UnaryUnaryMultiCallable[_sow_pb2.RewindRequest, _sow_pb2.RewindResponse]  # type: ignore[assignment]
-    """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
+    """Moves a durable subscription back, so that it hands over retained entries again (rule J6)."""
     BrowseDurable: _aio.UnaryStreamMultiCallable[_sow_pb2.BrowseDurableRequest, _sow_pb2.BrowseDurableResponse]  # type: ignore[assignment]
-    """Shows what a durable subscription has not acknowledged, without consuming it (rule J16)."""
+    """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16)."""
 
 class SowServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The store as services use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
+    """The store, as applications use it. Every error is a gRPC status with google.rpc.ErrorInfo (domain "sow")."""
 
     @_abc_1.abstractmethod
     def Publish(
@@ -97,7 +101,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.PublishRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.PublishResponse, _abc.Awaitable[_sow_pb2.PublishResponse]]:
-        """Writes one or some records and answers for each of them."""
+        """Writes one or more records and answers for each of them."""
 
     @_abc_1.abstractmethod
     def PublishStream(
@@ -105,7 +109,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_sow_pb2.PublishStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sow_pb2.PublishStreamResponse], _abc.AsyncIterator[_sow_pb2.PublishStreamResponse]]:
-        """Writes batches in order, many in flight; one response per request, in order (rule P7)."""
+        """Writes batches in order, with several in flight. Each request gets one response, in order (rule P7)."""
 
     @_abc_1.abstractmethod
     def Get(
@@ -113,7 +117,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.GetResponse, _abc.Awaitable[_sow_pb2.GetResponse]]:
-        """Returns the live records of the keys asked for."""
+        """Returns the live records of the requested keys."""
 
     @_abc_1.abstractmethod
     def Query(
@@ -129,7 +133,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.SubscribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sow_pb2.SubscribeResponse], _abc.AsyncIterator[_sow_pb2.SubscribeResponse]]:
-        """Streams changes as they happen, after a snapshot if asked for one (rules S1 to S7)."""
+        """Streams changes as they happen, after a snapshot on request (rules S1 to S7)."""
 
     @_abc_1.abstractmethod
     def SowDelete(
@@ -153,7 +157,9 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.GetPublisherRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.GetPublisherResponse, _abc.Awaitable[_sow_pb2.GetPublisherResponse]]:
-        """Tells the highest sequence seen of a publisher, so that a reconnecting client knows where to go on (rule P6)."""
+        """Returns the highest sequence seen of a publisher, so that a client that reconnects knows where to continue (rule
+        P6).
+        """
 
     @_abc_1.abstractmethod
     def OpenPublisher(
@@ -161,7 +167,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.OpenPublisherRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.OpenPublisherResponse, _abc.Awaitable[_sow_pb2.OpenPublisherResponse]]:
-        """Begins a new epoch of a publisher, above all before it, which fences whoever still publishes under the id (rule P6)."""
+        """Begins a new epoch of a publisher, above all earlier ones. This fences every other publisher with the id (rule P6)."""
 
     @_abc_1.abstractmethod
     def Acknowledge(
@@ -169,7 +175,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.AcknowledgeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.AcknowledgeResponse, _abc.Awaitable[_sow_pb2.AcknowledgeResponse]]:
-        """Acknowledges what a durable subscription has handed over, up to a position (rule J2)."""
+        """Acknowledges the changes that a durable subscription has handed over, up to a position (rule J2)."""
 
     @_abc_1.abstractmethod
     def Rewind(
@@ -177,7 +183,7 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.RewindRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sow_pb2.RewindResponse, _abc.Awaitable[_sow_pb2.RewindResponse]]:
-        """Moves a durable subscription back, to hand over again what is retained (rule J6)."""
+        """Moves a durable subscription back, so that it hands over retained entries again (rule J6)."""
 
     @_abc_1.abstractmethod
     def BrowseDurable(
@@ -185,6 +191,6 @@ class SowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sow_pb2.BrowseDurableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sow_pb2.BrowseDurableResponse], _abc.AsyncIterator[_sow_pb2.BrowseDurableResponse]]:
-        """Shows what a durable subscription has not acknowledged, without consuming it (rule J16)."""
+        """Shows the unacknowledged entries of a durable subscription, without consuming them (rule J16)."""
 
 def add_SowServiceServicer_to_server(servicer: SowServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -34,28 +34,28 @@ class _Durability:
 class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DURABILITY_UNSPECIFIED: _Durability.ValueType  # 0
-    """Not said: the server's configured default (`[server] durability`, FSYNC unless configured)."""
+    """Unset: the server's configured default (`[server] durability`, FSYNC unless configured)."""
     DURABILITY_FSYNC: _Durability.ValueType  # 1
     """On disk: survives a power cut."""
     DURABILITY_BUFFERED: _Durability.ValueType  # 2
-    """In the operating system's hands: survives a killed process, not a power cut. Fsynced within 50 ms all the same."""
+    """With the operating system: survives a killed process, not a power cut. Fsynced within 50 ms all the same."""
     DURABILITY_REPLICATED: _Durability.ValueType  # 3
-    """FSYNC here, and on the disks of the sync peers of the topic that are up, of at least `min_sync_peers` of them.
-    Fewer: REPLICATION_UNAVAILABLE, and the write stands here.
+    """FSYNC here, and on the disks of the sync peers of the topic that are not downgraded, at least `min_sync_peers` of
+    them. If fewer have it, the answer is REPLICATION_UNAVAILABLE, and the write stands here.
     """
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
-    """How sure the server is that a write survives before it acknowledges it (rule P5)."""
+    """The faults that a write must survive before the server acknowledges it (rule P5)."""
 
 DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
-"""Not said: the server's configured default (`[server] durability`, FSYNC unless configured)."""
+"""Unset: the server's configured default (`[server] durability`, FSYNC unless configured)."""
 DURABILITY_FSYNC: Durability.ValueType  # 1
 """On disk: survives a power cut."""
 DURABILITY_BUFFERED: Durability.ValueType  # 2
-"""In the operating system's hands: survives a killed process, not a power cut. Fsynced within 50 ms all the same."""
+"""With the operating system: survives a killed process, not a power cut. Fsynced within 50 ms all the same."""
 DURABILITY_REPLICATED: Durability.ValueType  # 3
-"""FSYNC here, and on the disks of the sync peers of the topic that are up, of at least `min_sync_peers` of them.
-Fewer: REPLICATION_UNAVAILABLE, and the write stands here.
+"""FSYNC here, and on the disks of the sync peers of the topic that are not downgraded, at least `min_sync_peers` of
+them. If fewer have it, the answer is REPLICATION_UNAVAILABLE, and the write stands here.
 """
 Global___Durability: _TypeAlias = Durability  # noqa: Y015
 
@@ -68,17 +68,17 @@ class _TtlModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TtlMode.Value
     TTL_MODE_UNSPECIFIED: _TtlMode.ValueType  # 0
     """Same as RESET."""
     TTL_MODE_RESET: _TtlMode.ValueType  # 1
-    """The expire time is computed anew from this publish's lifetime, or from the topic's default."""
+    """The server computes the expire time anew from this publish's lifetime, or from the topic's default."""
     TTL_MODE_KEEP: _TtlMode.ValueType  # 2
     """A live record keeps its expire time; the lifetime given here applies only when there is no live record."""
 
 class TtlMode(_TtlMode, metaclass=_TtlModeEnumTypeWrapper):
-    """What an update does to the expire time that the record already has (rule L6)."""
+    """The effect of an update on the present expire time of the record (rule L6)."""
 
 TTL_MODE_UNSPECIFIED: TtlMode.ValueType  # 0
 """Same as RESET."""
 TTL_MODE_RESET: TtlMode.ValueType  # 1
-"""The expire time is computed anew from this publish's lifetime, or from the topic's default."""
+"""The server computes the expire time anew from this publish's lifetime, or from the topic's default."""
 TTL_MODE_KEEP: TtlMode.ValueType  # 2
 """A live record keeps its expire time; the lifetime given here applies only when there is no live record."""
 Global___TtlMode: _TypeAlias = TtlMode  # noqa: Y015
@@ -90,7 +90,7 @@ class _LifetimeKind:
 class _LifetimeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LifetimeKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LIFETIME_KIND_UNSPECIFIED: _LifetimeKind.ValueType  # 0
-    """No lifetime given: the batch's common lifetime, else what the topic says for "absent"."""
+    """No lifetime given: the batch's common lifetime, else the topic's rule for "absent"."""
     LIFETIME_KIND_TTL: _LifetimeKind.ValueType  # 1
     """The entry of `lifetime_micros` is a ttl."""
     LIFETIME_KIND_EXPIRE_TIME: _LifetimeKind.ValueType  # 2
@@ -99,10 +99,10 @@ class _LifetimeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lifetime
     """Never expires; the entry of `lifetime_micros` must be 0."""
 
 class LifetimeKind(_LifetimeKind, metaclass=_LifetimeKindEnumTypeWrapper):
-    """Which of the three kinds of lifetime an entry of a lifetime column is."""
+    """The kind of an entry of a lifetime column."""
 
 LIFETIME_KIND_UNSPECIFIED: LifetimeKind.ValueType  # 0
-"""No lifetime given: the batch's common lifetime, else what the topic says for "absent"."""
+"""No lifetime given: the batch's common lifetime, else the topic's rule for "absent"."""
 LIFETIME_KIND_TTL: LifetimeKind.ValueType  # 1
 """The entry of `lifetime_micros` is a ttl."""
 LIFETIME_KIND_EXPIRE_TIME: LifetimeKind.ValueType  # 2
@@ -277,7 +277,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """Why a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
+    """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
     (domain "sow", reason without the ERROR_REASON_ prefix). Reasons are never renamed.
     """
 
@@ -443,7 +443,7 @@ Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
 class Lifetime(_message.Message):
-    """How long a record lives (rules L2, L3). Unset: what the topic says for "absent"."""
+    """The lifetime of a record (rules L2, L3). Unset: the topic's rule for "absent" applies."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -455,7 +455,7 @@ class Lifetime(_message.Message):
     0 is legal: the record supersedes the old one and is gone at once (rule L7).
     """
     expire_time_micros: _builtins.int
-    """Absolute expire time, microseconds since the epoch, 0 or more. One in the past acts like ttl 0."""
+    """Absolute expire time, microseconds since the epoch, 0 or more. A time in the past acts like ttl 0."""
     never: _builtins.bool
     """true: the record never expires, even where the topic has a default. false is refused."""
     def __init__(
@@ -509,7 +509,7 @@ Global___Condition: _TypeAlias = Condition  # noqa: Y015
 
 @_typing.final
 class PublisherPosition(_message.Message):
-    """Who publishes, for safe retries (rule P6)."""
+    """Identity and position of a publisher, for safe retries (rule P6)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -521,16 +521,16 @@ class PublisherPosition(_message.Message):
     publisher_id: _builtins.str
     """Chosen by the publisher, 1 to 200 characters of [A-Za-z0-9_.:-]; the server remembers it for 7 days after last use."""
     publisher_epoch: _builtins.int
-    """0 or more. A higher epoch fences the older holders of this id and restarts its sequences."""
+    """0 or more. A higher epoch fences publishers with this id and a lower epoch, and restarts the sequences."""
     first_sequence: _builtins.int
-    """Sequence of the first record of this request, 1 or more; the records that follow count up by one."""
+    """Sequence of the first record of this request, 1 or more. The sequences of the other records count up by one."""
     unit: _builtins.int
-    """Number of the unit of work that these records are a part of, such as a micro-batch: a publisher finishes its units in
-    rising order. What belongs to a unit that is finished, or to an earlier one, is refused with UNIT_DONE. 0: none.
+    """Number of the unit of work that these records belong to, such as a micro-batch. A publisher finishes its units in
+    rising order. Records of a finished unit, or of an earlier one, are refused with UNIT_DONE. 0: no unit.
     """
     unit_done: _builtins.bool
-    """true: this request ends the unit: that it is finished is on disk with these records, in one commit. It is not finished
-    when one of them is refused. A request that ends a unit may hold no records.
+    """true: this request ends the unit. One commit writes the records and marks the unit as finished. The unit is not
+    finished if one of the records is refused. A request that ends a unit may hold no records.
     """
     def __init__(
         self,
@@ -551,7 +551,7 @@ Global___PublisherPosition: _TypeAlias = PublisherPosition  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
-    """One record that was not applied, and why."""
+    """One record that was not applied, and the reason."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -562,7 +562,7 @@ class Refusal(_message.Message):
     index: _builtins.int
     """Position of the record in its request, from 0."""
     reason: Global___ErrorReason.ValueType
-    """Why, from the one vocabulary of reasons."""
+    """The reason, from the one vocabulary of reasons."""
     message: _builtins.str
     """For people: names the field, path or position at fault. Never parse it."""
     current_version: _builtins.int
@@ -598,11 +598,11 @@ class Record(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """The topic that holds it."""
+    """The topic of the record."""
     key: _builtins.str
     """The record key (rule K4)."""
     payload: _builtins.bytes
-    """The bytes exactly as published, or what `select` left of them. Empty with `keys_only`."""
+    """The bytes exactly as published, or the part that `select` keeps. Empty with `keys_only`."""
     version: _builtins.int
     """Hybrid logical clock value of the write (rule K7): larger is newer."""
     publish_time_micros: _builtins.int
@@ -637,8 +637,8 @@ Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
 class RecordColumns(_message.Message):
-    """Many records in columns: every repeated field that is present has the same length (checked by readers).
-    Columns cost half of what a list of record messages costs.
+    """Several records in columns. Every repeated field that is present has the same length (readers check it).
+    Columns cost half as much as a list of record messages.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -677,11 +677,11 @@ class RecordColumns(_message.Message):
 
     @_builtins.property
     def origin(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Origins: index into `origins`. Absent when all are `origins[0]`."""
+        """Origins, as indexes into `origins`. Absent when all are `origins[0]`."""
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the instances that `origin` points at."""
+        """Names of instances, for `origin`."""
 
     def __init__(
         self,
@@ -705,7 +705,7 @@ Global___RecordColumns: _TypeAlias = RecordColumns  # noqa: Y015
 
 @_typing.final
 class DurableSettings(_message.Message):
-    """Settings of a durable subscription; unset: those of its topic."""
+    """Settings of a durable subscription. An unset field takes the setting of the topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -716,14 +716,14 @@ class DurableSettings(_message.Message):
     IDLE_TTL_FIELD_NUMBER: _builtins.int
     DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
     retain_time_unlimited: _builtins.bool
-    """true: for as long as the topic retains them."""
+    """true: as long as the topic retains them."""
     retain_bytes: _builtins.int
-    """How many bytes of acknowledged entries can be rewound to. -1: unlimited."""
+    """Number of bytes of acknowledged entries that can be rewound to. -1: unlimited."""
     delivery_limit: _builtins.int
-    """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
+    """Number of deliveries of an entry before it is set aside (rule J15). -1: unlimited."""
     @_builtins.property
     def retain_time(self) -> _duration_pb2.Duration:
-        """How long acknowledged entries can be rewound to (rule J3)."""
+        """Acknowledged entries can be rewound to for this long (rule J3)."""
 
     @_builtins.property
     def backlog_ttl(self) -> _duration_pb2.Duration:
@@ -731,7 +731,7 @@ class DurableSettings(_message.Message):
 
     @_builtins.property
     def idle_ttl(self) -> _duration_pb2.Duration:
-        """Removed when neither attached nor acknowledging for this long (rule J10)."""
+        """The durable is removed when it is neither attached nor acknowledges for this long (rule J10)."""
 
     def __init__(
         self,
