@@ -77,7 +77,7 @@ class PeerStore:
             after,
             piece.upto,
             [ports.Packed(*chunk) for chunk in piece.chunks],
-            self._store.origins,
+            self._store.origins.names,
             piece.first_commit_micros,
             piece.last_commit_micros,
             piece.lost,
@@ -91,7 +91,7 @@ class PeerStore:
                 self._store.topics.find(topic), after_key, select=_select(filter_text), bytes_max=bytes_max
             )
         )
-        return ports.SeedPart(rows.chunk, self._store.origins, rows.upto_key, self._kinds({topic}))
+        return ports.SeedPart(rows.chunk, self._store.origins.names, rows.upto_key, self._kinds({topic}))
 
     def _kinds(self, names: Collection[str]) -> list[ports.TopicKind]:
         return [ports.TopicKind(*kind) for kind in self._replicas.kinds(names)]
@@ -235,18 +235,22 @@ class PeerStore:
 
     def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
         """Sums of checksums, and numbers of records, by bucket; and how many were left out."""
-        found = _translated(lambda: comparing.checksums(self._store, topic, buckets, now_micros))
+        found = _translated(
+            lambda: comparing.checksums(self._store.cuts, self._store.origins, topic, buckets, now_micros)
+        )
         return found.sums, found.records, found.unreadable
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[ports.Version]:
         """The versions in some buckets."""
-        found = _translated(lambda: comparing.versions(self._store, topic, buckets, wanted, now_micros))
+        found = _translated(
+            lambda: comparing.versions(self._store.cuts, self._store.origins, topic, buckets, wanted, now_micros)
+        )
         return [ports.Version(*version) for version in found]
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
         """Records and tombstones of some keys."""
         chunk = _translated(lambda: self._replicas.rows(self._store.topics.find(topic), keys))
-        return chunk, self._store.origins
+        return chunk, self._store.origins.names
 
     def check(self, topic: ports.TopicKind) -> ports.TopicAnswer:
         """Whether this instance can take a topic."""

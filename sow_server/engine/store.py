@@ -19,7 +19,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,13 +26,11 @@ import structlog
 
 from sow_server.engine.catalog.indexes import (
     NO_INDEXES,
-    PREFIX_BYTES,
     Index,
     Indexes,
     altered,
     entry_keys,
     index_prefix,
-    record_keys,
 )
 from sow_server.engine.catalog.topics import (
     ONLY_WHILE_EMPTY,
@@ -43,9 +40,9 @@ from sow_server.engine.catalog.topics import (
     Topics,
     check_name,
     check_settings,
-    topic_deleted,
 )
 from sow_server.engine.commit import dead_letters
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import (
     INDEX_KEY,
     INSTANCE_KEY,
@@ -56,15 +53,15 @@ from sow_server.engine.commit.draft import (
     TOPIC_KEY,
     Draft,
 )
-from sow_server.engine.commit.expiry import OverdueCut, Sweep
+from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.reclaim import deserving
 from sow_server.engine.commit.requests import Job, Limits, payload_key
-from sow_server.engine.commit.soundness import Reports, is_utf8, readable
+from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.commit.steps import StagedBy, Step
 from sow_server.engine.commit.writer import (
     BOUNDS_KEY,
     CLOCK_KEY,
-    Control,
     Deliver,
     NoObserver,
     Observer,
@@ -102,7 +99,6 @@ from sow_server.engine.disk.rocks import (
     TOMBSTONES,
     Batch,
     Claim,
-    Cursor,
     Damaged,
     Locked,
     Rocks,
@@ -118,6 +114,7 @@ from sow_server.engine.journal import chunks as journal
 from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
 from sow_server.engine.loads.loads import LoadOptions, Loads
 from sow_server.engine.losses import settle
+from sow_server.engine.reading import Cut, Cuts, ManyCut, Skipped, is_rearming
 from sow_server.engine.replicas.replicas import MADE_END, ReplicaOptions, Replicas
 from sow_server.engine.values.clock import ClockBehindError, GuardedClock
 from sow_server.engine.values.errors import OpenError, Reason, StoreError
@@ -156,8 +153,6 @@ POLICY_KEY: Final = b"policy/"
 OPERATOR_POLICY_KEY: Final = b"opolicy/"
 FORMAT_KEY: Final = b"format"
 ACCEPTED_KEY: Final = b"accepted"
-ORIGINS_MAX: Final = 2**16
-"""Names of instances that wrote records: a record has two bytes for the number of one."""
 DELIVER_KEY: Final = b"deliver/"
 REARM_CHUNK: Final = 1000
 REARM_ROUND: Final = 10_000
@@ -191,154 +186,6 @@ class StoreOptions:
     rocks: RocksOptions = field(default_factory=RocksOptions)
 
 
-Skipped = Callable[[Topic, Sequence[bytes], int], None]
-"""Hears of the keys that a read of a topic has passed over, and when."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """All records of a topic at one instant. Close it: it holds files and memory back."""
-
-    topic: Topic
-    now_micros: int
-    sequence: int
-    acts: bool
-    records: Cursor
-    indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
-    """Those of the indexes that were asked for which are complete (IX3), by the steps of their paths."""
-    total: Total | None = None
-    """Where it was asked for: how many there are."""
-    skipped: Skipped | None = None
-    """Rows whose key cannot be told are passed over, and reported here (SD2). None: they are read as the others."""
-
-    def find(self, key: bytes) -> bytes | None:
-        """The stored value of the live record of `key`."""
-        if self.skipped is not None and not key.isascii() and not is_utf8(key):  # an index has named it
-            self.skipped(self.topic, [key], self.now_micros)
-            return None
-        value = self.records.find(self.topic.prefix + key)
-        if value is None or (self.acts and value[24:32] <= i64(self.now_micros)):
-            return None
-        return value
-
-    def fill(
-        self, start: bytes, limit: int, keys: list[bytes], values: list[bytes], *, stop: bytes | None = None
-    ) -> tuple[bytes | None, int]:
-        """Appends the live ones of the next `limit` stored records from the store key `start` on, up to `stop`
-        (excluded; None: to the end of the topic).
-
-        Returns the store key to go on at (None: that was all) and the number of stored records read.
-        """
-        found_keys: list[bytes] = []
-        found: list[bytes] = []
-        following = self.records.fill(start, stop or self.topic.stop, limit, found_keys, found)
-        scanned = len(found_keys)
-        if self.acts:
-            due = i64(self.now_micros)
-            live = [value[24:32] > due for value in found]
-            if False in live:
-                found_keys, found = list(compress(found_keys, live)), list(compress(found, live))
-        record_keys = [key[4:] for key in found_keys]
-        if self.skipped is not None and (told := readable(record_keys)) is not None:
-            self.skipped(
-                self.topic,
-                [key for key, is_told in zip(record_keys, told, strict=True) if not is_told],
-                self.now_micros,
-            )
-            record_keys, found = list(compress(record_keys, told)), list(compress(found, told))
-        keys += record_keys
-        values += found
-        return following, scanned
-
-    def fill_values(
-        self, start: bytes, limit: int, values: list[bytes], *, stop: bytes | None = None
-    ) -> tuple[bytes | None, int]:
-        """As `fill`, without the keys."""
-        found: list[bytes] = []
-        following, scanned = self.records.fill_values(start, stop or self.topic.stop, limit, found)
-        if self.acts:
-            due = i64(self.now_micros)
-            found = [value for value in found if value[24:32] > due]
-        values += found
-        return following, scanned
-
-    def close(self) -> None:
-        """Lets go of everything."""
-        self.records.close()
-        for index in self.indexes.values():
-            index.close()
-        if self.total is not None:
-            self.total.close()
-
-
-class IndexCursor:
-    """One index of a cut, complete as of the cut. Used by one thread at a time; the cut closes it."""
-
-    __slots__ = ("_cursor", "_prefix")
-
-    def __init__(self, prefix: bytes, cursor: Cursor) -> None:
-        self._prefix = prefix
-        self._cursor = cursor
-
-    def fill(self, start: bytes, stop: bytes, limit: int, keys: list[bytes]) -> bytes | None:
-        """Appends the record keys of the next `limit` entries from `start` to `stop` (excluded), as `indexes.interval`
-        gives them, in their order; returns where to go on, None at the end.
-
-        One record may have several entries in a range, or in several ranges. What it finds may be overdue.
-        """
-        entries: list[bytes] = []
-        prefix = self._prefix
-        following = self._cursor.fill_keys_before(prefix + start, prefix + stop, limit, entries)
-        keys += record_keys(entries)
-        return None if following is None else following[PREFIX_BYTES:]
-
-    def close(self) -> None:
-        """Lets go of the entries."""
-        self._cursor.close()
-
-
-class Total:
-    """The number of live records of a topic at one instant (rule L16): those stored, less the overdue ones."""
-
-    __slots__ = ("_cut", "_now", "_stored", "_sweep", "_topic")
-
-    def __init__(self, topic: Topic, now_micros: int, cut: OverdueCut | Cut | None, sweep: Sweep) -> None:
-        """Under the cut lock. `cut`: None where none is overdue, the records where the expiry index is incomplete."""
-        self._topic = topic
-        self._now = now_micros
-        self._stored = topic.statistics.records
-        self._cut = cut
-        self._sweep = sweep
-
-    def count(self) -> int:
-        """The number; asked once, and without the cut lock, as it may take a while."""
-        if self._cut is None:
-            return self._stored
-        if isinstance(self._cut, Cut):
-            return _count_live(self._cut)
-        overdue = self._sweep.overdue(self._now, prefix=self._topic.prefix, at_most=self._stored, cut=self._cut)
-        return max(0, self._stored - overdue.get(self._topic.id, 0))
-
-    def close(self) -> None:
-        """For who does not want to know any more."""
-        if self._cut is not None:
-            self._cut.close()
-
-
-@dataclass(frozen=True, slots=True)
-class ManyCut:
-    """All records of several topics at one instant. They share a cursor: read one at a time, and close the whole."""
-
-    now_micros: int
-    sequence: int
-    records: Cursor
-    topics: tuple[Cut, ...]
-
-    def close(self) -> None:
-        """Lets go of the records."""
-        self.records.close()
-
-
 class Store:
     """Owns the data directory: the database, the topics, the writer. Make one with `Store.open`."""
 
@@ -359,29 +206,50 @@ class Store:
         self._clock = clock
         self._options = options
         self.topics: Final = Topics()
-        self.instance_id, self.epoch, self.origins, self._origin, self.authoritative = self._load_instance()
+        self.instance_id, self.epoch, names, own, self.authoritative = self._load_instance()
         """`authoritative`: the data of this epoch were restored, and are to be taken as they are (rule J14)."""
+        self.origins: Final = Origins(rocks, names, own)
         self._backing_up = threading.Lock()
         self.policies = self._load_policies()
         """Replaced by the writer thread, after the commit that stored the change."""
         self.unsound: Final = Reports()
-        self.replicas: Final = Replicas(self, rocks, path, options.replicas)
-        self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held, self.topics.lost)
-        self._load_topics()
-        self.loads: Final = Loads(self, rocks, clock, options.loads)
         bounds = rocks.get(META, BOUNDS_KEY) or bytes(16)
         self.writer: Final = Writer(
             rocks,
             self.topics,
             clock,
             options=options.writer,
-            origin=self._origin,
+            origin=own,
             version_bound=unpack_i64(bounds[:8]),
             sequence_bound=unpack_i64(bounds[8:]),
             create_dynamic=self._create_dynamic if options.dynamic_topics else None,
             topic_row=_topic_row,
             observer=observer,
             heads=HeadCache(options.head_cache_records),
+        )
+        self.commits: Final = Commits(self.writer)
+        self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
+        self.replicas: Final = Replicas(
+            rocks,
+            path,
+            options.replicas,
+            commits=self.commits,
+            topics=self.topics,
+            cuts=self.cuts,
+            origins=self.origins,
+            unsound=self.unsound,
+            limits=options.writer.limits,
+        )
+        self.durables: Final = Durables(rocks, lambda: self.policies, self.replicas.held, self.topics.lost)
+        self._load_topics()
+        self.loads: Final = Loads(
+            rocks,
+            clock,
+            options.loads,
+            commits=self.commits,
+            topics=self.topics,
+            epoch=self.epoch,
+            create_topic=self.create_dynamic if options.dynamic_topics else None,
         )
         self._threaded = False
         self._work_begun = False
@@ -538,30 +406,6 @@ class Store:
             self._rocks.sync()
         return instance["id"], instance["epoch"], tuple(origins), origin, instance.get("authoritative", False)
 
-    def origins_in(self, draft: Draft) -> tuple[str, ...]:
-        """The names of the instances that wrote records, by their numbers, as a commit leaves them."""
-        return draft.new_origins or self.origins
-
-    def stage_origins(self, draft: Draft, names: Sequence[str]) -> list[int]:
-        """The numbers of the instances that another one names; those that are new are stored with the commit. This
-        instance's own name stands for what it wrote with earlier data (rule K7), and has a number of its own."""
-        known = list(self.origins_in(draft))
-        numbers = {name: number for number, name in enumerate(known) if number != self._origin}
-        new = [name for name in dict.fromkeys(names) if name not in numbers]
-        if new:
-            row = self._rocks.get(META, INSTANCE_KEY)
-            assert row is not None, "_initialise has written it"
-            if len(known) + len(new) > ORIGINS_MAX:
-                raise StoreError(Reason.INTERNAL, f"there is room for {ORIGINS_MAX} origins, and {new[0]} is one more")
-            numbers |= {name: len(known) + index for index, name in enumerate(new)}
-            after = draft.new_origins = (*known, *new)
-            draft.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": after}).encode()
-            draft.also.append(lambda: self._know_origins(after))
-        return [numbers[name] for name in names]
-
-    def _know_origins(self, names: tuple[str, ...]) -> None:
-        self.origins = names
-
     def _load_topics(self) -> None:
         rows = self._rocks.cursor(META)
         try:
@@ -638,103 +482,53 @@ class Store:
             draft.publishers[publisher_id] = publisher
             return lambda: opened
 
-        self.control(stage_open, done)
-
-    def control(
-        self,
-        run: Callable[[Draft], Callable[[], T]],
-        done: Callable[[T | StoreError], None],
-        *,
-        sweep_first: bool = False,
-        size: int = 0,
-        sync: bool = True,
-    ) -> None:
-        """Queues a change that is no request, see `writer.Control`. For the rooms of the engine."""
-
-        def answered(result: object) -> None:
-            done(result)  # type: ignore[arg-type]  # what `run` returned, or a StoreError
-
-        self.writer.submit(Control(run, answered, sweep_first=sweep_first, size=size, sync=sync))
+        self.commits.run(StagedBy(stage_open), done)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def get(self, topic: Topic, keys: Sequence[bytes]) -> tuple[int, list[bytes | None]]:
-        """The stored values of the live records of `keys`, None for those without one, and the `now` of the request."""
-        now = self._clock.now_micros()
-        topic.last_use_micros = now
-        # Before the values: were expiration disabled in between, an expired value would pass for a live one (rule L8).
-        acts = topic.acts
-        prefix = topic.prefix
-        values = self._rocks.multi_get(RECORDS, [prefix + key for key in keys])
-        if acts:
-            due = i64(now)
-            values = [value if value is not None and value[24:32] > due else None for value in values]
-        return now, values
+        """See `Cuts.get`."""
+        return self.cuts.get(topic, keys)
+
+    def cut(
+        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+    ) -> Cut:
+        """See `Cuts.records`."""
+        return self.cuts.records(topic, index_paths, counted=counted, unreadable=unreadable)
+
+    def cut_many(
+        self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None
+    ) -> ManyCut:
+        """See `Cuts.many`."""
+        return self.cuts.many(choose, skipped=skipped)
+
+    def journal_cut(self) -> JournalCut:
+        """See `Cuts.journal`."""
+        return self.cuts.journal()
+
+    def journal_ledger(self, topic: Topic) -> Ledger:
+        """See `Cuts.ledger`."""
+        return self.cuts.ledger(topic)
+
+    def count(self, topic: Topic) -> int:
+        """See `Cuts.count`."""
+        return self.cuts.count(topic)
+
+    def overdue(self, topic: Topic | None = None) -> int:
+        """See `Cuts.overdue`."""
+        return self.cuts.overdue(topic)
+
+    def overdue_by_topic(self, *, at_most: int = 2**62) -> dict[int, int]:
+        """See `Cuts.overdue_by_topic`."""
+        return self.cuts.overdue_by_topic(at_most=at_most)
 
     def key_of(self, topic: Topic, payload: bytes) -> bytes:
         """The record key that a topic's key fields give a payload. Raises StoreError."""
         return payload_key(topic, payload)
 
-    def cut(
-        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
-    ) -> Cut:
-        """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
-        are there and complete; `counted`: with their total; `unreadable`: also those whose key cannot be told (SD2)."""
-        with self.writer.cut_lock:
-            indexes = {
-                index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
-                for index in topic.indexes.all
-                if index.complete and index.steps in index_paths
-            }
-            now = topic.last_use_micros = self._clock.now_micros()
-            return Cut(
-                topic,
-                now,
-                self.writer.last_sequence,
-                topic.acts,
-                self._rocks.cursor(RECORDS),
-                indexes,
-                self._total(topic, now) if counted else None,
-                None if unreadable else self.unsound.skip,
-            )
-
-    def cut_many(
-        self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None
-    ) -> ManyCut:
-        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. `skipped` hears
-        of those whose key cannot be told, in place of `unsound`."""
-        with self.writer.cut_lock:
-            now, sequence, records = self._clock.now_micros(), self.writer.last_sequence, self._rocks.cursor(RECORDS)
-            topics = choose(tuple(self.topics.by_id.values()))
-            skips = skipped or self.unsound.skip
-            cuts = [Cut(topic, now, sequence, topic.acts, records, skipped=skips) for topic in topics]
-            return ManyCut(now, sequence, records, tuple(cuts))
-
-    def journal_cut(self) -> JournalCut:
-        """The journal, cut between two commits."""
-        with self.writer.cut_lock:
-            return self._journal_cut()
-
-    def _journal_cut(self) -> JournalCut:
-        return JournalCut(
-            walk=self._rocks.cursor(JOURNAL, fill_cache=False),
-            entries=self._rocks.cursor(JOURNAL),
-            commits=self._rocks.cursor(COMMITS, fill_cache=False),
-            floors={topic.id: topic.statistics.floor_sequence for topic in self.topics.by_id.values()},
-        )
-
     def used(self, topic: Topic) -> None:
         """Somebody uses a topic (rule T1)."""
         topic.last_use_micros = self._clock.now_micros()
-
-    def journal_ledger(self, topic: Topic) -> Ledger:
-        """The journal of a topic as it is counted, cut between two commits. Raises StoreError TOPIC_DELETED."""
-        synced = self.writer.synced_sequence
-        self.used(topic)
-        with self.writer.cut_lock:
-            if self.topics.by_id.get(topic.id) is not topic:
-                raise topic_deleted(topic)
-            return Ledger(self._journal_cut(), Heads(self._rocks), topic, topic.statistics, synced)
 
     def follow_topics(self, follow: Callable[[Collection[Topic]], None]) -> int:
         """Between two commits: `follow` sets how many follow which topics (`Topic.followers`, `.previous_wanted`).
@@ -746,40 +540,11 @@ class Store:
     def barrier(self, done: Callable[[object], None]) -> None:
         """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable; what is
         staged later heeds the followers that a topic has now. Raises StoreError at once when nothing can be queued."""
-        self.control(lambda draft: lambda: None, done)
+        self.commits.barrier(done)
 
     def bookmark(self, sequence: int) -> str:
         """A position in this store's journal, as clients see it (rule J14)."""
         return f"{self.epoch}.{sequence}"
-
-    def count(self, topic: Topic) -> int:
-        """Live records of a topic, now."""
-        with self.writer.cut_lock:
-            total = self._total(topic, self._clock.now_micros())
-        return total.count()
-
-    def _total(self, topic: Topic, now_micros: int) -> Total:
-        """Under the cut lock: what the sweep removes from here on must still be subtracted from what is stored now."""
-        sweep = self.writer.sweep
-        cut: OverdueCut | Cut | None = None
-        if topic.acts and self._rearming(topic):
-            # Its expiry index is not complete yet, so its records are asked; this lasts for moments after enabling.
-            cut = Cut(topic, now_micros, 0, acts=True, records=self._rocks.cursor(RECORDS, fill_cache=False))
-        elif topic.acts and sweep.next_due <= now_micros:
-            cut = sweep.overdue_cut([topic])
-        return Total(topic, now_micros, cut, sweep)
-
-    def overdue(self, topic: Topic | None = None) -> int:
-        """Expired records that are not yet swept, of one topic or of all."""
-        counts = self.overdue_by_topic()
-        return sum(counts.values()) if topic is None else counts.get(topic.id, 0)
-
-    def overdue_by_topic(self, *, at_most: int = 2**62) -> dict[int, int]:
-        """Expired records that are not yet swept, by topic id, counted in one pass until `at_most` are found."""
-        now = self._clock.now_micros()
-        if self.writer.sweep.next_due > now:
-            return {}
-        return self.writer.sweep.overdue(now, at_most=at_most)
 
     def statistics(self, topic: Topic) -> TopicStatistics:
         """Figures of a topic."""
@@ -807,14 +572,6 @@ class Store:
         publisher = decode_publisher(row)
         return publisher.epoch, publisher.highest_sequence
 
-    def read_journal(self, topic: Topic, after: int = 0) -> Iterator[tuple[bytes, bytes]]:
-        """The journal rows of a topic whose chunk begins after `after`; for checks and, later, for its readers."""
-        cursor = self._rocks.cursor(JOURNAL)
-        try:
-            yield from cursor.rows(topic.prefix + i64(after + 1), topic.stop)
-        finally:
-            cursor.close()
-
     def disk_bytes(self) -> int:
         """Bytes of the data directory."""
         return disk_bytes(self._path)
@@ -834,7 +591,7 @@ class Store:
         in_config: bool = False,
     ) -> None:
         """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
-        self.control(lambda draft: self._stage_create(draft, name, declared, in_config=in_config), done)
+        self.commits.run(StagedBy(lambda draft: self._stage_create(draft, name, declared, in_config=in_config)), done)
 
     @property
     def makes_topics(self) -> bool:
@@ -843,10 +600,10 @@ class Store:
 
     def create_dynamic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
-        self.control(lambda draft: self._stage_create(draft, name, NOTHING, dynamic=True), done)
+        self.commits.run(self._create_dynamic(name), done)
 
-    def _create_dynamic(self, name: str) -> Control:
-        return Control(lambda draft: self._stage_create(draft, name, NOTHING, dynamic=True), lambda result: None)
+    def _create_dynamic(self, name: str) -> Step[Topic]:
+        return StagedBy(lambda draft: self._stage_create(draft, name, NOTHING, dynamic=True))
 
     def _stage_create(
         self, draft: Draft, name: str, declared: Declared, *, in_config: bool = False, dynamic: bool = False
@@ -934,11 +691,11 @@ class Store:
                 done(result)
                 return
             try:
-                self.control(stage_round, round_done, sweep_first=True)
+                self.commits.run(StagedBy(stage_round), round_done, sweep_first=True)
             except StoreError as error:
                 done(error)
 
-        self.control(stage_round, round_done, sweep_first=True)
+        self.commits.run(StagedBy(stage_round), round_done, sweep_first=True)
 
     def _stage_settings(
         self, draft: Draft, topic: Topic, declared: Declared, *, in_config: bool, dynamic: bool
@@ -1001,7 +758,7 @@ class Store:
         another kind, what is overdue goes, and with enabling its expiry index begins to be filled. False: commit this,
         and stage it anew."""
         emptied = [topic for topic, settings in changes if _empties(topic, settings)]
-        rearming = [topic for topic in emptied if self._rearming(topic)]
+        rearming = [topic for topic in emptied if is_rearming(self._rocks, topic)]
         for topic in rearming:
             # What is overdue and not in the expiry index yet would reappear: re-arming is brought to its end first.
             self._stage_rearm(draft, topic)
@@ -1044,8 +801,8 @@ class Store:
             return self._stage_delete(draft, topic)
 
         # What is overdue would have its dead letters by now, had the sweep been a moment faster.
-        self.control(
-            stage_delete,
+        self.commits.run(
+            StagedBy(stage_delete),
             done,
             sweep_first=found is not None and bool(found.settings.dead_letter),
         )
@@ -1070,7 +827,7 @@ class Store:
 
             return deleted
 
-        self.control(stage_unused, done, sweep_first=bool(topic.settings.dead_letter))
+        self.commits.run(StagedBy(stage_unused), done, sweep_first=bool(topic.settings.dead_letter))
 
     def _stage_delete(self, draft: Draft, topic: Topic) -> Callable[[], int]:
         live = self.count(topic)
@@ -1275,7 +1032,7 @@ class Store:
                 result = change(staged)
             return lambda: result
 
-        self.control(stage_change, done)
+        self.commits.run(StagedBy(stage_change), done)
 
     def durable_figures(self, topic: Topic, name: str) -> tuple[Durable, DurableFigures, int]:
         """A durable, its figures, and the `now` of both. Raises StoreError. Not on the event loop."""
@@ -1306,7 +1063,7 @@ class Store:
             self.durables.forget_removed(draft)
             return lambda: None
 
-        self.control_quietly(stage_forget, lambda _: None)
+        self.commits.run_quietly(StagedBy(stage_forget), lambda _: None)
 
     # -- what takes more than one commit ----------------------------------------------------------------------------
 
@@ -1314,7 +1071,7 @@ class Store:
         """Takes up what the last process did not finish, and what the configuration has asked for since: a start does
         not wait for either."""
         self._work_begun = True
-        self._rearm(iter([topic for topic in self.topics.by_id.values() if self._rearming(topic)]))
+        self._rearm(iter([topic for topic in self.topics.by_id.values() if is_rearming(self._rocks, topic)]))
         for topic in self.topics.by_id.values():
             if self._rocks.get(META, DELIVER_KEY + topic.prefix) is not None:
                 self._deliver(topic)
@@ -1334,10 +1091,6 @@ class Store:
                 lambda draft: self._stage_rearm(draft, topic),
                 then=lambda: self._rearm(topics),
             )
-
-    def _rearming(self, topic: Topic) -> bool:
-        """Whether the topic's expiry index is not complete yet."""
-        return self._rocks.get(META, REARM_KEY + topic.prefix) is not None
 
     def _stage_rearm(self, draft: Draft, topic: Topic) -> Callable[[], bool]:
         def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
@@ -1453,7 +1206,7 @@ class Store:
 
         def chunk_done(more: bool | StoreError) -> None:
             if more is True or (isinstance(more, StoreError) and more.reason is Reason.WRITE_STALLED):
-                self.control_quietly(stage_chunk, chunk_done)
+                self.commits.run_quietly(StagedBy(stage_chunk), chunk_done)
             elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
                 # The next start takes it up again.
                 log.warning("work_interrupted", topic=topic.name, row=row.hex(), reason=more.reason.name)
@@ -1461,21 +1214,14 @@ class Store:
             elif more is False:
                 then()
 
-        self.control_quietly(stage_chunk, chunk_done)
-
-    def control_quietly(self, run: Callable[[Draft], Callable[[], T]], done: Callable[[T | StoreError], None]) -> None:
-        """As `control`, and nothing where that is refused."""
-        # Background work: while the store is stopping, failed or overloaded it is simply not done; the next tick or
-        # the next start takes it up again.
-        with contextlib.suppress(StoreError):
-            self.control(run, done)
+        self.commits.run_quietly(StagedBy(stage_chunk), chunk_done)
 
     # -- upkeep, driven by timers -----------------------------------------------------------------------------------
 
     def prune(self, done: Callable[[bool | StoreError], None]) -> None:
         """One bounded step of journal pruning; answers whether there may be more: when not, every topic has had its
         turn (rules J3, J11). A topic that cannot be pruned is logged, and the others are."""
-        self.control(self._stage_prune, done)
+        self.commits.run(StagedBy(self._stage_prune), done)
 
     def _stage_prune(self, draft: Draft) -> Callable[[], bool]:
         topics = self.topics.by_id
@@ -1541,7 +1287,7 @@ class Store:
             if isinstance(following, bytes):
                 self._forget_publishers(following)
 
-        self.control_quietly(stage_forget, forgotten)
+        self.commits.run_quietly(StagedBy(stage_forget), forgotten)
 
     def mark_clock(self) -> None:
         """Persists the clock's high-water mark (rule L15)."""
@@ -1550,7 +1296,7 @@ class Store:
             draft.batch.puts[META][CLOCK_KEY] = i64(draft.now)
             return lambda: None
 
-        self.control_quietly(stage_mark, lambda _: None)
+        self.commits.run_quietly(StagedBy(stage_mark), lambda _: None)
 
     def backup(self, directory: Path) -> backups.Made:
         """Makes a backup in a directory that is not there yet: everything up to one sequence (rule J14). Raises
@@ -1636,20 +1382,6 @@ class Store:
     def verified_at_start(self) -> bool:
         """Whether opening has read everything, so that no scrub is needed."""
         return self._rocks.table_bytes() <= self._options.verify_at_start_bytes
-
-
-def _count_live(cut: Cut) -> int:
-    """The live records of a cut, which it closes."""
-    count = 0
-    following: bytes | None = cut.topic.prefix
-    try:
-        while following is not None:
-            values: list[bytes] = []
-            following, _ = cut.fill(following, REARM_CHUNK, [], values)
-            count += len(values)
-    finally:
-        cut.close()
-    return count
 
 
 def payload_of(value: bytes) -> bytes:

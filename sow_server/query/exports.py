@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.formats.payloads import key_paths
-from sow_server.engine.store import Cut, Store
+from sow_server.engine.reading import Cut
+from sow_server.engine.store import Store
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS

@@ -295,7 +295,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             reason=types_pb2.ErrorReason.ValueType(fault.reason.value),
             message=fault.message[:MESSAGE_CHARACTERS_MAX],
             version=head.version,
-            origin=self._store.origins[head.origin],
+            origin=self._store.origins.names[head.origin],
             payload_bytes=head.payload_bytes,
         )
 

@@ -158,7 +158,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             if not count:
                 return b""
             response = snapshot_pb2.ReadChangesResponse(bookmark=store.bookmark(piece.position))
-            _fill(response.batch, piece.columns, columns, store.origins, lines=request.lines, json=json)
+            _fill(response.batch, piece.columns, columns, store.origins.names, lines=request.lines, json=json)
             return response.SerializeToString()
 
         # One piece ahead: the next one is read while this one is being sent. Each has let go of its cut when it ends.

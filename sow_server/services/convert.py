@@ -332,7 +332,7 @@ def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes 
         version=found.version,
         publish_time_micros=found.publish_time_micros,
         expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
-        origin=store.origins[found.origin],
+        origin=store.origins.names[found.origin],
         sequence=found.sequence,
     )
 
@@ -371,10 +371,10 @@ def fill_columns(columns: types_pb2.RecordColumns, store: Store, batch: RecordBa
         )
     )
     if origins.count(first) == len(origins):
-        columns.origins.append(store.origins[first])
+        columns.origins.append(store.origins.names[first])
     else:
         columns.origin.extend(origins)
-        columns.origins.extend(store.origins)
+        columns.origins.extend(store.origins.names)
 
 
 def _packed(tag: bytes, column: array[int]) -> bytes:

@@ -14,7 +14,8 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, row_fault
 from sow_server.engine.commit.soundness import Limits as RowLimits
 from sow_server.engine.disk.layout import read_header
-from sow_server.engine.store import Cut, Store
+from sow_server.engine.reading import Cut
+from sow_server.engine.store import Store
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan

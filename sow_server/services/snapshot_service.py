@@ -112,7 +112,7 @@ class SnapshotService(ChangesService):
                 raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
             begin = read_token(export, request.part, request.resume_token)
             reading = export.reading(request.part, begin, keys_wanted=packing.KEY in wanted)
-            origins = self._store.origins
+            origins = self._store.origins.names
             json = export.topic.settings.message_type is MessageType.JSON
 
             def next_response() -> tuple[int, bytes] | None:

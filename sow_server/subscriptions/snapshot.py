@@ -11,7 +11,7 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns
-from sow_server.engine.store import ManyCut
+from sow_server.engine.reading import ManyCut
 from sow_server.subscriptions.frames import FRAME_BYTES, SnapshotBatch
 from sow_server.subscriptions.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants

@@ -31,6 +31,7 @@ from sow_server.engine.disk.rocks import COMMITS, EXPIRY, META, RECORDS
 from sow_server.engine.store import Store
 from sow_server.engine.values.model import NEVER
 from tests.support.indexes import check_indexes
+from tests.support.stores import journal_rows
 
 
 class Change(NamedTuple):
@@ -72,7 +73,7 @@ class Audit:
             self._last_change[topic.name] = {}  # something was pruned unread
         last_change = self._last_change.setdefault(topic.name, {})
         # The chunk that begins at or before `read_to` has been read whole.
-        for key, value in store.read_journal(topic, read_to):
+        for key, value in journal_rows(store, topic, read_to):
             changes = decode_changes(unpack_i64(key[4:]), value)
             assert changes.first_sequence > read_to, "chunks do not overlap"
             read_to = changes.first_sequence + len(changes.keys) - 1
@@ -122,8 +123,8 @@ class Audit:
         figures = store.statistics(topic)
         assert figures.stored_records == len(rows)
         assert figures.stored_bytes == sum(len(key) + len(value) - HEADER_BYTES for key, value in rows)
-        journal_rows = list(store.read_journal(topic))
-        assert figures.journal_bytes == sum(len(value) for _, value in journal_rows)
+        rows = list(journal_rows(store, topic))
+        assert figures.journal_bytes == sum(len(value) for _, value in rows)
 
     def _check_index(self, store: Store) -> None:
         floor = store.writer.sweep.floor

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from sow_server.engine.store import Store
+from sow_server.engine.commit.commits import Commits
 from tests.support.cluster import WAIT_SECONDS, Cluster
 from tests.support.power import Power
 from tests.support.server import until
@@ -26,12 +26,12 @@ BATCH: Final = 10
 
 def acknowledge_links_before_the_sync() -> None:
     """A mistake to plant: what comes over a link is acknowledged once it is written."""
-    control: Callable[..., None] = Store.control
+    run: Callable[..., None] = Commits.run
 
-    def unsynced(self: Store, *given: object, sync: bool = True, **more: object) -> None:
-        control(self, *given, sync=False, **more)
+    def unsynced(self: Commits, *given: object, sync: bool = True, **more: object) -> None:
+        run(self, *given, sync=False, **more)
 
-    Store.control = unsynced  # type: ignore[method-assign]  # that is the mistake
+    Commits.run = unsynced  # type: ignore[method-assign]  # that is the mistake
 
 
 class Rounds:

@@ -69,7 +69,7 @@ class AcknowledgesBeforeTheSync(RocksStore):
 
     def _open(self) -> None:
         super()._open()
-        self._rig.store.control = partial(self._rig.store.control, sync=False)  # type: ignore[method-assign]  # the mistake
+        self._rig.store.commits.run = partial(self._rig.store.commits.run, sync=False)  # type: ignore[method-assign]  # the mistake
 
 
 FIRST = 30

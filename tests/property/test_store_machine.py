@@ -64,7 +64,7 @@ from sow_server.engine.values.model import (
 )
 from tests.support.indexes import check_indexes
 from tests.support.model import Change, Expected, ModelStore, ModelTopic, Wanted
-from tests.support.stores import FakeTime, JournalEntry, Rig, replaced
+from tests.support.stores import FakeTime, JournalEntry, Rig, journal_rows, replaced
 
 OUTCOMES_KEPT = 6
 PAYLOAD_BYTES_MAX = 64
@@ -551,7 +551,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _chunks(self, name: str) -> list[tuple[int, int, int]]:
         """(first sequence, bytes, commit time) of the chunks of a topic's journal."""
-        rows = list(self.rig.store.read_journal(self.rig.topic(name)))
+        rows = list(journal_rows(self.rig.store, self.rig.topic(name)))
         return [(unpack_i64(key[4:]), len(value), changes_head(value)[1]) for key, value in rows]
 
     # -- administration ---------------------------------------------------------------------------------------------
@@ -739,7 +739,7 @@ class StoreMachine(RuleBasedStateMachine):
         """J-d: a chunk's head counts what was ever in front of it."""
         figures = topic.statistics
         entries, size = figures.trimmed_entries, figures.trimmed_bytes
-        for _, value in self.rig.store.read_journal(topic):
+        for _, value in journal_rows(self.rig.store, topic):
             head = changes_head(value)
             assert (head.entries_before, head.bytes_before) == (entries, size)
             entries, size = entries + head.entries, size + len(value)

@@ -222,7 +222,7 @@ class RocksStore(PeerStore):
     def records(self, topic: str) -> dict[str, Row]:
         if topic not in self._rig.store.topics.by_name:
             return {}
-        origins = self._rig.store.origins
+        origins = self._rig.store.origins.names
         return {
             key.decode(): Row(
                 found.version,
@@ -236,7 +236,7 @@ class RocksStore(PeerStore):
     def tombstones(self, topic: str) -> dict[str, Row]:
         if topic not in self._rig.store.topics.by_name:
             return {}
-        found, origins = self._rig.topic(topic), self._rig.store.origins
+        found, origins = self._rig.topic(topic), self._rig.store.origins.names
         rows = self._rig.rows(TOMBSTONES, found.prefix, found.stop)
         stones = {key[4:].decode(): decode_tombstone(value) for key, value in rows}
         live = self.records(topic)

@@ -75,7 +75,7 @@ def seed(
         part = SeedRange(topic, first, not rows.upto_key, after, rows.upto_key)
         answers: list[Counts | StoreError] = []
         receiver.store.replicas.merge(
-            name, part, chunk=rows.chunk, origins=sender.store.origins, purged=purged, done=answers.append
+            name, part, chunk=rows.chunk, origins=sender.store.origins.names, purged=purged, done=answers.append
         )
         counts.append(receiver.answer(answers))
         if part.last:
@@ -115,7 +115,7 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
             after=cursor,
             upto=piece.upto,
             chunks=piece.chunks,
-            origins=sender.store.origins,
+            origins=sender.store.origins.names,
             done=answers.append,
         )
         result: Counts = receiver.answer(answers)
@@ -148,7 +148,7 @@ def live(rig: Rig, topic: str = "t") -> dict[str, Live]:
             found.version,
             found.publish_time_micros,
             found.expire_time_micros,
-            rig.store.origins[found.origin],
+            rig.store.origins.names[found.origin],
         )
         for key, found in rig.live(topic).items()
     }

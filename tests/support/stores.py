@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, record, unpack_i64
-from sow_server.engine.disk.rocks import EXPIRY, RECORDS, Batch
+from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, i64, record, unpack_i64
+from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, RECORDS, Batch
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -81,6 +81,15 @@ class FakeTime:
     def clock(self) -> GuardedClock:
         """A clock on these sources."""
         return GuardedClock(wall=lambda: self.wall_micros, elapsed=lambda: self.elapsed_micros)
+
+
+def journal_rows(store: Store, topic: Topic, after: int = 0) -> Iterator[tuple[bytes, bytes]]:
+    """The journal rows of a topic whose chunk begins after `after`."""
+    cursor = store._rocks.cursor(JOURNAL)
+    try:
+        yield from cursor.rows(topic.prefix + i64(after + 1), topic.stop)
+    finally:
+        cursor.close()
 
 
 class JournalEntry(NamedTuple):
@@ -406,7 +415,7 @@ class Rig:
         return list(self._journal(topic))
 
     def _journal(self, topic: str) -> Iterator[JournalEntry]:
-        for key, value in self.store.read_journal(self.topic(topic)):
+        for key, value in journal_rows(self.store, self.topic(topic)):
             changes = decode_changes(unpack_i64(key[4:]), value)
             columns = zip(
                 changes.change,

@@ -37,7 +37,7 @@ class Instance:
     def __init__(self, rig: Rig, origins: Sequence[str]) -> None:
         self.rig = rig
         self.origins = tuple(origins)
-        rig.store.origins = self.origins
+        rig.store.origins.names = self.origins
         self.topic = rig.create_topic(TOPIC, expiration=Expiration.ENABLED)
         self._sequence = 0
 
@@ -65,11 +65,11 @@ class Instance:
 
     def checksums(self, buckets: int = 8, *, at: int = START) -> comparing.Checksums:
         """As the engine gives them."""
-        return checksums(self.rig.store, TOPIC, buckets, at)
+        return checksums(self.rig.store.cuts, self.rig.store.origins, TOPIC, buckets, at)
 
     def versions(self, buckets: int, wanted: Sequence[int], *, at: int = START) -> list[comparing.ComparedVersion]:
         """As the engine gives them."""
-        return versions(self.rig.store, TOPIC, buckets, wanted, at)
+        return versions(self.rig.store.cuts, self.rig.store.origins, TOPIC, buckets, wanted, at)
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_what_is_due_is_left_out_where_nothing_expires(tmp_path_factory: pytest.
     rig.put("kept", "2", ttl=HOUR)
     rig.time.tick(2 * SECOND)
 
-    found = versions(rig.store, "kept", 1, [0], START + 2 * SECOND)
+    found = versions(rig.store.cuts, rig.store.origins, "kept", 1, [0], START + 2 * SECOND)
 
     assert [version.key for version in found] == [b"2"]
     rig.close()
@@ -228,14 +228,14 @@ def test_an_instance_whose_clock_is_beyond_refuses_where_it_expires_records(
     now = rig.clock.now_micros()
 
     for refused in (
-        lambda: checksums(rig.store, "acts", 8, now - 1),
-        lambda: versions(rig.store, "acts", 8, [0], now - 1),
+        lambda: checksums(rig.store.cuts, rig.store.origins, "acts", 8, now - 1),
+        lambda: versions(rig.store.cuts, rig.store.origins, "acts", 8, [0], now - 1),
     ):
         with pytest.raises(StoreError) as error:
             refused()
         assert error.value.reason is Reason.CLOCK_SKEW
-    checksums(rig.store, "acts", 8, now)
-    checksums(rig.store, "keeps", 8, now - 1)
+    checksums(rig.store.cuts, rig.store.origins, "acts", 8, now)
+    checksums(rig.store.cuts, rig.store.origins, "keeps", 8, now - 1)
     rig.close()
 
 
@@ -273,7 +273,7 @@ def test_a_commit_in_the_middle_is_not_seen(two: tuple[Instance, Instance], monk
     before = one.checksums()
 
     monkeypatch.setattr(comparing, "CHUNK", 3)
-    chunks = comparing._chunks(one.rig.store, TOPIC, START, comparing.Skips())
+    chunks = comparing._chunks(one.rig.store.cuts, one.rig.store.origins, TOPIC, START, comparing.Skips())
     first = next(chunks)
     one.holds([Row(b"999", version=2)])
     keys = first[1] + [key for _, more, _ in chunks for key in more]
@@ -288,7 +288,7 @@ def test_comparing_is_no_use_of_a_topic(tmp_path_factory: pytest.TempPathFactory
     used = rig.create_topic(TOPIC).last_use_micros
     rig.time.tick(SECOND)
 
-    checksums(rig.store, TOPIC, 8, START + HOUR)
+    checksums(rig.store.cuts, rig.store.origins, TOPIC, 8, START + HOUR)
 
     assert rig.topic(TOPIC).last_use_micros == used
     rig.close()
@@ -315,14 +315,14 @@ def test_a_list_has_a_bound(two: tuple[Instance, Instance]) -> None:
     one, _ = two
     one.holds([Row(b"%03d" % number) for number in range(20)])
 
-    assert len(versions(one.rig.store, TOPIC, 1, [0], START, versions_max=20)) == 20
+    assert len(versions(one.rig.store.cuts, one.rig.store.origins, TOPIC, 1, [0], START, versions_max=20)) == 20
     with pytest.raises(StoreError) as error:
-        versions(one.rig.store, TOPIC, 1, [0], START, versions_max=19)
+        versions(one.rig.store.cuts, one.rig.store.origins, TOPIC, 1, [0], START, versions_max=19)
     assert error.value.reason is Reason.RESULT_TOO_LARGE
 
 
 def test_a_topic_that_is_not_there_is_refused(two: tuple[Instance, Instance]) -> None:
     one, _ = two
     with pytest.raises(StoreError) as error:
-        checksums(one.rig.store, "nothing", 8, NEVER)
+        checksums(one.rig.store.cuts, one.rig.store.origins, "nothing", 8, NEVER)
     assert error.value.reason is Reason.TOPIC_NOT_FOUND

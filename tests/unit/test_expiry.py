@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import store
+from sow_server.engine import reading, store
 from sow_server.engine.commit import expiry
 from sow_server.engine.commit.draft import REARM_KEY
 from sow_server.engine.commit.expiry import Sweep
@@ -18,7 +18,7 @@ from sow_server.engine.disk.rocks import META, Cursor
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, Publish
-from tests.support.stores import DAY, MINUTE, SECOND, Rig
+from tests.support.stores import DAY, MINUTE, SECOND, Rig, journal_rows
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_mass_expiry_goes_in_bounded_commits_and_publishing_goes_on_between(tmp_
 def _commits(rig: Rig) -> list[tuple[int, list[str]]]:
     """(first sequence, kinds) of every chunk of the topic `orders`."""
     chunks: dict[int, list[str]] = {}
-    starts = [int.from_bytes(key[4:], "big") for key, _ in rig.store.read_journal(rig.topic("orders"))]
+    starts = [int.from_bytes(key[4:], "big") for key, _ in journal_rows(rig.store, rig.topic("orders"))]
     for entry in rig.journal("orders"):
         chunks.setdefault(max(start for start in starts if start <= entry.sequence), []).append(entry.kind)
     return list(chunks.items())
@@ -500,13 +500,13 @@ def test_counting_a_topic_that_is_rearmed_keeps_no_writer_waiting(rig: Rig, monk
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
     rig.turn()
     locked: list[bool] = []
-    fill = store.Cut.fill
+    fill = reading.Cut.fill
 
     def watched(*arguments: object, **named: object) -> object:
         locked.append(rig.store.writer.cut_lock.locked())
         return fill(*arguments, **named)  # type: ignore[arg-type]  # passed on
 
-    monkeypatch.setattr(store.Cut, "fill", watched)
+    monkeypatch.setattr(reading.Cut, "fill", watched)
     assert rig.count("orders") == 10
     assert locked
     assert not any(locked)

@@ -14,7 +14,7 @@ from sow_server.engine import store
 from sow_server.engine.disk.layout import Column, decode_commit, unpack_i64
 from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Cursor
 from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, Touch
-from tests.support.stores import MINUTE, SECOND, Rig
+from tests.support.stores import MINUTE, SECOND, Rig, journal_rows
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def commits(rig: Rig) -> list[tuple[int, int, list[tuple[int, ...]]]]:
 
 
 def chunks(rig: Rig, topic: str = "orders") -> list[int]:
-    return [unpack_i64(key[4:]) for key, _ in rig.store.read_journal(rig.topic(topic))]
+    return [unpack_i64(key[4:]) for key, _ in journal_rows(rig.store, rig.topic(topic))]
 
 
 # --- what is in it ---------------------------------------------------------------------------------------------------

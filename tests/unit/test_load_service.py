@@ -104,7 +104,7 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
         load = await served.open()
         with monkeypatch.context() as patched:
 
-            def control(run: object, done: Callable[[object], None], **_: object) -> None:
+            def refused(step: object, done: Callable[[object], None], **_: object) -> None:
                 done(refusals.pop(0))
 
             stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
@@ -117,7 +117,7 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
                 anext(served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=again), NO_CONTEXT))
             )
             await served.until(lambda: rig.store.writer.queue_depth[0] > 0, steps=False)
-            patched.setattr(rig.store, "control", control)
+            patched.setattr(rig.store.commits, "run", refused)
             rig.store.writer.step()
             await commit
             await served.until(lambda: not (refusals or served.loading._tasks), steps=False)

@@ -9,6 +9,7 @@ import pytest
 
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import PUT
 from sow_server.engine.disk.rocks import STAGING, DiskFull
 from sow_server.engine.loads import loads
@@ -456,7 +457,7 @@ def test_a_change_that_comes_late_from_another_instance_wins_whatever_its_versio
         draft.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
         return lambda: None
 
-    rig.store.control(merge, lambda _: None)
+    rig.store.commits.run(StagedBy(merge), lambda _: None)
     rig.store.writer.step()
     rig.stage(load, [("a", b"new"), ("b", b"new"), ("c", b"new")])
     rig.commit(load, (0, 1, 3))

@@ -27,7 +27,7 @@ from tests.support.replicas import (
     tell,
     tombstones,
 )
-from tests.support.stores import BINARY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
+from tests.support.stores import BINARY, HOUR, MINUTE, SECOND, START, FakeTime, Rig, journal_rows
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_nothing_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Rig]
     def apply(after: int, upto: int) -> Counts:
         answers: list[Counts | StoreError] = []
         b.store.replicas.apply(
-            "a", after=after, upto=upto, chunks=piece.chunks, origins=a.store.origins, done=answers.append
+            "a", after=after, upto=upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
         )
         return b.answer(answers)
 
@@ -287,7 +287,7 @@ def test_a_touch_of_a_value_that_never_came_is_a_put(pair: tuple[Rig, Rig]) -> N
     answers: list[Counts | StoreError] = []
     cursor = b.store.replicas.sources["a"].cursor
     b.store.replicas.apply(
-        "a", after=cursor, upto=entries.upto, chunks=[touch], origins=a.store.origins, done=answers.append
+        "a", after=cursor, upto=entries.upto, chunks=[touch], origins=a.store.origins.names, done=answers.append
     )
     assert b.answer(answers) == Counts(applied=1)
     assert b.kinds("j")[-1] == ("put", "1")
@@ -301,7 +301,7 @@ def test_an_atomic_request_stays_whole_on_a_replica(pair: tuple[Rig, Rig]) -> No
     a.run(Publish("t", [b"1", b"2"], ["z", "u"], atomic=True))
     a.put("t", "plain")
     ship(a, b)
-    chunks = [decode_changes(0, value) for _, value in b.store.read_journal(b.topic("t"))]
+    chunks = [decode_changes(0, value) for _, value in journal_rows(b.store, b.topic("t"))]
     assert [(chunk.atomic, chunk.keys) for chunk in chunks] == [
         (True, [b"x", b"y"]),
         (True, [b"z", b"u"]),
@@ -372,7 +372,7 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
         "a",
         SeedRange("t", True, False, b"", rows.upto_key),
         chunk=rows.chunk,
-        origins=a.store.origins,
+        origins=a.store.origins.names,
         purged=Purged(),
         done=answers.append,
     )
@@ -442,7 +442,7 @@ def test_a_damaged_batch_is_refused(pair: tuple[Rig, Rig]) -> None:
     for bad in (b"", chunk[:-1], chunk + b"x", b"\x09" + chunk[1:], chunk[: len(chunk) // 2]):
         with pytest.raises(StoreError) as refused:
             b.store.replicas.apply(
-                "a", after=cursor, upto=piece.upto, chunks=[(topic, bad)], origins=a.store.origins, done=print
+                "a", after=cursor, upto=piece.upto, chunks=[(topic, bad)], origins=a.store.origins.names, done=print
             )
         assert refused.value.reason is Reason.BATCH_DAMAGED
     origins: list[str] = []
@@ -656,7 +656,7 @@ def test_a_filter_withdraws_what_does_not_match_any_more(pair: tuple[Rig, Rig]) 
     piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=select, bytes_max=2**20)  # type: ignore[arg-type]  # a matcher
     answers: list[Counts | StoreError] = []
     b.store.replicas.apply(
-        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins, done=answers.append
+        "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
     )
     assert b.answer(answers) == Counts(applied=3)
     assert set(live(b)) == {"1"}
@@ -691,10 +691,15 @@ def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
     answers: list[Counts | StoreError] = []
     source = b.store.replicas.sources["a"]
     b.store.replicas.apply(
-        "a", after=source.cursor, upto=source.cursor + 2, chunks=[chunk], origins=a.store.origins, done=answers.append
+        "a",
+        after=source.cursor,
+        upto=source.cursor + 2,
+        chunks=[chunk],
+        origins=a.store.origins.names,
+        done=answers.append,
     )
     assert b.answer(answers) == Counts(applied=1)
-    ((_, value),) = b.store.read_journal(b.topic("t"))
+    ((_, value),) = journal_rows(b.store, b.topic("t"))
     changes = decode_changes(1, value)
     assert list(changes.change) == [BURY]
     assert changes_of(b.topic("t"), changes, start=0, stop=1, find=lambda _: None) == []
@@ -851,8 +856,8 @@ def test_an_instance_that_takes_over_a_name_takes_what_was_written_under_it(
     assert live(c)["1"].payload == b"second"
     c.put("t", "2", b"own")
     c.reopen()
-    assert c.store.origins[c.live("t")[b"2"].origin] == "a"
-    assert c.store.origins.count("a") == 2, "a start alone gives no further number"
+    assert c.store.origins.names[c.live("t")[b"2"].origin] == "a"
+    assert c.store.origins.names.count("a") == 2, "a start alone gives no further number"
 
 
 def test_data_from_before_lives_were_told_apart_take_newer_writes_of_the_same_name(

@@ -15,7 +15,7 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.sender import TopicState
 from sow_replication.service import MESSAGE_BYTES_MAX
-from sow_server.engine import store
+from sow_server.engine.commit import origins
 from sow_server.engine.commit.draft import INSTANCE_KEY, STATISTICS_KEY
 from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
@@ -150,22 +150,22 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     ship(a, b)
     purged = Purged(b.time.wall_micros + MINUTE, "a")
     monkeypatch.setattr(replicas, "DROP_MAX", 2)
-    queue = b.store.control
+    queue = b.store.commits.run
     queued: list[object] = []
 
-    def control(*args: Any) -> None:
+    def run(*args: Any) -> None:
         if queued:
             raise StoreError(Reason.STOPPING, "the server is stopping")
         queued.append(args)
         queue(*args)
 
-    monkeypatch.setattr(b.store, "control", control)
+    monkeypatch.setattr(b.store.commits, "run", run)
     answers: list[Counts | StoreError] = []
     b.store.replicas.merge(
         "a",
         SeedRange("t", True, True, b"", b""),
         chunk=b"",
-        origins=a.store.origins,
+        origins=a.store.origins.names,
         purged=purged,
         done=answers.append,
     )
@@ -223,7 +223,7 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     purge(b, upto=b.store.writer.last_sequence)
     answers: list[Counts | StoreError] = []
     chunk = a.store.replicas.rows(a.topic("t"), [b"old"])
-    b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins, answers.append, source="a")
+    b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins.names, answers.append, source="a")
     assert b.answer(answers) == Counts(dropped=1)
     assert (live(b), tombstones(b)) == ({}, {})
     ship(b, a)
@@ -285,7 +285,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
         after=after,
         upto=piece.upto,
         chunks=[("t", encode_changes(none))],
-        origins=a.store.origins,
+        origins=a.store.origins.names,
         done=answers.append,
     )
     assert b.answer(answers) == Counts()
@@ -297,7 +297,7 @@ def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
     """W3: a commit with such a number could not be encoded, which would end all writing."""
     a, b = pair
     ship(a, b)
-    monkeypatch.setattr(store, "ORIGINS_MAX", 2)
+    monkeypatch.setattr(origins, "ORIGINS_MAX", 2)
     answers: list[Counts | StoreError] = []
     part = SeedRange("t", True, True, b"", b"")
     b.store.replicas.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
@@ -451,7 +451,7 @@ def test_after_a_loss_tombstones_are_counted_anew(pair: tuple[Rig, Rig]) -> None
     tell(a, b)
     answers: list[Counts | StoreError] = []
     b.store.replicas.apply(
-        "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins, done=answers.append
+        "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
     )
     assert b.answer(answers).superseded == 1
     assert live(b).keys() == {"2"}
@@ -467,6 +467,6 @@ def test_after_a_loss_of_names_tombstones_of_others_do_not_pass_for_our_own(pair
     ship(a, b)
     number = tombstones(b)["1"].origin
     lose(b, with_rows(META, names))
-    assert b.store.origins[number] == "lost-1"
+    assert b.store.origins.names[number] == "lost-1"
     b.put("t", "2")
-    assert b.store.origins[b.live("t")[b"2"].origin] == "b"
+    assert b.store.origins.names[b.live("t")[b"2"].origin] == "b"

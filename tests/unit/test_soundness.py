@@ -105,8 +105,8 @@ def test_an_origin_that_is_no_name_of_an_instance_is_not_remembered(rig: Rig) ->
     rows = [Bad(key=b"%d" % number, origin=number) for number in range(5)]
     assert bad_rows.send(rig, "t", *rows, origins=names) == Counts(applied=2, refused=3)
     assert set(rig.live("t")) == {b"0", b"4"}
-    assert {"peer", "fine"} <= set(rig.store.origins)
-    assert not set(names[1:4]) & set(rig.store.origins)
+    assert {"peer", "fine"} <= set(rig.store.origins.names)
+    assert not set(names[1:4]) & set(rig.store.origins.names)
 
 
 def test_lines_of_the_log_are_bounded_and_escape_the_key(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from tests.support.stores import HOUR, Rig
 def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     assert (rig.path / "SOW").read_text().startswith("sow data, format 3")
-    assert rig.store.origins == ("sow",)
+    assert rig.store.origins.names == ("sow",)
     rig.close()
 
 
@@ -73,7 +73,7 @@ def test_a_server_killed_before_its_first_row_starts_under_its_name(tmp_path: Pa
     path.mkdir()
     Rocks(path / "db", create=True).close()
     opened = Store.open(path, options=StoreOptions(instance="nyc-1"))
-    assert opened.origins == ("nyc-1",)
+    assert opened.origins.names == ("nyc-1",)
     opened.close()
 
 
@@ -173,8 +173,8 @@ def test_an_instance_may_be_renamed_and_old_records_keep_their_origin(tmp_path: 
     rig.reopen()
     rig.put("orders", "b")
     for _ in range(2):
-        assert rig.store.origins == ("old", "new")
-        assert {key: rig.store.origins[kept.origin] for key, kept in rig.live("orders").items()} == {
+        assert rig.store.origins.names == ("old", "new")
+        assert {key: rig.store.origins.names[kept.origin] for key, kept in rig.live("orders").items()} == {
             b"a": "old",
             b"b": "new",
         }

@@ -27,7 +27,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
     Touch,
 )
-from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+from tests.support.stores import BINARY, MINUTE, SECOND, Rig, journal_rows
 
 IF_ABSENT = Condition(ConditionKind.IF_ABSENT)
 IF_PRESENT = Condition(ConditionKind.IF_PRESENT)
@@ -129,9 +129,9 @@ def test_an_atomic_request_is_never_split_over_commits(tmp_path: Path) -> None:
     rig.create_topic("orders")
     keys = [str(number) for number in range(10)]
     rig.run(Publish("orders", [b"x"] * 10, keys, atomic=True))
-    assert len(list(rig.store.read_journal(rig.topic("orders")))) == 1
+    assert len(list(journal_rows(rig.store, rig.topic("orders")))) == 1
     rig.run(Publish("orders", [b"x"] * 10, keys))
-    assert len(list(rig.store.read_journal(rig.topic("orders")))) == 5
+    assert len(list(journal_rows(rig.store, rig.topic("orders")))) == 5
     rig.close()
 
 

@@ -42,6 +42,7 @@ from sow_server.engine.commit.requests import (
     stage_job,
     store_keys,
 )
+from sow_server.engine.commit.steps import Step
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import i64
 from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
@@ -99,26 +100,26 @@ class NoObserver:
     def stalled(self) -> None: ...
 
 
-class Control:
-    """A change that is no publish: run on a draft of its own, committed and synced before `done` hears of it.
+class QueuedStep:
+    """A step in the queue: staged on a draft of its own, committed and synced before `done` hears of it.
 
-    `run` returns what to do after the commit; its result is the answer. `sweep_first`: what is overdue is expired
-    before, in commits of its own, between which others have their turn. One of a `size` counts for the bounds of the
-    queue as a publish of so many bytes does. Not `sync`: it is durable as a BUFFERED publish is.
+    `sweep_first`: overdue records are expired before, in commits of their own, between which others have their turn.
+    One of a `size` counts for the bounds of the queue as a publish of so many bytes does. Without `sync` it is durable
+    as a BUFFERED publish is.
     """
 
-    __slots__ = ("begun_micros", "done", "run", "size", "sweep_first", "sync")
+    __slots__ = ("begun_micros", "done", "size", "step", "sweep_first", "sync")
 
     def __init__(
         self,
-        run: Callable[[Draft], Callable[[], object]],
+        step: Step[object],
         done: Callable[[object], None],
         *,
         sweep_first: bool = False,
         size: int = 0,
         sync: bool = True,
     ) -> None:
-        self.run = run
+        self.step = step
         self.done = done
         self.sweep_first = sweep_first
         self.size = size
@@ -164,7 +165,7 @@ class Writer:
         origin: int,
         version_bound: int,
         sequence_bound: int,
-        create_dynamic: Callable[[str], Control] | None,
+        create_dynamic: Callable[[str], Step[object]] | None,
         topic_row: Callable[[Topic], tuple[bytes, bytes]],
         observer: Observer,
         heads: HeadCache,
@@ -187,11 +188,11 @@ class Writer:
         self.heads: Final = heads
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, PUBLISHER_KEY + name.encode()))
         self._deliver: Deliver = lambda answers: answers()
-        self._queue: SimpleQueue[Job | Control | _Stop] = SimpleQueue()
+        self._queue: SimpleQueue[Job | QueuedStep | _Stop] = SimpleQueue()
         self._admission = threading.Lock()
         self._queued_requests = 0
         self._queued_bytes = 0
-        self._backlog: deque[Job | Control | _Stop] = deque()
+        self._backlog: deque[Job | QueuedStep | _Stop] = deque()
         self._answers: list[Callable[[], None]] = []
         self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
@@ -211,7 +212,7 @@ class Writer:
 
     # -- the callers' side ------------------------------------------------------------------------------------------
 
-    def submit(self, item: Job | Control) -> None:
+    def submit(self, item: Job | QueuedStep) -> None:
         """Queues a request; its `done` is called once, on the deliverer's thread. Raises StoreError at once when the
         queue is full, or the store failed or is stopping. From any thread."""
         size = _size(item)
@@ -354,7 +355,7 @@ class Writer:
             return bool(self._backlog)
 
     def _turn(self) -> bool:
-        """Does the next control, or commits the next jobs. False: stop."""
+        """Does the next step, or commits the next jobs. False: stop."""
         first = self._backlog[0]
         if isinstance(first, _Stop):
             self._backlog.popleft()
@@ -362,9 +363,9 @@ class Writer:
         if self._failure is not None:
             self._refuse_all()
             return True
-        if isinstance(first, Control):
+        if isinstance(first, QueuedStep):
             self._backlog.popleft()
-            self._control(first)
+            self._do_step(first)
             return True
         jobs = self._next_jobs()
         if jobs:
@@ -411,7 +412,7 @@ class Writer:
         try:
             topic = self._topics.by_name.get(request.topic)
             if topic is None and self._create_dynamic is not None and isinstance(request, Publish):
-                created = self._run_control(self._create_dynamic(request.topic))
+                created = self._run_step(self._create_dynamic(request.topic))
                 if isinstance(created, StoreError):
                     raise created
                 topic = self._topics.by_name.get(request.topic)
@@ -563,34 +564,35 @@ class Writer:
             ),
         )
 
-    # -- controls and the sweep -------------------------------------------------------------------------------------
+    # -- steps and the sweep ----------------------------------------------------------------------------------------
 
-    def _control(self, control: Control) -> None:
-        if control.sweep_first and not self._swept_for(control):
-            self._backlog.append(control)
+    def _do_step(self, queued: QueuedStep) -> None:
+        if queued.sweep_first and not self._swept_for(queued):
+            self._backlog.append(queued)
             return
-        result = self._run_control(control)
-        self._settle(control)
-        self._answers.append(lambda: control.done(result))
+        result = self._run_step(queued.step, sync=queued.sync)
+        self._settle(queued)
+        self._answers.append(lambda: queued.done(result))
 
-    def _swept_for(self, control: Control) -> bool:
-        """Sweeps what is overdue before a control; False: there is too much of it for one turn (rule L14).
+    def _swept_for(self, queued: QueuedStep) -> bool:
+        """Sweeps what is overdue before a step; False: there is too much of it for one turn (rule L14).
 
         What falls due meanwhile does not put it off any further.
         """
-        control.begun_micros = min(control.begun_micros, self._clock.now_micros())
+        queued.begun_micros = min(queued.begun_micros, self._clock.now_micros())
         visited = self.sweep_now(self._options.sweep_entries_max)
-        if visited and self.sweep.next_due <= control.begun_micros and not (self._stopping or self._failure):
+        if visited and self.sweep.next_due <= queued.begun_micros and not (self._stopping or self._failure):
             return False
         self.sweep_now()
         return True
 
-    def _run_control(self, control: Control) -> object:
-        """Runs and commits a control; returns its result, or the StoreError that refused it."""
+    def _run_step(self, step: Step[object], *, sync: bool = True) -> object:
+        """Stages and commits a step; returns its answer, or the StoreError that refused it."""
         draft = self._new_draft()
         try:
-            draft.after = control.run(draft)
-            return self._write(draft, sync=control.sync) or draft.result
+            step.stage(draft)
+            draft.after = step.committed
+            return self._write(draft, sync=sync) or draft.result
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001  # W5: as above
@@ -793,13 +795,13 @@ class Writer:
         """Refuses everything queued, after a failure or a stop."""
         self._take(0)
         error = self._refusal() if self._failure is not None else StoreError(Reason.STOPPING, "the server is stopping")
-        kept: deque[Job | Control | _Stop] = deque()
+        kept: deque[Job | QueuedStep | _Stop] = deque()
         while self._backlog:
             item = self._backlog.popleft()
             match item:
                 case Job():
                     self._end(item, error)
-                case Control():
+                case QueuedStep():
                     self._settle(item)
                     self._answers.append(partial(item.done, error))
                 case _Stop():
@@ -814,7 +816,7 @@ class Writer:
         self._settle(job)
         self._answers.append(lambda: job.done(answer))
 
-    def _settle(self, item: Job | Control) -> None:
+    def _settle(self, item: Job | QueuedStep) -> None:
         size = _size(item)
         with self._admission:
             self._queued_requests -= 1
@@ -836,7 +838,7 @@ class Writer:
         self._deliver(deliver)
 
 
-def _size(item: Job | Control) -> int:
+def _size(item: Job | QueuedStep) -> int:
     return item.size
 
 

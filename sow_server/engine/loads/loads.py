@@ -27,13 +27,15 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, check_name
+from sow_server.engine.catalog.topics import Topic, Topics, check_name
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import Job, Limits, prepare, stage_job
+from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import (
     HEADER_BYTES,
     AttemptCounts,
@@ -63,9 +65,6 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import ABSENT, MICROS, Delete, Lifetime, LifetimeKind, Publish, Refusal
-
-if TYPE_CHECKING:
-    from sow_server.engine.store import Store
 
 log = structlog.get_logger(__name__)
 
@@ -260,14 +259,29 @@ class Chunk:
 
 
 Done = Callable[[Load | StoreError], None]
+CreateTopic = Callable[[str, Callable[[Topic | StoreError], None]], None]
 
 
 class Loads:
     """Owns the loads of a store. Changes go through the writer; `read` and `prepare` may take a while, and come from a
     reader's thread."""
 
-    def __init__(self, store: Store, rocks: Rocks, clock: GuardedClock, options: LoadOptions) -> None:
-        self._store = store
+    def __init__(
+        self,
+        rocks: Rocks,
+        clock: GuardedClock,
+        options: LoadOptions,
+        *,
+        commits: Commits,
+        topics: Topics,
+        epoch: str,
+        create_topic: CreateTopic | None,
+    ) -> None:
+        """`create_topic`: creates a topic as the first publish to it would; None where publishes create none."""
+        self._commits = commits
+        self._topics = topics
+        self._epoch = epoch
+        self._create_topic = create_topic
         self._rocks = rocks
         self._clock = clock
         self._options = options
@@ -282,7 +296,7 @@ class Loads:
         batch = Batch()
         for key, value in self._rows(META, LOAD_KEY, LOAD_KEY + b"\xff"):
             row = decode_load(value)
-            if row.phase is LoadPhase.STAGING and row.epoch != self._store.epoch:
+            if row.phase is LoadPhase.STAGING and row.epoch != self._epoch:
                 batch.deletes[META].append(key)
                 batch.ranges.append((STAGING, u32(row.number), u32(row.number + 1)))
                 continue
@@ -292,7 +306,7 @@ class Loads:
                     load.count(read_attempt_key(attempt), decode_attempt(counts))
         if batch.ranges:
             self._rocks.write_waiting(batch)
-        for topic in self._store.topics.by_id.values():
+        for topic in self._topics.by_id.values():
             self._watch(topic)
 
     def _rows(self, family: str, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
@@ -351,7 +365,7 @@ class Loads:
         """Opens a load of a topic, which is made where a publish would make it. TOPIC_NOT_FOUND, OVERLOADED."""
 
         def stage_open(draft: Draft) -> Callable[[], Load]:
-            topic = self._store.topics.find(topic_name)
+            topic = self._topics.find(topic_name)
             if topic.reserved:
                 check_name(topic.name)
             if any(load.row.topic_id == topic.id for load in self.working()):
@@ -374,7 +388,7 @@ class Loads:
             number = int.from_bytes(self._rocks.get(META, NEXT_LOAD_KEY) or u32(1), "big")
             row = LoadRow(
                 number,
-                self._store.epoch,
+                self._epoch,
                 topic.id,
                 topic.name,
                 open_micros=draft.now,
@@ -399,14 +413,14 @@ class Loads:
                 done(result)
                 return
             try:
-                self._store.control(stage_open, done)
+                self._commits.run(StagedBy(stage_open), done)
             except StoreError as error:
                 done(error)
 
-        if topic_name not in self._store.topics.by_name and self._store.makes_topics:
-            self._store.create_dynamic(topic_name, created)
+        if topic_name not in self._topics.by_name and self._create_topic is not None:
+            self._create_topic(topic_name, created)
         else:
-            self._store.control(stage_open, done)
+            self._commits.run(StagedBy(stage_open), done)
 
     def prepare(
         self,
@@ -424,7 +438,7 @@ class Loads:
         load = self.find(load_id)
         self._check_staging(load)
         self._check_disk()
-        topic = self._store.topics.by_id.get(load.row.topic_id)
+        topic = self._topics.by_id.get(load.row.topic_id)
         if topic is None:
             raise _failed(load, "its topic was deleted")
         job = Job(request, lambda _: None)
@@ -525,7 +539,7 @@ class Loads:
 
             return staged
 
-        self._store.control(stage_rows, done, size=piece.size, sync=False)
+        self._commits.run(StagedBy(stage_rows), done, size=piece.size, sync=False)
 
     def _check_disk(self) -> None:
         """Raises StoreError DISK_FULL while there is still room: a full disk would end all writing (rule X3)."""
@@ -564,7 +578,7 @@ class Loads:
                 self._check_staging(load)
             return self._stage_forget(draft, load)
 
-        self._store.control(stage_abort, done)
+        self._commits.run(StagedBy(stage_abort), done)
 
     def _stage_forget(self, draft: Draft, load: Load) -> Callable[[], Load]:
         row = load.row
@@ -588,11 +602,11 @@ class Loads:
             draft.unstaged[number] = load.staged_rows
 
     def _watch_again(self, row: LoadRow, *, ended: bool) -> None:
-        if (topic := self._store.topics.by_id.get(row.topic_id)) is not None:
+        if (topic := self._topics.by_id.get(row.topic_id)) is not None:
             self._watch(topic)
             if ended:  # it has used the topic until now (rule T1)
                 topic.last_use_micros = self._clock.now_micros()
-                self._store.topics.lost(topic)
+                self._topics.lost(topic)
 
     def upkeep(self) -> None:
         """Aborts loads whose lease has ended, and forgets those that ended long ago. Called every second or so."""
@@ -614,7 +628,7 @@ class Loads:
 
         if not load.ending:
             load.ending = True
-            self._store.control_quietly(run, done)
+            self._commits.run_quietly(StagedBy(run), done)
 
     def _lapse(self, load: Load) -> Callable[[Draft], Callable[[], object]]:
         def stage_lapse(draft: Draft) -> Callable[[], object]:
@@ -647,7 +661,7 @@ class Loads:
                 return lambda: load
             return self._stage_failed(draft, load, why)
 
-        self._store.control(stage_fail, done)
+        self._commits.run(StagedBy(stage_fail), done)
 
     def _stage_failed(self, draft: Draft, load: Load, why: str) -> Callable[[], Load]:
         self._stage_unstaged(draft, load)
@@ -718,7 +732,7 @@ class Loads:
                 ),
             )
 
-        self._store.control(stage_commit, done)
+        self._commits.run(StagedBy(stage_commit), done)
 
     # -- applying ---------------------------------------------------------------------------------------------------
 
@@ -794,13 +808,13 @@ class Loads:
             load, row = chunk.load, chunk.load.row
             if row.phase is not chunk.phase or row.position != chunk.position:
                 return lambda: load  # it is done, or the load has failed
-            topic = self._store.topics.by_id[row.topic_id]  # with the topic its loads fail
+            topic = self._topics.by_id[row.topic_id]  # with the topic its loads fail
             draft.loader = row.number
             if chunk.phase is LoadPhase.APPLYING:
                 return self._stage_applied(draft, topic, chunk)
             return self._stage_deleted(draft, topic, chunk)
 
-        self._store.control(stage_chunk, done)
+        self._commits.run(StagedBy(stage_chunk), done)
 
     def _stage_applied(self, draft: Draft, topic: Topic, chunk: Chunk) -> Callable[[], Load]:
         load, row = chunk.load, chunk.load.row
@@ -816,7 +830,7 @@ class Loads:
             job = _job(request, topic, list(compress(chunk.keys, taken)))
             if topic.wants_previous:
                 draft.fetch_values(job.store_keys)
-            part = stage_job(draft, job, len(job.keys), self._store.writer.publishers)
+            part = stage_job(draft, job, len(job.keys), self._commits.publishers)
             if part.refusals:
                 refusal = part.refusals[0]
                 key = job.keys[refusal.index]
@@ -873,7 +887,7 @@ class Loads:
         if chunk.keys:
             request = Delete(topic.name, matches=lambda _, value: read_header(value).sequence <= begin)
             job = _job(request, topic, chunk.keys)
-            deleted = stage_job(draft, job, len(job.keys), self._store.writer.publishers).applied
+            deleted = stage_job(draft, job, len(job.keys), self._commits.publishers).applied
         figures = row.figures._replace(deleted=row.figures.deleted + deleted)
         if chunk.following is not None:
             row = row._replace(figures=figures, position=chunk.following)

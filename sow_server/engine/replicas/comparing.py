@@ -32,8 +32,9 @@ from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.origins import Origins
 from sow_server.engine.disk.layout import HEADER_BYTES, header_columns, i64, u16
-from sow_server.engine.store import ManyCut, Store
+from sow_server.engine.reading import Cuts, ManyCut
 from sow_server.engine.values.errors import Reason, StoreError
 
 BUCKETS_MAX: Final = 65_536
@@ -44,7 +45,7 @@ CHUNK: Final = 500
 as in every `fill`."""
 _MODULUS_MASK: Final = 2**64 - 1
 _LENGTHS: Final = Struct(">HH").pack
-_Origins: TypeAlias = dict[bytes, bytes]
+_Names: TypeAlias = dict[bytes, bytes]
 """Names, by the two bytes that stand for them in a header."""
 
 
@@ -71,7 +72,7 @@ def bucket_of(key: bytes, buckets: int) -> int:
     return crc32(key) % buckets
 
 
-def checksums(store: Store, topic: str, buckets: int, now_micros: int) -> Checksums:
+def checksums(cuts: Cuts, origins: Origins, topic: str, buckets: int, now_micros: int) -> Checksums:
     """The checksums of the records of a topic that are not due by `now_micros`. Reads all of them, from any thread.
 
     Raises StoreError: TOPIC_NOT_FOUND; CLOCK_SKEW (CM4); INVALID_ARGUMENT for a number of buckets outside of 1 to
@@ -80,16 +81,17 @@ def checksums(store: Store, topic: str, buckets: int, now_micros: int) -> Checks
     _check_buckets(buckets)
     sums, records = [0] * buckets, [0] * buckets
     unreadable = Skips()
-    for origins, keys, values in _chunks(store, topic, now_micros, unreadable):
+    for names, keys, values in _chunks(cuts, origins, topic, now_micros, unreadable):
         places = [crc32(key) % buckets for key in keys]
-        for place, checksum in zip(places, _checksums(origins, keys, values), strict=True):
+        for place, checksum in zip(places, _checksums(names, keys, values), strict=True):
             sums[place] += checksum
             records[place] += 1
     return Checksums([total & _MODULUS_MASK for total in sums], records, unreadable.count)
 
 
 def versions(
-    store: Store,
+    cuts: Cuts,
+    origins: Origins,
     topic: str,
     buckets: int,
     wanted: Collection[int],
@@ -112,7 +114,7 @@ def versions(
             )
         chosen[bucket] = True
     found: list[ComparedVersion] = []
-    for origins, keys, values in _chunks(store, topic, now_micros, Skips()):
+    for names, keys, values in _chunks(cuts, origins, topic, now_micros, Skips()):
         inside = [chosen[crc32(key) % buckets] for key in keys]
         if True not in inside:
             continue
@@ -124,7 +126,7 @@ def versions(
                 field="bucket",
             )
         version = header_columns(chosen_values).version
-        found += map(ComparedVersion, chosen_keys, version, _checksums(origins, chosen_keys, chosen_values))
+        found += map(ComparedVersion, chosen_keys, version, _checksums(names, chosen_keys, chosen_values))
     return found
 
 
@@ -147,10 +149,10 @@ class Skips:
 
 
 def _chunks(
-    store: Store, topic: str, now_micros: int, skips: Skips
-) -> Iterator[tuple[_Origins, list[bytes], list[bytes]]]:
+    cuts: Cuts, origins: Origins, topic: str, now_micros: int, skips: Skips
+) -> Iterator[tuple[_Names, list[bytes], list[bytes]]]:
     """The records of a topic, cut at one instant, that are not due by `now_micros`, a chunk at a time."""
-    cut = _cut(store, topic, skips)
+    cut = _cut(cuts, topic, skips)
     try:
         (one,) = cut.topics
         if one.acts and cut.now_micros > now_micros:
@@ -161,7 +163,7 @@ def _chunks(
                 field="now_micros",
             )
         # Names are only added, and before the records that point at them: those of the cut are all there.
-        origins = {u16(number): name.encode() for number, name in enumerate(store.origins)}
+        names = {u16(number): name.encode() for number, name in enumerate(origins.names)}
         due = i64(now_micros)
         following: bytes | None = one.topic.prefix
         while following is not None:
@@ -171,27 +173,27 @@ def _chunks(
             lasting = [value[24:32] > due for value in values]
             if False in lasting:
                 keys, values = list(compress(keys, lasting)), list(compress(values, lasting))
-            yield origins, keys, values
+            yield names, keys, values
             time.sleep(0)  # lets go of the GIL; otherwise each wake-up of the event loop would wait for its interval
     finally:
         cut.close()
 
 
-def _cut(store: Store, topic: str, skips: Skips) -> ManyCut:
+def _cut(cuts: Cuts, topic: str, skips: Skips) -> ManyCut:
     """The one topic, looked up within the cut: one that is deleted at this moment must not look empty. And not with
-    `Store.cut`, as comparing is no use of a topic (rule T1)."""
-    cut = store.cut_many(lambda topics: [found for found in topics if found.name == topic], skipped=skips)
+    `Cuts.records`, as comparing is no use of a topic (rule T1)."""
+    cut = cuts.many(lambda topics: [found for found in topics if found.name == topic], skipped=skips)
     if not cut.topics:
         cut.close()
         raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: there is no topic {topic!r}", field="topic")
     return cut
 
 
-def _checksums(origins: _Origins, keys: Sequence[bytes], values: Sequence[bytes]) -> array[int]:
+def _checksums(names: _Names, keys: Sequence[bytes], values: Sequence[bytes]) -> array[int]:
     digests: list[bytes] = []
     add = digests.append
     for key, value in zip(keys, values, strict=True):
-        origin = origins[value[2:4]]
+        origin = names[value[2:4]]
         framed = b"".join(
             (value[8:16], value[24:32], _LENGTHS(len(origin), len(key)), origin, key, value[HEADER_BYTES:])
         )

@@ -30,13 +30,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.soundness import Fault, Limits, bad_names, faults
+from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.requests import Limits as RequestLimits
+from sow_server.engine.commit.soundness import Fault, Limits, Reports, bad_names, faults
+from sow_server.engine.commit.steps import Nothing, StagedBy
 from sow_server.engine.disk.backups import sync_directory
 from sow_server.engine.disk.layout import (
     HEADER_BYTES,
@@ -52,6 +56,7 @@ from sow_server.engine.disk.layout import (
 )
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
 from sow_server.engine.journal.chunks import Bounds, Heads, JournalCut, Retention
+from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.merging import (
     NOTHING_PURGED,
     Counts,
@@ -66,9 +71,6 @@ from sow_server.engine.replicas.shipping import pack_changes, pack_rows
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, RecordMatcher
 from sow_server.engine.values.patterns import matcher
-
-if TYPE_CHECKING:
-    from sow_server.engine.store import Store
 
 log = structlog.get_logger(__name__)
 
@@ -205,8 +207,24 @@ class Replicas:
     """Owns the rows of peers and sources, and what is held for them. Rows change on the writer's thread, in commits;
     other threads read them."""
 
-    def __init__(self, store: Store, rocks: Rocks, path: Path, options: ReplicaOptions) -> None:
-        self._store = store
+    def __init__(
+        self,
+        rocks: Rocks,
+        path: Path,
+        options: ReplicaOptions,
+        *,
+        commits: Commits,
+        topics: Topics,
+        cuts: Cuts,
+        origins: Origins,
+        unsound: Reports,
+        limits: RequestLimits,
+    ) -> None:
+        self._commits = commits
+        self._topics = topics
+        self._cuts = cuts
+        self._known_origins = origins
+        self._unsound = unsound
         self._rocks = rocks
         self._path = path
         self._options = options
@@ -234,7 +252,6 @@ class Replicas:
         self._purge_from = MADE_ORDER
         """Where the next step of purging goes on."""
         self.purged_total = 0
-        limits = store.limits
         self.limits: Final = Limits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
         """What a row of a peer must keep to, as one that is published here."""
 
@@ -256,7 +273,7 @@ class Replicas:
     def version(self) -> int:
         """Rises whenever what is said of topics here, to peers or sources, may be another. To be asked first, and
         often: there may be thousands of them."""
-        return self._store.topics.version + self._seeds_version
+        return self._topics.version + self._seeds_version
 
     def _seeds_change(self, draft: Draft) -> None:
         def changed() -> None:
@@ -282,18 +299,18 @@ class Replicas:
 
     def shares(self, pattern: str, name: str) -> bool:
         """Whether a link with this pattern carries a topic of this name, should it not be there yet."""
-        topic = self._store.topics.by_name.get(name)
+        topic = self._topics.by_name.get(name)
         return (topic is None or topic.settings.journal) and not name.startswith("_") and _matcher(pattern)(name)
 
     def topics(self, pattern: str) -> list[Kind]:
         """The topics whose whole name matches, by name; the store's own are never among them."""
         matches = matcher(pattern)
-        by_name = self._store.topics.by_name
+        by_name = self._topics.by_name
         return [_kind(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
 
     def kinds(self, names: Collection[str]) -> list[Kind]:
         """Those of the topics with these names that there are."""
-        by_name = self._store.topics.by_name
+        by_name = self._topics.by_name
         return [_kind(by_name[name]) for name in sorted(names) if name in by_name]
 
     # -- peers: what they have, and what is held for them -----------------------------------------------------------
@@ -337,7 +354,7 @@ class Replicas:
                 self._unsaved |= names
 
         try:
-            self._store.control(stage_peers, saved)
+            self._commits.run(StagedBy(stage_peers), saved)
         except StoreError as error:  # the store is stopping, or has failed
             saved(error)
 
@@ -383,13 +400,13 @@ class Replicas:
 
     def read(self, peer: Identity, after: int, *, topics: Collection[str], select: Select, bytes_max: int) -> Piece:
         """The durable changes of some topics behind a sequence, but for what came from the peer itself (RE3)."""
-        upto = self._store.writer.synced_sequence
+        upto = self._commits.synced_sequence
         source = self.sources.get(peer.name)
         own = source.number if source is not None and source.identity == peer else None
         # Before the cut: one whose journal is switched on again in between has a floor in it.
-        by_name = self._store.topics.by_name
+        by_name = self._topics.by_name
         unread = {name for name in topics if name in by_name and not by_name[name].settings.journal}
-        cut = self._store.journal_cut()
+        cut = self._cuts.journal()
         try:
             return self._read(cut, own, after, upto, topics, unread, select, bytes_max)
         finally:
@@ -409,7 +426,7 @@ class Replicas:
         wanted: dict[int, tuple[Topic, RecordMatcher | None]] = {}
         lost: list[str] = []
         for name in names:
-            topic = self._store.topics.by_name.get(name)
+            topic = self._topics.by_name.get(name)
             if topic is None:
                 continue
             wanted[topic.id] = topic, select(topic)
@@ -442,8 +459,8 @@ class Replicas:
     def seed(self, topic: Topic, after_key: bytes, *, select: Select, bytes_max: int) -> SeedRows:
         """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
         event loop: it waits for the next sync."""
-        with self._store.writer.cut_lock:
-            sequence = self._store.writer.last_sequence
+        with self._commits.cut_lock:
+            sequence = self._commits.last_sequence
             records = self._rocks.cursor(RECORDS, fill_cache=False)
             tombstones = self._rocks.cursor(TOMBSTONES, fill_cache=False)
         # A row with an empty key is never sent (rule R13): as the last one of a part it would say that this is the end.
@@ -469,24 +486,24 @@ class Replicas:
         return SeedRows(pack_rows(keys, values, dead, select(topic)), last)
 
     def _wait_for_sync(self, sequence: int) -> None:
-        writer = self._store.writer
+        commits = self._commits
         give_up = time.monotonic() + SYNC_PATIENCE_SECONDS
         asked = False
-        while writer.synced_sequence < sequence:
-            if time.monotonic() > give_up or writer.failure is not None:
+        while commits.synced_sequence < sequence:
+            if time.monotonic() > give_up or commits.failure is not None:
                 raise StoreError(Reason.STORE_FAILED, "what was written does not become durable")
             time.sleep(SYNC_LOOK_SECONDS)
-            if not asked and writer.synced_sequence < sequence:
-                # Who publishes BUFFERED syncs now and then: a peer would be seeded by one part each time. A control is
+            if not asked and commits.synced_sequence < sequence:
+                # Who publishes BUFFERED syncs now and then: a peer would be seeded by one part each time. A step is
                 # synced at once, and with it all that was written before.
                 asked = True
-                self._store.control(lambda _: lambda: None, lambda _: None)
+                self._commits.run(Nothing(), lambda _: None)
 
     def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
         """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop."""
         wanted = sorted(topic.prefix + key for key in set(record_keys))
-        with self._store.writer.cut_lock:
-            sequence = self._store.writer.last_sequence
+        with self._commits.cut_lock:
+            sequence = self._commits.last_sequence
             found = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
             dead = list(zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True))
         self._wait_for_sync(sequence)
@@ -503,7 +520,7 @@ class Replicas:
         figures = topic.statistics
         if not figures.purged_version:
             return Purged()
-        return Purged(figures.purged_version, self._store.origins[figures.purged_origin])
+        return Purged(figures.purged_version, self._known_origins.names[figures.purged_origin])
 
     # -- sources: how far they are ----------------------------------------------------------------------------------
 
@@ -529,13 +546,13 @@ class Replicas:
             def begun() -> Counts:
                 self._unguarded.discard(name)
                 self._cover()
-                for topic in self._store.topics.by_id.values():
+                for topic in self._topics.by_id.values():
                     topic.replicated = self.covers(topic.name)
                 return Counts()
 
             return begun
 
-        self._store.control(stage_begin, done)
+        self._commits.run(StagedBy(stage_begin), done)
 
     def wait_for(self, name: str, sequence: int, done: Done) -> None:
         """Nothing of a source is taken before it has acknowledged this sequence of ours (RE4)."""
@@ -545,7 +562,7 @@ class Replicas:
             self._put_source(draft, name, source._replace(wait_for=max(source.wait_for, sequence)))
             return Counts
 
-        self._store.control(stage_wait, done)
+        self._commits.run(StagedBy(stage_wait), done)
 
     def answers(self, name: str, kinds: Sequence[Kind]) -> list[Answer]:
         """What is wanted of a source's topics, which are all that it sends. What is known of others does not last:
@@ -556,7 +573,7 @@ class Replicas:
         if source is not None and source.guarded and not any(answer.wanted for answer in found):
             self._unguarded.add(name)
         taken = {
-            _seed_key(name, self._store.topics.by_name[kind.name])
+            _seed_key(name, self._topics.by_name[kind.name])
             for kind, answer in zip(kinds, found, strict=True)
             if answer.refusal is None
         }
@@ -571,7 +588,7 @@ class Replicas:
 
     def check(self, kind: Kind) -> StoreError | None:
         """Why a topic of another instance cannot be taken (rule R12); None: it can. It is read at both ends."""
-        topic = self._store.topics.by_name.get(kind.name)
+        topic = self._topics.by_name.get(kind.name)
         if topic is None or topic.reserved:
             return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
         mine = _kind(topic)
@@ -590,7 +607,7 @@ class Replicas:
         refusal = self.check(kind)
         if refusal is not None:
             return Answer(refusal=refusal)
-        row = self._rocks.get(META, _seed_key(name, self._store.topics.by_name[kind.name]))
+        row = self._rocks.get(META, _seed_key(name, self._topics.by_name[kind.name]))
         if row is None:
             return Answer(wanted=True)
         return Answer(wanted=row[0] != _COMPLETE, after_key=row[1:] if row[0] != _COMPLETE else b"")
@@ -634,7 +651,7 @@ class Replicas:
                         continue
                     draft.atomic = changes.atomic
                     found = self._faults(draft, name, topic, changes, bad_names)
-                    Merge(draft, topic, self._store.origins_in(draft), tally).apply(changes, own, found)
+                    Merge(draft, topic, self._known_origins.names_in(draft), tally).apply(changes, own, found)
                     draft.end_request()
                 if passed_over := self._passed_over.get(name):
                     draft.batch.deletes[META] += passed_over
@@ -643,7 +660,7 @@ class Replicas:
                 self._put_source(draft, name, source._replace(cursor=upto, guarded=guarded))
             return tally.counts
 
-        self._store.control(stage_apply, done)
+        self._commits.run(StagedBy(stage_apply), done)
 
     def merge(
         self,
@@ -676,7 +693,7 @@ class Replicas:
             own, bad_names = self._origins(draft, origins)
             if changes is not None:
                 self._check_skew(draft, [changes])
-            names = self._store.origins_in(draft)
+            names = self._known_origins.names_in(draft)
             if purged.version:
                 following = self._drop(draft, topic, name, part, position, changes, purged, tally)
                 if following is not None:
@@ -702,11 +719,11 @@ class Replicas:
                 done(result)
                 return
             try:
-                self._store.control(stage_merge, merged)  # another round of what is dropped
+                self._commits.run(StagedBy(stage_merge), merged)  # another round of what is dropped
             except StoreError as error:  # the store is stopping, or has failed
                 done(error)
 
-        self._store.control(stage_merge, merged)
+        self._commits.run(StagedBy(stage_merge), merged)
 
     def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: Done, *, source: str) -> None:
         """Merges rows by version, for a repair with a peer; they go on to every peer. What is not here, and not above
@@ -715,27 +732,27 @@ class Replicas:
         changes = decoded(topic.name, chunk)
 
         def stage_rows(draft: Draft) -> Callable[[], Counts]:
-            if self._store.topics.by_id.get(topic.id) is not topic:
+            if self._topics.by_id.get(topic.id) is not topic:
                 raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
             self._check_skew(draft, [changes])
             (own, bad_names), tally = self._origins(draft, origins), Tally()
             found = self._faults(draft, source, topic, changes, bad_names)
             guard = self.purged(topic)
-            Merge(draft, topic, self._store.origins_in(draft), tally, guard=guard, buries=False, snapshot=True).apply(
-                changes, own, found
-            )
+            Merge(
+                draft, topic, self._known_origins.names_in(draft), tally, guard=guard, buries=False, snapshot=True
+            ).apply(changes, own, found)
             return tally.counts
 
-        self._store.control(stage_rows, done)
+        self._commits.run(StagedBy(stage_rows), done)
 
     def _origins(self, draft: Draft, names: Sequence[str]) -> tuple[list[int], list[int]]:
         """The numbers here of a peer's origins, and which of them, by the peer's numbers, have no name of an instance:
         these are not remembered."""
         bad = bad_names(names)
         if not bad:
-            return self._store.stage_origins(draft, names), bad
+            return self._known_origins.stage(draft, names), bad
         wrong = set(bad)
-        good = self._store.stage_origins(draft, [name for number, name in enumerate(names) if number not in wrong])
+        good = self._known_origins.stage(draft, [name for number, name in enumerate(names) if number not in wrong])
         numbers = iter(good)
         return [0 if number in wrong else next(numbers) for number in range(len(names))], bad
 
@@ -745,7 +762,7 @@ class Replicas:
         """The changes that are not taken, as no publish could have made them (SD1)."""
         found = faults(topic, changes, bad_names, self.limits, draft.now)
         if found:
-            draft.also.append(lambda: self._store.unsound.refuse(source, topic, changes, found, draft.now))
+            draft.also.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
         return found
 
     def _ready(self, name: str) -> Source:
@@ -760,7 +777,7 @@ class Replicas:
 
     def _purged_by(self, draft: Draft, topic: Topic, purged: Purged) -> None:
         if purged > self.purged(topic):
-            (origin,) = self._store.stage_origins(draft, [purged.origin])
+            (origin,) = self._known_origins.stage(draft, [purged.origin])
             figures = draft.figures(topic)
             draft.statistics[topic.id] = figures._replace(purged_version=purged.version, purged_origin=origin)
 
@@ -769,11 +786,11 @@ class Replicas:
         kind = self._kinds.get(source, {}).get(name)
         if kind is None or self.check(kind) is not None:
             return None
-        return self._store.topics.by_name[name]
+        return self._topics.by_name[name]
 
     def _unseed(self, draft: Draft, source: str, name: str) -> None:
         """Changes of a topic are passed over: once it can be taken, it has to be seeded."""
-        topic = self._store.topics.by_name.get(name)
+        topic = self._topics.by_name.get(name)
         if topic is not None:
             draft.batch.deletes[META].append(_seed_key(source, topic))
             self._seeds_change(draft)
@@ -812,7 +829,7 @@ class Replicas:
             following = cursor.fill(topic.prefix + position, stop, DROP_MAX, keys, values)
         finally:
             cursor.close()
-        names = self._store.origins_in(draft)
+        names = self._known_origins.names_in(draft)
         # A delete right above each: wherever else it lives, it ends there, too, and nothing that is newer does. It does
         # not count as a write of this instance, which would outrank its earlier ones.
         draft.source = 0
@@ -874,7 +891,7 @@ class Replicas:
 
         def stage_purge(draft: Draft) -> Callable[[], Counts]:
             cursor = self._rocks.cursor(TOMBSTONES, fill_cache=False)
-            purge = Purge(draft, self._store.topics.by_id, self._store.origins, upto, held, made_before_micros)
+            purge = Purge(draft, self._topics.by_id, self._known_origins.names, upto, held, made_before_micros)
             start: bytes | None = self._purge_from
             visited = 0
             try:
@@ -897,7 +914,7 @@ class Replicas:
 
             return purged
 
-        self._store.control(stage_purge, done)
+        self._commits.run(StagedBy(stage_purge), done)
 
     def _stage_missed(self, draft: Draft, purge: Purge, unread: Collection[str]) -> None:
         for name in self._matches:

@@ -1,0 +1,119 @@
+"""The way of every change into the writer: requests, steps, steps in rounds, and the state of what is committed.
+
+[1]  `done` is called exactly once for everything that was queued: with the answer, or with the StoreError that
+     refused it. A change that cannot be queued raises StoreError at once, and its `done` is not called.
+[2]  `done` runs on the thread that owns the answers (`Writer.start`), or, without the writer's thread, in the one
+     that drives the writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from sow_server.engine.commit.publishers import PublisherCache
+from sow_server.engine.commit.requests import Job
+from sow_server.engine.commit.steps import Nothing, Round, Staged, Step, StepInRounds
+from sow_server.engine.commit.writer import Follow, QueuedStep, Writer
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import Outcome, Request
+
+T = TypeVar("T")
+
+
+class Commits:
+    """What the parts of the store, and the server, may ask of the writer."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    # -- queueing ---------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, done: Callable[[Outcome | StoreError], None]) -> None:
+        """Queues a request; `done` hears its outcome once it is as durable as asked. Raises StoreError."""
+        self._writer.submit(Job(request, done))
+
+    def run(
+        self,
+        step: Step[T],
+        done: Callable[[T | StoreError], None],
+        *,
+        sweep_first: bool = False,
+        size: int = 0,
+        sync: bool = True,
+    ) -> None:
+        """Queues a step; `done` hears its answer once it is on disk. Raises StoreError.
+
+        `sweep_first`: overdue records are expired before, in commits of their own. A step of a `size` counts for the
+        bounds of the queue as a publish of so many bytes does. Without `sync` it is durable as a BUFFERED publish is.
+        """
+
+        def answered(result: object) -> None:
+            done(result)  # type: ignore[arg-type]  # the answer of `step`, or a StoreError
+
+        self._writer.submit(QueuedStep(step, answered, sweep_first=sweep_first, size=size, sync=sync))
+
+    def run_quietly(self, step: Step[T], done: Callable[[T | StoreError], None] = lambda _: None) -> None:
+        """As `run`, for background work: nothing happens where the step cannot be queued. The next tick of a timer, or
+        the next start, takes the work up again."""
+        with contextlib.suppress(StoreError):
+            self.run(step, done)
+
+    def run_in_rounds(self, step: StepInRounds[T], done: Callable[[T | StoreError], None]) -> None:
+        """Queues a step that may need commits before its own. Before each round overdue records are expired. Others
+        have their turn between the rounds. Raises StoreError when the first round cannot be queued."""
+        one_round = Round(step)
+
+        def round_done(result: T | Staged | StoreError) -> None:
+            if not isinstance(result, Staged):
+                done(result)
+                return
+            try:
+                self.run(one_round, round_done, sweep_first=True)
+            except StoreError as error:
+                done(error)
+
+        self.run(one_round, round_done, sweep_first=True)
+
+    def barrier(self, done: Callable[[object], None]) -> None:
+        """`done` hears (perhaps a StoreError) once every commit whose staging had begun before is durable. Requests
+        that are staged later heed the followers that a topic has now. Raises StoreError."""
+        self.run(Nothing(), done)
+
+    # -- the state of what is committed -----------------------------------------------------------------------------
+
+    @property
+    def cut_lock(self) -> threading.Lock:
+        """Held while a commit is written: its holder sees all column families between two commits."""
+        return self._writer.cut_lock
+
+    @property
+    def last_sequence(self) -> int:
+        """The last written sequence."""
+        return self._writer.last_sequence
+
+    @property
+    def synced_sequence(self) -> int:
+        """Everything up to this sequence is durable, so followers may see it (rule S7)."""
+        return self._writer.synced_sequence
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why writing has ended; None while it goes on."""
+        return self._writer.failure
+
+    @property
+    def queue_depth(self) -> tuple[int, int]:
+        """(requests, bytes) that wait or are under way."""
+        return self._writer.queue_depth
+
+    @property
+    def publishers(self) -> PublisherCache:
+        """Positions of publishers, for steps on the writer's thread."""
+        return self._writer.publishers
+
+    def follow(self, follow: Follow) -> None:
+        """From the next commit on, tells `follow`, too, of changes. Before the writer starts, or under the cut lock."""
+        self._writer.follow(follow)

@@ -1,0 +1,313 @@
+"""Reading: single records, and cuts, which show a topic, several, or the journal as they were at one instant.
+
+    [1]  A read never returns a record that has expired at its one `now` (rule L8).
+    [2]  A cut sees all column families between two commits (rule Q1).
+    [3]  A cut holds files and memory back until it is closed.
+
+Any thread may read. A cut is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Final
+
+from sow_server.engine.catalog.indexes import PREFIX_BYTES, record_keys
+from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.commit.draft import REARM_KEY
+from sow_server.engine.commit.expiry import OverdueCut, Sweep
+from sow_server.engine.commit.soundness import Reports, is_utf8, readable
+from sow_server.engine.commit.writer import Writer
+from sow_server.engine.disk.layout import i64
+from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
+from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.fields import Steps
+
+COUNT_CHUNK: Final = 1000
+"""Records that are read at a time where they have to be counted one by one."""
+
+
+Skipped = Callable[[Topic, Sequence[bytes], int], None]
+"""Hears of the keys that a read of a topic has passed over, and when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """All records of a topic at one instant. Close it: it holds files and memory back."""
+
+    topic: Topic
+    now_micros: int
+    sequence: int
+    acts: bool
+    records: Cursor
+    indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
+    """Those of the indexes that were asked for which are complete (IX3), by the steps of their paths."""
+    total: Total | None = None
+    """Where it was asked for: how many there are."""
+    skipped: Skipped | None = None
+    """Rows whose key cannot be told are passed over, and reported here (SD2). None: they are read as the others."""
+
+    def find(self, key: bytes) -> bytes | None:
+        """The stored value of the live record of `key`."""
+        if self.skipped is not None and not key.isascii() and not is_utf8(key):  # an index has named it
+            self.skipped(self.topic, [key], self.now_micros)
+            return None
+        value = self.records.find(self.topic.prefix + key)
+        if value is None or (self.acts and value[24:32] <= i64(self.now_micros)):
+            return None
+        return value
+
+    def fill(
+        self, start: bytes, limit: int, keys: list[bytes], values: list[bytes], *, stop: bytes | None = None
+    ) -> tuple[bytes | None, int]:
+        """Appends the live ones of the next `limit` stored records from the store key `start` on, up to `stop`
+        (excluded; None: to the end of the topic).
+
+        Returns the store key to go on at (None: that was all) and the number of stored records read.
+        """
+        found_keys: list[bytes] = []
+        found: list[bytes] = []
+        following = self.records.fill(start, stop or self.topic.stop, limit, found_keys, found)
+        scanned = len(found_keys)
+        if self.acts:
+            due = i64(self.now_micros)
+            live = [value[24:32] > due for value in found]
+            if False in live:
+                found_keys, found = list(compress(found_keys, live)), list(compress(found, live))
+        record_keys = [key[4:] for key in found_keys]
+        if self.skipped is not None and (told := readable(record_keys)) is not None:
+            self.skipped(
+                self.topic,
+                [key for key, is_told in zip(record_keys, told, strict=True) if not is_told],
+                self.now_micros,
+            )
+            record_keys, found = list(compress(record_keys, told)), list(compress(found, told))
+        keys += record_keys
+        values += found
+        return following, scanned
+
+    def fill_values(
+        self, start: bytes, limit: int, values: list[bytes], *, stop: bytes | None = None
+    ) -> tuple[bytes | None, int]:
+        """As `fill`, without the keys."""
+        found: list[bytes] = []
+        following, scanned = self.records.fill_values(start, stop or self.topic.stop, limit, found)
+        if self.acts:
+            due = i64(self.now_micros)
+            found = [value for value in found if value[24:32] > due]
+        values += found
+        return following, scanned
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self.records.close()
+        for index in self.indexes.values():
+            index.close()
+        if self.total is not None:
+            self.total.close()
+
+
+class IndexCursor:
+    """One index of a cut, complete as of the cut. Used by one thread at a time; the cut closes it."""
+
+    __slots__ = ("_cursor", "_prefix")
+
+    def __init__(self, prefix: bytes, cursor: Cursor) -> None:
+        self._prefix = prefix
+        self._cursor = cursor
+
+    def fill(self, start: bytes, stop: bytes, limit: int, keys: list[bytes]) -> bytes | None:
+        """Appends the record keys of the next `limit` entries from `start` to `stop` (excluded), as `indexes.interval`
+        gives them, in their order; returns where to go on, None at the end.
+
+        One record may have several entries in a range, or in several ranges. What it finds may be overdue.
+        """
+        entries: list[bytes] = []
+        prefix = self._prefix
+        following = self._cursor.fill_keys_before(prefix + start, prefix + stop, limit, entries)
+        keys += record_keys(entries)
+        return None if following is None else following[PREFIX_BYTES:]
+
+    def close(self) -> None:
+        """Lets go of the entries."""
+        self._cursor.close()
+
+
+class Total:
+    """The number of live records of a topic at one instant (rule L16): those stored, less the overdue ones."""
+
+    __slots__ = ("_cut", "_now", "_stored", "_sweep", "_topic")
+
+    def __init__(self, topic: Topic, now_micros: int, cut: OverdueCut | Cut | None, sweep: Sweep) -> None:
+        """Under the cut lock. `cut`: None where none is overdue, the records where the expiry index is incomplete."""
+        self._topic = topic
+        self._now = now_micros
+        self._stored = topic.statistics.records
+        self._cut = cut
+        self._sweep = sweep
+
+    def count(self) -> int:
+        """The number; asked once, and without the cut lock, as it may take a while."""
+        if self._cut is None:
+            return self._stored
+        if isinstance(self._cut, Cut):
+            return _count_live(self._cut)
+        overdue = self._sweep.overdue(self._now, prefix=self._topic.prefix, at_most=self._stored, cut=self._cut)
+        return max(0, self._stored - overdue.get(self._topic.id, 0))
+
+    def close(self) -> None:
+        """For who does not want to know any more."""
+        if self._cut is not None:
+            self._cut.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ManyCut:
+    """All records of several topics at one instant. They share a cursor: read one at a time, and close the whole."""
+
+    now_micros: int
+    sequence: int
+    records: Cursor
+    topics: tuple[Cut, ...]
+
+    def close(self) -> None:
+        """Lets go of the records."""
+        self.records.close()
+
+
+class Cuts:
+    """Opens cuts, and reads single records."""
+
+    def __init__(self, rocks: Rocks, clock: GuardedClock, topics: Topics, writer: Writer, unsound: Reports) -> None:
+        self._rocks = rocks
+        self._clock = clock
+        self._topics = topics
+        self._writer = writer
+        self._unsound = unsound
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def get(self, topic: Topic, keys: Sequence[bytes]) -> tuple[int, list[bytes | None]]:
+        """The stored values of the live records of `keys`, None for those without one, and the `now` of the request."""
+        now = self._clock.now_micros()
+        topic.last_use_micros = now
+        # Before the values: were expiration disabled in between, an expired value would pass for a live one (rule L8).
+        acts = topic.acts
+        prefix = topic.prefix
+        values = self._rocks.multi_get(RECORDS, [prefix + key for key in keys])
+        if acts:
+            due = i64(now)
+            values = [value if value is not None and value[24:32] > due else None for value in values]
+        return now, values
+
+    def records(
+        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+    ) -> Cut:
+        """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
+        are there and complete; `counted`: with their total; `unreadable`: also those whose key cannot be told (SD2)."""
+        with self._writer.cut_lock:
+            indexes = {
+                index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
+                for index in topic.indexes.all
+                if index.complete and index.steps in index_paths
+            }
+            now = topic.last_use_micros = self._clock.now_micros()
+            return Cut(
+                topic,
+                now,
+                self._writer.last_sequence,
+                topic.acts,
+                self._rocks.cursor(RECORDS),
+                indexes,
+                self._total(topic, now) if counted else None,
+                None if unreadable else self._unsound.skip,
+            )
+
+    def many(
+        self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None
+    ) -> ManyCut:
+        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. `skipped` hears
+        of those whose key cannot be told, in place of `unsound`."""
+        with self._writer.cut_lock:
+            now, sequence, records = self._clock.now_micros(), self._writer.last_sequence, self._rocks.cursor(RECORDS)
+            topics = choose(tuple(self._topics.by_id.values()))
+            skips = skipped or self._unsound.skip
+            cuts = [Cut(topic, now, sequence, topic.acts, records, skipped=skips) for topic in topics]
+            return ManyCut(now, sequence, records, tuple(cuts))
+
+    # -- the journal ------------------------------------------------------------------------------------------------
+
+    def journal(self) -> JournalCut:
+        """The journal, cut between two commits."""
+        with self._writer.cut_lock:
+            return self._journal_cut()
+
+    def _journal_cut(self) -> JournalCut:
+        return JournalCut(
+            walk=self._rocks.cursor(JOURNAL, fill_cache=False),
+            entries=self._rocks.cursor(JOURNAL),
+            commits=self._rocks.cursor(COMMITS, fill_cache=False),
+            floors={topic.id: topic.statistics.floor_sequence for topic in self._topics.by_id.values()},
+        )
+
+    def ledger(self, topic: Topic) -> Ledger:
+        """The journal of a topic as it is counted, cut between two commits. Raises StoreError TOPIC_DELETED."""
+        synced = self._writer.synced_sequence
+        topic.last_use_micros = self._clock.now_micros()
+        with self._writer.cut_lock:
+            if self._topics.by_id.get(topic.id) is not topic:
+                raise topic_deleted(topic)
+            return Ledger(self._journal_cut(), Heads(self._rocks), topic, topic.statistics, synced)
+
+    # -- numbers ----------------------------------------------------------------------------------------------------
+
+    def count(self, topic: Topic) -> int:
+        """Live records of a topic, now."""
+        with self._writer.cut_lock:
+            total = self._total(topic, self._clock.now_micros())
+        return total.count()
+
+    def _total(self, topic: Topic, now_micros: int) -> Total:
+        """Under the cut lock: what the sweep removes from here on must still be subtracted from what is stored now."""
+        sweep = self._writer.sweep
+        cut: OverdueCut | Cut | None = None
+        if topic.acts and is_rearming(self._rocks, topic):
+            # Its expiry index is not complete yet, so its records are asked; this lasts for moments after enabling.
+            cut = Cut(topic, now_micros, 0, acts=True, records=self._rocks.cursor(RECORDS, fill_cache=False))
+        elif topic.acts and sweep.next_due <= now_micros:
+            cut = sweep.overdue_cut([topic])
+        return Total(topic, now_micros, cut, sweep)
+
+    def overdue(self, topic: Topic | None = None) -> int:
+        """Expired records that are not yet swept, of one topic or of all."""
+        counts = self.overdue_by_topic()
+        return sum(counts.values()) if topic is None else counts.get(topic.id, 0)
+
+    def overdue_by_topic(self, *, at_most: int = 2**62) -> dict[int, int]:
+        """Expired records that are not yet swept, by topic id, counted in one pass until `at_most` are found."""
+        now = self._clock.now_micros()
+        if self._writer.sweep.next_due > now:
+            return {}
+        return self._writer.sweep.overdue(now, at_most=at_most)
+
+
+def is_rearming(rocks: Rocks, topic: Topic) -> bool:
+    """Whether the topic's expiry index is not complete yet, as its expiration has just been enabled."""
+    return rocks.get(META, REARM_KEY + topic.prefix) is not None
+
+
+def _count_live(cut: Cut) -> int:
+    """The live records of a cut, which it closes."""
+    count = 0
+    following: bytes | None = cut.topic.prefix
+    try:
+        while following is not None:
+            values: list[bytes] = []
+            following, _ = cut.fill(following, COUNT_CHUNK, [], values)
+            count += len(values)
+    finally:
+        cut.close()
+    return count
