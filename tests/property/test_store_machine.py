@@ -233,6 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def publish(
         self,
+        *,
         topic: str,
         records: list[tuple[str, bool, Lifetime, Condition | None]],
         lifetime: Lifetime,

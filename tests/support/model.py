@@ -299,20 +299,25 @@ class ModelStore:
             if unit_done and unit > publisher.unit and not any(isinstance(result, Refused) for result in results):
                 finishes = True
         if request.publisher is not None and (new or finishes):
-            for index, result in enumerate(results):
-                if first + index > decided_before and isinstance(result, Refused):
-                    publisher.refusals[first + index] = result
-                    publisher.ever_refused.add(first + index)
+            self._note_outcomes(publisher, first, decided_before, results)
             if unit != publisher.open_unit:
                 publisher.open_unit, publisher.open_records = unit, 0
             publisher.open_records += sum(isinstance(result, Accepted) and not result.duplicate for result in results)
             if finishes:
                 publisher.unit, publisher.unit_records = unit, publisher.open_records
-            publisher.highest = max(publisher.highest, first + len(keys) - 1)
-            oldest = publisher.highest - self._outcomes_kept
-            publisher.refusals = {at: why for at, why in publisher.refusals.items() if at > oldest}
             self.publishers[request.publisher.publisher_id] = publisher
         return Expected(results=results)
+
+    def _note_outcomes(
+        self, publisher: ModelPublisher, first: int, decided_before: int, results: list[Accepted | Refused]
+    ) -> None:
+        for index, result in enumerate(results):
+            if first + index > decided_before and isinstance(result, Refused):
+                publisher.refusals[first + index] = result
+                publisher.ever_refused.add(first + index)
+        publisher.highest = max(publisher.highest, first + len(results) - 1)
+        oldest = publisher.highest - self._outcomes_kept
+        publisher.refusals = {at: why for at, why in publisher.refusals.items() if at > oldest}
 
     def open_publisher(self, name: str, unit: int) -> tuple[int, bool, int]:
         """Begins an epoch: (epoch, whether the unit is finished, records of it)."""
