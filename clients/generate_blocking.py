@@ -38,7 +38,7 @@ _WORDS: Final = tuple(
         (r"\bawait ", ""),
         (r"\bAsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),
         (r"\b(Async|Aio)(?=[A-Z])", ""),
-        (r"\baio_(?=[a-z])", ""),
+        (r"\b(_?)aio_(?=[a-z])", r"\1"),
         (r"\b__a(iter|next|enter|exit)__", r"__\1__"),
         (r"\baclosing\b", "closing"),
         (r"\banext\b", "next"),

@@ -13,60 +13,66 @@
 What is not named in `__all__` is private, whatever module it is in.
 """
 
+from sow_client._aio_publisher import AsyncPublisher
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._durable import AsyncDurableSubscription, DurableSubscription
 from sow_client._exports import Export
 from sow_client._loads import AsyncLoadStager, Load, LoadFigures, LoadInfo, LoadPart, LoadProgress, LoadStager
 from sow_client._packed import PackedColumn, PackedRecords
-from sow_client._publisher import Ack, AsyncPublisher, OpenedPublisher, Publisher
+from sow_client._publish_core import Ack, OpenedPublisher
+from sow_client._publisher import Publisher
 from sow_client._queries import AsyncQueryResult, QueryResult
 from sow_client._records import (
     EARLIEST,
     NEVER,
-    UNLIMITED,
-    BacklogActionName,
-    BackupMade,
-    Browsed,
     Change,
-    ClockAccepted,
-    Compacted,
     Deleted,
-    Difference,
     DurabilityName,
-    Durable,
-    DurableFigures,
-    DurableSettings,
-    DurableSettingsArguments,
-    EffectiveSetting,
-    Gap,
-    IncomingLink,
-    IndexStatus,
-    LinkTopic,
-    MessageTypeName,
-    OnMissingName,
-    OutgoingLink,
     Page,
-    Policy,
     Published,
     QueryFooter,
     QueryHeader,
     QueryPlan,
     Record,
     RecordBatch,
-    Repaired,
-    ReplicationStatus,
     Restamped,
     RestampMode,
+)
+from sow_client._reports import (
+    BackupMade,
+    Browsed,
+    ClockAccepted,
+    Compacted,
+    Difference,
+    Durable,
+    DurableFigures,
+    EffectiveSetting,
+    Gap,
+    IncomingLink,
+    IndexStatus,
+    LinkTopic,
+    OutgoingLink,
+    Policy,
+    Repaired,
+    ReplicationStatus,
     Rewound,
     Status,
     Topic,
     TopicChecked,
-    TopicSettings,
-    TopicSettingsArguments,
     TopicStatistics,
     UnsoundRow,
     Verified,
+)
+from sow_client._setting_values import (
+    UNLIMITED,
+    BacklogActionName,
+    DurableSettings,
+    DurableSettingsArguments,
+    MessageTypeName,
+    OnMissingName,
+    TopicSettings,
+    TopicSettingsArguments,
 )
 from sow_client._subscription import AsyncSubscription, Subscription
 from sow_client._view import View

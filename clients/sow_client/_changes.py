@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from sow.v1 import snapshot_pb2
-from sow_client import _core
+from sow_client import _lifetimes, _statuses
 from sow_client._packed import PackedRecords, column_values, packed
 from sow_client._records import EARLIEST, Start, Ttl, invalid, ttl_micros
 from sow_client._subscription import PASSING_REASONS
@@ -61,7 +61,7 @@ def plan_request(
     )
     match start:
         case datetime():
-            request.start_time_micros = _core.zoned_micros(start, "start")
+            request.start_time_micros = _lifetimes.zoned_micros(start, "start")
         case "earliest":  # before the bookmarks, none of which looks like it
             request.earliest = True
         case "latest":
@@ -136,7 +136,7 @@ class ReadChangesCore:
 
     def __init__(self, request: snapshot_pb2.ReadChangesRequest) -> None:
         self._request = request
-        self._backoff = _core.Backoff()
+        self._backoff = _statuses.Backoff()
         self.done = False
         """Whether the footer has come."""
 
@@ -153,20 +153,20 @@ class ReadChangesCore:
         match response.WhichOneof("response"):
             case "batch":
                 if not response.bookmark:
-                    raise _core.malformed("changes without a bookmark")
+                    raise _statuses.malformed("changes without a bookmark")
                 self._request.start_bookmark = response.bookmark
                 return packed(response.batch)
             case "footer":
                 self.done = True
                 return None
             case None:
-                raise _core.malformed("an empty response to a reading of changes")
+                raise _statuses.malformed("an empty response to a reading of changes")
 
     def ended(self, error: BaseException | None, *, now: float, jitter: float) -> float:
         """A call ended without a footer, with an error or without: seconds to wait before the next one. Raises SowError
         where there is to be none. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
         what = f"the reading of changes of {self._request.topic}"
-        translated: SowError = _core.cut(what) if error is None else _core.stream_error(error, what)
+        translated: SowError = _statuses.cut(what) if error is None else _statuses.stream_error(error, what)
         delay = None
         if translated.reason in PASSING_REASONS:
             delay = self._backoff.delay(translated, now=now, jitter=jitter, limit=READ_RETRY_SECONDS)

@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from sow_client._core import MESSAGE_BYTES_MAX, closed, request_too_large
 from sow_client._records import invalid
+from sow_client._statuses import MESSAGE_BYTES_MAX, closed, request_too_large
 
 DEFAULT_PORT: Final = 7450
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"

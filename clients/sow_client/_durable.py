@@ -25,8 +25,9 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from sow.v1 import sow_pb2
-from sow_client import _core
-from sow_client._records import Change, Gap, GapReason, invalid
+from sow_client import _statuses
+from sow_client._records import Change, invalid
+from sow_client._reports import Gap, GapReason
 from sow_client._subscription import (
     PASSING_REASONS,
     AsyncSubscription,
@@ -85,7 +86,7 @@ class Acknowledgements:
         self._under_way = False
         self._not_before = 0.0  # the next call
         self._resting = False  # after a failure, which nobody may hurry
-        self._backoff = _core.Backoff()
+        self._backoff = _statuses.Backoff()
         self._failure: SowError | None = None
 
     def attached(self, begin: sow_pb2.DurableBegin, *, anew: bool) -> None:
@@ -173,7 +174,9 @@ class Acknowledgements:
         if self._detached is not None:
             raise self._detached
         if self._wanted > self.confirmed:
-            raise _core.cut(f"up to {self._prefix}{self._wanted}, which has to be handed over first, the subscription")
+            raise _statuses.cut(
+                f"up to {self._prefix}{self._wanted}, which has to be handed over first, the subscription"
+            )
 
     @property
     def has_failed(self) -> bool:
@@ -215,7 +218,7 @@ class DurableCore(SubscriptionCore):
             self._settle()
             self._begin(response.durable_begin)
         elif kind is not None and not self._standing:
-            raise _core.malformed(f"{kind} out of its place")
+            raise _statuses.malformed(f"{kind} out of its place")
         elif kind == "gap" and not self._snapshot:
             self._settle()
             self._feed_gap(response.gap)
@@ -318,7 +321,7 @@ class _Acknowledger:
         """Sends it, soon. Raises what has failed."""
         with self._changed:
             if self._over:
-                raise _core.closed("durable subscription")
+                raise _statuses.closed("durable subscription")
             if self._acknowledgements.add(bookmark):
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="sow-acknowledge", daemon=True)
@@ -365,7 +368,7 @@ class _Acknowledger:
             except SowError as refused:
                 error = refused
             except Exception as unexpected:  # noqa: BLE001 - whoever acknowledges must hear of it
-                error = _core.error_of_status(unexpected)
+                error = _statuses.error_of_status(unexpected)
             with self._changed:
                 if error is None:
                     acknowledgements.done(request)
@@ -479,7 +482,7 @@ class _AioAcknowledger:
     def add(self, bookmark: str) -> None:
         """Sends it, soon. Raises what has failed."""
         if self._over:
-            raise _core.closed("durable subscription")
+            raise _statuses.closed("durable subscription")
         if self._acknowledgements.add(bookmark) and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="sow-acknowledge")
 

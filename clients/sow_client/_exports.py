@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sow.v1 import snapshot_pb2
-from sow_client import _core
+from sow_client import _statuses
 from sow_client._packed import PackedRecords, column_values, packed
 from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
 from sow_client.errors import SowError
@@ -88,7 +88,7 @@ class PartCore:
         """`connect_timeout`: seconds to get the first connection."""
         self._request = request
         self._connect_timeout = connect_timeout
-        self._backoff = _core.Backoff()
+        self._backoff = _statuses.Backoff()
         self._stood = False
         self._returned = 0  # records of the present call
         self._ended = False  # the footer has come
@@ -117,7 +117,7 @@ class PartCore:
                 return records
             case "footer":
                 if response.footer.returned != self._returned:
-                    raise _core.malformed(
+                    raise _statuses.malformed(
                         f"{self._returned} records of {self.what}, and a footer that counts {response.footer.returned}"
                     )
                 self._ended = True
@@ -126,12 +126,12 @@ class PartCore:
     def finished(self) -> None:
         """The present call has ended in order. Raises Unavailable (STREAM_CUT) when the part has not."""
         if not self._ended:
-            raise _core.cut(self.what)
+            raise _statuses.cut(self.what)
 
     def failed(self, error: SowError, *, now: float, jitter: float) -> float:
         """Seconds to wait before the next call, as the present one ended with `error`; raises it when there is to be
         none. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
-        if error.reason not in _core.CUT_REASONS:
+        if error.reason not in _statuses.CUT_REASONS:
             raise error
         limit = READ_RETRY_SECONDS if self._stood else self._connect_timeout
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)

@@ -26,8 +26,8 @@ from typing import Final, Literal, Protocol, Self, cast
 import grpc
 
 from sow.v1 import load_pb2, types_pb2
-from sow_client import _core
-from sow_client._publisher import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
+from sow_client import _lifetimes, _statuses, _writes
+from sow_client._publish_core import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
 from sow_client._records import Ttl, invalid
 from sow_client._transport import task_is_cancelled
 from sow_client.errors import Refusal, SowError
@@ -134,7 +134,7 @@ def commit_request(load_id: str, parts: Iterable[LoadPart]) -> load_pb2.CommitLo
 def _phase(value: load_pb2.LoadPhase.ValueType) -> LoadPhaseName:
     name = _PHASES.get(value)
     if name is None:
-        raise _core.malformed(f"a load in phase {value}")
+        raise _statuses.malformed(f"a load in phase {value}")
     return cast(LoadPhaseName, name)
 
 
@@ -167,7 +167,7 @@ def _moment(micros: int) -> datetime:
 
 def passes(error: SowError) -> bool:
     """Whether an error passes by itself, so that it is worth trying again."""
-    return error.reason in RETRIED_REASONS or error.reason in _core.CUT_REASONS
+    return error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class StageCore:
         self._queued: deque[_Sealed] = deque()
         self._sent: deque[_Sealed] = deque()
         self._sealed_bytes = 0
-        self._backoff = _core.Backoff()
+        self._backoff = _statuses.Backoff()
 
     def requests(
         self,
@@ -214,7 +214,7 @@ class StageCore:
                 raise invalid(name, f"has {len(column)} entries for {len(payloads)} payloads")
         if (kinds is None) != (micros is None):
             raise invalid("lifetime_micros", "comes together with lifetime_kinds")
-        common = _core.lifetime_message(lifetime, None)
+        common = _lifetimes.lifetime_message(lifetime, None)
         check_sizes(payloads, keys)
         return self._requests(payloads, keys, common, kinds, micros)
 
@@ -274,16 +274,16 @@ class StageCore:
     def settle(self, response: load_pb2.StageLoadResponse) -> None:
         """Settles the oldest sent request (LS2)."""
         if not self._sent:
-            raise _core.malformed("an answer to no request")
+            raise _statuses.malformed("an answer to no request")
         sealed = self._sent.popleft()
         if response.staged + len(response.refusals) != sealed.rows:
-            raise _core.malformed(f"an answer for {response.staged + len(response.refusals)} of {sealed.rows} rows")
+            raise _statuses.malformed(f"an answer for {response.staged + len(response.refusals)} of {sealed.rows} rows")
         self._sealed_bytes -= sealed.size
         self.staged += response.staged
         self.refused += len(response.refusals)
         before = sealed.request.first_row - 1
         for message in response.refusals[: REFUSALS_KEPT_MAX - len(self.refusals)]:
-            self.refusals.append(_core.refusal(message, index=before + message.index))
+            self.refusals.append(_writes.refusal(message, index=before + message.index))
         self._backoff.reset()
 
     def rewind(self) -> None:
@@ -347,7 +347,7 @@ class _Shell:
         if self._failure is not None:
             raise self._failure
         if self._closing:
-            raise _core.closed("stager")
+            raise _statuses.closed("stager")
 
 
 class LoadStager(_Shell):
@@ -472,11 +472,11 @@ class LoadStager(_Shell):
                 with self._lock:
                     self._core.settle(response)
                     self._changed.notify_all()
-            return _core.cut(_ANSWERS)
+            return _statuses.cut(_ANSWERS)
         except SowError as error:
             return error
         except grpc.RpcError as error:
-            return _core.stream_error(error, _ANSWERS)
+            return _statuses.stream_error(error, _ANSWERS)
         finally:
             with self._lock:
                 self._stream += 1
@@ -599,15 +599,15 @@ class AsyncLoadStager(_Shell):
                 self._core.settle(response)
                 async with self._changed:
                     self._changed.notify_all()
-            return _core.cut(_ANSWERS)
+            return _statuses.cut(_ANSWERS)
         except SowError as error:
             return error
         except grpc.RpcError as error:
-            return _core.stream_error(error, _ANSWERS)
+            return _statuses.stream_error(error, _ANSWERS)
         except asyncio.CancelledError:
             if self._closing or task_is_cancelled():
                 raise
-            return _core.cut(_ANSWERS)
+            return _statuses.cut(_ANSWERS)
         finally:
             self._stream += 1
             if call is not None:
@@ -620,7 +620,7 @@ class CommitRetry:
     """When to ask a server again that was cut off while it told how far a committed load is."""
 
     def __init__(self, retry_for: float) -> None:
-        self._backoff = _core.Backoff()
+        self._backoff = _statuses.Backoff()
         self._retry_for = retry_for
 
     def heard(self) -> None:

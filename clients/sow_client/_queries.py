@@ -10,7 +10,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Final, Self
 
-from sow_client._core import QueryProgress
+from sow_client._reads import QueryProgress
 from sow_client._records import QueryFooter, QueryHeader, Record, RecordBatch
 
 QUERY_ATTEMPTS_MAX: Final = 3

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from sow.v1 import admin_pb2, types_pb2
-from sow_client import _core
-from sow_client._records import (
+from sow_client import _lifetimes, _reads
+from sow_client._records import invalid
+from sow_client._reports import (
     BackupMade,
     Difference,
     IncomingLink,
@@ -21,7 +22,6 @@ from sow_client._records import (
     TopicChecked,
     UnsoundRow,
     Verified,
-    invalid,
 )
 
 KEYS_MAX = 2**32 - 1
@@ -49,10 +49,10 @@ def _outgoing(link: admin_pb2.OutgoingLink) -> OutgoingLink:
         lag_sequences=link.lag_sequences,
         lag=timedelta(microseconds=link.lag_micros),
         skew=timedelta(microseconds=link.skew_micros),
-        since=_core.moment(link.since) if link.HasField("since") else None,
+        since=_lifetimes.moment(link.since) if link.HasField("since") else None,
         last_error=link.last_error,
         last_error_reason=_reason(link.last_error_reason),
-        last_error_time=_core.moment(link.last_error_time) if link.HasField("last_error_time") else None,
+        last_error_time=_lifetimes.moment(link.last_error_time) if link.HasField("last_error_time") else None,
         topics=_topics(link.topics),
     )
 
@@ -70,7 +70,7 @@ def _incoming(link: admin_pb2.IncomingLink) -> IncomingLink:
         skew=timedelta(microseconds=link.skew_micros),
         last_error=link.last_error,
         last_error_reason=_reason(link.last_error_reason),
-        last_error_time=_core.moment(link.last_error_time) if link.HasField("last_error_time") else None,
+        last_error_time=_lifetimes.moment(link.last_error_time) if link.HasField("last_error_time") else None,
         topics=_topics(link.topics),
     )
 
@@ -155,7 +155,7 @@ def _chosen(topics: Iterable[str] | None) -> list[str]:
     """An empty list, which stands for all on the wire, is taken for a mistake."""
     if topics is None:
         return []
-    chosen = _core.texts(topics, "topics") or []
+    chosen = _reads.texts(topics, "topics") or []
     if not chosen:
         raise invalid("topics", "is empty; leave it out for all")
     return list(chosen)

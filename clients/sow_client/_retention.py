@@ -12,23 +12,10 @@ from typing import Final, cast, get_args
 import msgspec
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_client import _core
-from sow_client._records import (
-    EARLIEST,
-    Browsed,
-    Change,
-    Durable,
-    DurableFigures,
-    DurableSettingsArguments,
-    Policy,
-    PolicyTargetName,
-    Rewound,
-    SettingValue,
-    Start,
-    TopicSettingsArguments,
-    Ttl,
-    invalid,
-)
+from sow_client import _admin, _lifetimes, _reads
+from sow_client._records import EARLIEST, Change, Start, Ttl, invalid
+from sow_client._reports import Browsed, Durable, DurableFigures, Policy, PolicyTargetName, Rewound
+from sow_client._setting_values import DurableSettingsArguments, SettingValue, TopicSettingsArguments
 from sow_client._settings import (
     NOT_IN_POLICIES,
     durable_message,
@@ -61,7 +48,7 @@ def durable_request(
     batch_size: int,
 ) -> sow_pb2.SubscribeRequest:
     """The consumer of a durable subscription."""
-    request = _core.subscribe_request(
+    request = _reads.subscribe_request(
         topic,
         filter_text,
         topic_pattern=None,
@@ -96,7 +83,7 @@ def rewind_request(topic: str, name: str, to: Start, *, force: bool) -> sow_pb2.
     request = sow_pb2.RewindRequest(topic=topic, durable=_named(name), force=force)
     match to:
         case datetime():
-            request.time_micros = _core.zoned_micros(to, "to")
+            request.time_micros = _lifetimes.zoned_micros(to, "to")
         case "earliest":  # before the bookmarks, none of which looks like it
             request.earliest = True
         case str():
@@ -148,8 +135,8 @@ def durable(response: admin_pb2.Durable) -> Durable:
         acknowledged=response.acknowledged,
         earliest=response.earliest,
         attached=response.attached,
-        create_time=_core.moment(response.create_time),
-        last_use_time=_core.moment(response.last_use_time),
+        create_time=_lifetimes.moment(response.create_time),
+        last_use_time=_lifetimes.moment(response.last_use_time),
         settings=durable_settings_of(response.settings),
         figures=_figures(response.figures) if response.HasField("figures") else None,
     )
@@ -212,7 +199,7 @@ def set_policy_request(
         if refused:
             raise invalid(min(refused), "is what a topic is; a policy cannot set it")
         policy.applies_to = _TARGETS["topics"]
-        policy.topic.CopyFrom(_core.settings_message(topics))
+        policy.topic.CopyFrom(_admin.settings_message(topics))
     elif durables is not None:
         policy.applies_to = _TARGETS["durables"]
         policy.durable.CopyFrom(durable_message(durable_settings(durables)))

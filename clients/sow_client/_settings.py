@@ -12,7 +12,8 @@ from google.protobuf import duration_pb2
 
 from sow.durations import format_micros
 from sow.v1 import admin_pb2, types_pb2
-from sow_client._records import (
+from sow_client._records import Ttl, invalid, ttl_micros
+from sow_client._setting_values import (
     BacklogActionName,
     DurableSettings,
     DurableSettingsArguments,
@@ -21,9 +22,6 @@ from sow_client._records import (
     SettingValue,
     TopicSettings,
     TopicSettingsArguments,
-    Ttl,
-    invalid,
-    ttl_micros,
 )
 
 _Name = TypeVar("_Name", bound=str)

@@ -34,7 +34,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _core
+from sow_client import _statuses
 from sow_client._records import Change, ChangeOp, ChangeReason, Record, RecordBatch, invalid
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
@@ -43,7 +43,7 @@ RETRY_SECONDS: Final = 300.0
 """A subscription tries so long to get its connection back: enough for the restart of a server with much data, and not
 so long that nobody is told of a server that is gone."""
 
-PASSING_REASONS: Final = _core.CUT_REASONS | {"STOPPING", "OVERLOADED"}
+PASSING_REASONS: Final = _statuses.CUT_REASONS | {"STOPPING", "OVERLOADED"}
 """The call is made again, from where it was."""
 RESYNC_REASONS: Final = frozenset({"RESYNC_REQUIRED", "BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE"})
 """There is no way on from where it was; a new snapshot is (F3)."""
@@ -87,7 +87,7 @@ class SubscriptionCore:
         self._request = request
         self._retry_for = retry_for
         self._connect_timeout = connect_timeout
-        self._backoff = _core.Backoff()
+        self._backoff = _statuses.Backoff()
         self._standing = False  # the present call is confirmed
         self._on_interruption = on_interruption
         self._interrupted = False  # that was told
@@ -139,7 +139,7 @@ class SubscriptionCore:
         elif kind == "snapshot_end" and self._snapshot and self._standing:
             self._end_snapshot(response.snapshot_end.bookmark)
         elif kind is not None:  # None: a kind of frame that a newer server sends
-            raise _core.malformed(f"{kind} out of its place")
+            raise _statuses.malformed(f"{kind} out of its place")
 
     def _settle(self) -> None:
         """All of the frame at hand was handed out: its end is the position (F2)."""
@@ -193,7 +193,7 @@ class SubscriptionCore:
 
     def _feed_changes(self, batch: sow_pb2.ChangeBatch) -> None:
         if not batch.more and not batch.bookmark:
-            raise _core.malformed("changes without a bookmark")
+            raise _statuses.malformed("changes without a bookmark")
         changes = changes_of(batch, self._prefix)
         sequences = batch.records.sequence
         if sequences and sequences[-1] <= self._repeated:
@@ -258,7 +258,7 @@ class SubscriptionCore:
         bookmark = self.bookmark
         if bookmark is None:
             return error
-        failure = _core.error_like(error, error.message, bookmark=bookmark)
+        failure = _statuses.error_like(error, error.message, bookmark=bookmark)
         failure.__cause__ = error.__cause__
         return failure
 
@@ -294,7 +294,7 @@ def changes_of(batch: sow_pb2.ChangeBatch, prefix: str) -> list[Change]:
             )
         ]
     except KeyError as error:
-        raise _core.malformed(f"a change of the unknown kind {error}") from error
+        raise _statuses.malformed(f"a change of the unknown kind {error}") from error
 
 
 def prefix_of(bookmark: str) -> str:
@@ -327,14 +327,14 @@ def _column(values: Sequence[_Column], count: int, absent: _Column, *, optional:
 
 
 def _unequal() -> SowError:
-    return _core.malformed("columns of unequal length")
+    return _statuses.malformed("columns of unequal length")
 
 
 _FRAMES: Final = "the subscription"
 
 
 def _broken(error: grpc.RpcError) -> SowError:
-    translated = _core.stream_error(error, _FRAMES)
+    translated = _statuses.stream_error(error, _FRAMES)
     # Without its traceback: gRPC's errors are their own calls, and so refer to the frames that refer to them. Such a
     # cycle would hold the subscription, too, beyond those who let go of it.
     translated.__cause__ = error.with_traceback(None)
@@ -386,7 +386,7 @@ class _Reader:
         with self._lock:
             self._cancelled = True
             call = self._call
-        self._outcomes.put(_core.closed("subscription"))
+        self._outcomes.put(_statuses.closed("subscription"))
         self._demand.put(False)
         if call is not None:
             call.cancel()
@@ -407,13 +407,13 @@ class _Reader:
                 if not self._demand.get():
                     return
         except StopIteration:
-            outcome = _core.cut(_FRAMES)
+            outcome = _statuses.cut(_FRAMES)
         except grpc.RpcError as broken:
             outcome = _broken(broken)
         except SowError as refused:
             outcome = refused
         except Exception as unexpected:  # noqa: BLE001 - who waits for a frame must hear of it
-            outcome = _core.error_of_status(unexpected)
+            outcome = _statuses.error_of_status(unexpected)
             outcome.__cause__ = unexpected
         self._outcomes.put(outcome)
 
@@ -447,7 +447,7 @@ class Subscription:
         `sow_and_subscribe` have called it."""
         while not self._core.stood:
             if not self._advance():
-                raise _core.closed("subscription")
+                raise _statuses.closed("subscription")
 
     @property
     def bookmark(self) -> str | None:
@@ -573,7 +573,7 @@ class AsyncSubscription:
         """Returns once the subscription stands: of what changes from now on, nothing is missed."""
         while not self._core.stood:
             if not await self._advance():
-                raise _core.closed("subscription")
+                raise _statuses.closed("subscription")
 
     @property
     def bookmark(self) -> str | None:
@@ -639,7 +639,7 @@ class AsyncSubscription:
         try:
             frame = await (await self._present_call()).read()
             if not isinstance(frame, sow_pb2.SubscribeResponse):
-                return _core.cut(_FRAMES)
+                return _statuses.cut(_FRAMES)
             self._core.feed(frame)
             return None
         except grpc.RpcError as broken:
@@ -650,7 +650,7 @@ class AsyncSubscription:
             self._drop_call()
             if task_is_cancelled():
                 raise
-            return _core.cut(_FRAMES)
+            return _statuses.cut(_FRAMES)
         except BaseException:
             self._drop_call()
             raise

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from sow_client._channel import CheckedChannel, Tls, open_aio_channel, open_channel, target
-from sow_client._core import EndedCall, closed, unreachable
+from sow_client._statuses import EndedCall, closed, unreachable
 
 CLOSE_SECONDS_MAX: Final = 1.0
 """The longest time that an interrupted program waits for its connection to close."""

@@ -14,7 +14,7 @@ import pytest
 
 from sow.v1 import load_pb2, load_pb2_grpc, types_pb2
 from sow_client import AsyncClient, Client, LoadPart, SowError
-from sow_client._core import error_of_status
+from sow_client._statuses import error_of_status
 from tests.support.proxy import Proxy
 from tests.support.server import ServerProcess, until
 

@@ -53,7 +53,7 @@ from sow_client import (
     UnsoundRow,
     Verified,
 )
-from sow_client._records import PolicyTargetName
+from sow_client._reports import PolicyTargetName
 from sow_server.engine.formats.deltas import unset_tree
 from sow_server.engine.formats.payloads import format_of
 from sow_server.engine.values.keys import parse_path

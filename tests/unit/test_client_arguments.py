@@ -23,12 +23,15 @@ from sow_client import (
     Published,
     Refusal,
     TopicSettings,
-    _core,
+    _admin,
+    _lifetimes,
+    _reads,
     _retention,
+    _writes,
 )
 from sow_client._channel import Tls, target
 from sow_client._documents import encode
-from sow_client._records import TopicSettingsArguments
+from sow_client._setting_values import TopicSettingsArguments
 from sow_client._settings import durable_message, durable_settings_of, topic_message
 
 MICROS = 1_700_000_000_000_000
@@ -60,7 +63,7 @@ def test_a_lifetime_is_absent_never_a_ttl_or_a_moment(
     ttl: Any, expire_at: Any, expected: types_pb2.Lifetime | None
 ) -> None:
     """Rule L2: absent is not zero is not never."""
-    assert _core.lifetime_message(ttl, expire_at) == expected
+    assert _lifetimes.lifetime_message(ttl, expire_at) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_a_wrong_lifetime_is_refused_with_the_name_of_its_argument(
     ttl: Any, expire_at: Any, reason: str, field: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        _core.lifetime(ttl, expire_at)
+        _lifetimes.lifetime(ttl, expire_at)
     assert (caught.value.reason, caught.value.details["field"]) == (reason, field)
 
 
@@ -112,22 +115,22 @@ def test_what_cannot_be_encoded_is_refused_as_malformed(data: Any) -> None:
 
 
 def test_at_most_one_condition() -> None:
-    assert _core.condition() is None
-    assert _core.condition(only_if_version=0) == types_pb2.Condition(only_if_version=0)
+    assert _writes.condition() is None
+    assert _writes.condition(only_if_version=0) == types_pb2.Condition(only_if_version=0)
     with pytest.raises(InvalidArgument):
-        _core.condition(only_if_absent=True, only_if_version=3)
+        _writes.condition(only_if_absent=True, only_if_version=3)
 
 
 def test_durability_has_two_names() -> None:
-    assert _core.durability_value(None) == types_pb2.DURABILITY_UNSPECIFIED
-    assert _core.durability_name(_core.durability_value("buffered")) == "buffered"
+    assert _writes.durability_value(None) == types_pb2.DURABILITY_UNSPECIFIED
+    assert _writes.durability_name(_writes.durability_value("buffered")) == "buffered"
     with pytest.raises(InvalidArgument):
-        _core.durability_value("sure")  # type: ignore[arg-type]
+        _writes.durability_value("sure")  # type: ignore[arg-type]
 
 
 def test_requests_at_the_same_time_never_share_a_publisher_id() -> None:
     """Under one id the request with the lower sequence would be dropped as a retry if it arrived second (rule P6)."""
-    sequencer = _core.Sequencer()
+    sequencer = _writes.Sequencer()
     first, second = sequencer.take(), sequencer.take()
     assert first.publisher_id != second.publisher_id
     sequencer.give_back(first, 3)
@@ -136,26 +139,26 @@ def test_requests_at_the_same_time_never_share_a_publisher_id() -> None:
 
 
 def test_many_documents_are_cut_into_requests_and_atomic_ones_are_not() -> None:
-    documents = [b"x"] * (_core.RECORDS_PER_REQUEST_MAX + 1)
-    batches = list(_core.publish_batches(documents, None, atomic=False))
+    documents = [b"x"] * (_reads.RECORDS_PER_REQUEST_MAX + 1)
+    batches = list(_writes.publish_batches(documents, None, atomic=False))
     assert [(len(batch.records), batch.first_index) for batch in batches] == [(10_000, 0), (1, 10_000)]
-    assert len(list(_core.publish_batches(documents, None, atomic=True))) == 1
-    large = [bytes(_core.CHUNK_BYTES - 1)] * 3
-    assert [len(batch.records) for batch in _core.publish_batches(large, None, atomic=False)] == [1, 1, 1]
+    assert len(list(_writes.publish_batches(documents, None, atomic=True))) == 1
+    large = [bytes(_writes.CHUNK_BYTES - 1)] * 3
+    assert [len(batch.records) for batch in _writes.publish_batches(large, None, atomic=False)] == [1, 1, 1]
 
 
 def test_keys_go_with_the_documents_one_by_one() -> None:
-    (batch,) = _core.publish_batches(["a", "b"], ["1", "2"], atomic=False)
+    (batch,) = _writes.publish_batches(["a", "b"], ["1", "2"], atomic=False)
     assert [record.key for record in batch.records] == ["1", "2"]
     for keys in (["1"], ["1", "2", "3"]):
         with pytest.raises(InvalidArgument) as caught:
-            list(_core.publish_batches(["a", "b"], keys, atomic=False))
+            list(_writes.publish_batches(["a", "b"], keys, atomic=False))
         assert caught.value.details["field"] == "keys"
 
 
 def test_results_that_do_not_fit_the_request_are_not_believed() -> None:
     with pytest.raises(InternalError):
-        _core.outcomes(sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(key="1")]), expected=2)
+        _writes.outcomes(sow_pb2.PublishResponse(results=[sow_pb2.PublishResult(key="1")]), expected=2)
 
 
 def test_results_keep_zero_and_never_apart() -> None:
@@ -167,13 +170,13 @@ def test_results_keep_zero_and_never_apart() -> None:
         ),
     ]
     response = sow_pb2.PublishResponse(results=results, journal_epoch="e")
-    assert _core.outcomes(response, expected=3, first_index=10) == [
+    assert _writes.outcomes(response, expected=3, first_index=10) == [
         Published("1", 5, 0, 9, ttl_ignored=False, duplicate=False, bookmark="e.9"),
         Published("2", 6, None, 10, ttl_ignored=True, duplicate=False, bookmark="e.10"),
         Refusal(12, "CONDITION_FAILED", "no", 3),
     ]
     # There is no position inside an atomic request.
-    atomic = _core.outcomes(response, expected=3, atomic=True)
+    atomic = _writes.outcomes(response, expected=3, atomic=True)
     assert [one.bookmark for one in atomic if isinstance(one, Published)] == ["e.10", "e.10"]
 
 
@@ -184,7 +187,7 @@ def test_what_is_not_remembered_of_a_duplicate_is_not_taken_for_never() -> None:
         sow_pb2.PublishResult(key="1", version=5, sequence=9, duplicate=True, expire_time_unknown=True),
         sow_pb2.PublishResult(key="1", duplicate=True),  # as servers before that field answer
     ]
-    found = _core.outcomes(sow_pb2.PublishResponse(results=results), expected=4)
+    found = _writes.outcomes(sow_pb2.PublishResponse(results=results), expected=4)
     assert [(one.expire_time_micros, one.expire_time_known) for one in found if isinstance(one, Published)] == [
         (7, True),
         (None, True),
@@ -195,7 +198,7 @@ def test_what_is_not_remembered_of_a_duplicate_is_not_taken_for_never() -> None:
 
 
 def test_one_text_is_not_a_list_of_keys() -> None:
-    for call in (_core.get_request, lambda topic, keys: _core.query_request(topic, keys=keys)):
+    for call in (_reads.get_request, lambda topic, keys: _reads.query_request(topic, keys=keys)):
         with pytest.raises(InvalidArgument) as caught:
             call("orders", "abc")
         assert caught.value.details["field"] == "keys"
@@ -214,7 +217,7 @@ def test_one_text_is_not_a_list_of_keys() -> None:
 )
 def test_a_wrong_option_of_a_query_is_refused_by_name(arguments: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        _core.query_request("orders", **arguments)
+        _reads.query_request("orders", **arguments)
     assert caught.value.details["field"] == field
 
 
@@ -231,7 +234,7 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
             "durability": None,
         }
         chosen: dict[str, Any] = values | arguments
-        return _core.delete_request("orders", **chosen)
+        return _writes.delete_request("orders", **chosen)
 
     assert request(keys=["1"]).by_keys.keys == ["1"]
     assert request(data={"id": 1}).by_payload == b'{"id":1}'
@@ -263,7 +266,7 @@ def test_a_restamp_needs_a_lifetime_but_for_taking_them_away(mode: Any, argument
     """Rule L13."""
     chosen = {"filter_text": None, "ttl": None, "expire_at": None, "dry_run": False} | arguments
     with pytest.raises(InvalidArgument) as caught:
-        _core.restamp_request("orders", mode, **chosen)
+        _writes.restamp_request("orders", mode, **chosen)
     assert caught.value.details["field"] == field
 
 
@@ -291,7 +294,7 @@ def subscribe(**arguments: Any) -> sow_pb2.SubscribeRequest:
         "changes": False, "start": None, "conflation": None, "progress": None, "empty_deltas": False, "select": None,
         "exclude": None, "batch_size": 0,
     }  # fmt: skip
-    return _core.subscribe_request(**(values | arguments))
+    return _reads.subscribe_request(**(values | arguments))
 
 
 @pytest.mark.parametrize(
@@ -318,22 +321,22 @@ def test_a_subscription_to_the_topics_of_a_pattern() -> None:
 
 
 def test_indexes_are_settings_and_have_a_status() -> None:
-    altered = _core.alter_request("orders", {"index": ["/symbol", "/price"]})
+    altered = _admin.alter_request("orders", {"index": ["/symbol", "/price"]})
     assert (list(altered.update_paths), list(altered.settings.index)) == (["index"], ["/symbol", "/price"])
-    assert _core.alter_request("orders", {"index": []}).update_paths == ["index"]
+    assert _admin.alter_request("orders", {"index": []}).update_paths == ["index"]
     status = [admin_pb2.IndexStatus(path="/symbol", complete=True), admin_pb2.IndexStatus(path="/price")]
-    topic = _core.topic(admin_pb2.Topic(name="orders", settings=altered.settings, indexes=status))
+    topic = _admin.topic(admin_pb2.Topic(name="orders", settings=altered.settings, indexes=status))
     assert topic.settings.index == ("/symbol", "/price")
     assert topic.indexes == (IndexStatus("/symbol", complete=True), IndexStatus("/price", complete=False))
 
 
 def test_expiration_is_one_setting_for_people_and_two_fields_on_the_wire() -> None:
-    altered = _core.alter_request("orders", {"expiration": "30s", "max_ttl": None})
+    altered = _admin.alter_request("orders", {"expiration": "30s", "max_ttl": None})
     assert altered.update_paths == ["expiration", "default_ttl", "max_ttl"]
     assert altered.settings.expiration == admin_pb2.EXPIRATION_ENABLED
     assert altered.settings.default_ttl.ToMicroseconds() == 30_000_000
     assert not altered.settings.HasField("max_ttl")
-    plain = _core.alter_request("orders", {"expiration": "enabled"})
+    plain = _admin.alter_request("orders", {"expiration": "enabled"})
     assert not plain.settings.HasField("default_ttl")
 
 
@@ -341,15 +344,15 @@ def test_none_is_the_default_of_every_setting() -> None:
     """Story: None turned `expiration` on, instead of back to "disabled", and broke on half of the others. None is "not
     set" on the wire, so that policies and the server's defaults count (T2)."""
     names = TopicSettings.__dataclass_fields__
-    altered = _core.alter_request("orders", dict.fromkeys(names))  # type: ignore[arg-type]
-    assert _core.topic(admin_pb2.Topic(settings=altered.settings)).settings == TopicSettings()
+    altered = _admin.alter_request("orders", dict.fromkeys(names))  # type: ignore[arg-type]
+    assert _admin.topic(admin_pb2.Topic(settings=altered.settings)).settings == TopicSettings()
     assert altered.settings == admin_pb2.TopicSettings()
     assert set(names) <= set(altered.update_paths)
 
 
 def test_settings_that_are_not_named_are_left_to_the_server() -> None:
-    assert _core.create_request("orders", None, {}).settings == admin_pb2.TopicSettings()
-    assert _core.create_request("orders", TopicSettings(), {}).settings == admin_pb2.TopicSettings()
+    assert _admin.create_request("orders", None, {}).settings == admin_pb2.TopicSettings()
+    assert _admin.create_request("orders", TopicSettings(), {}).settings == admin_pb2.TopicSettings()
 
 
 def test_settings_make_the_way_to_the_server_and_back() -> None:
@@ -385,14 +388,14 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
     assert values.named() == set(TopicSettings.__dataclass_fields__), "none is left out here"
     assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "168h0m0s")
     assert (values.expiration, values.max_ttl, values.key) == ("1m30s", "1h0m0s", ("/carrier", "/flight"))
-    message = _core.create_request("orders", values, {}).settings
+    message = _admin.create_request("orders", values, {}).settings
     assert message.HasField("retain_time")  # zero is not unset
-    assert _core.topic(admin_pb2.Topic(name="orders", settings=message)).settings == values
+    assert _admin.topic(admin_pb2.Topic(name="orders", settings=message)).settings == values
     for expiration in ("disabled", "enabled", "reject"):
         for retain in ("unlimited", None):
             other = TopicSettings(expiration=expiration, retain_time=retain)
             sent = topic_message(other, {"expiration", "retain_time"})
-            assert _core.topic(admin_pb2.Topic(settings=sent)).settings == other
+            assert _admin.topic(admin_pb2.Topic(settings=sent)).settings == other
 
 
 @pytest.mark.parametrize(
@@ -412,13 +415,13 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
 )
 def test_a_wrong_setting_is_refused_by_name(arguments: TopicSettingsArguments, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        _core.alter_request("orders", arguments)
+        _admin.alter_request("orders", arguments)
     assert caught.value.details["field"] == field
 
 
 def test_a_described_topic_says_what_is_in_force_and_why() -> None:
     """T2."""
-    described = _core.topic(
+    described = _admin.topic(
         admin_pb2.Topic(
             name="orders",
             statistics=admin_pb2.TopicStatistics(
@@ -434,7 +437,7 @@ def test_a_described_topic_says_what_is_in_force_and_why() -> None:
     assert (described.statistics.durables, described.statistics.backlog_bytes) == (2, 7)
     assert described.statistics.backlog_age == timedelta(seconds=90)
     assert described.statistics.tombstones == 4
-    listed = _core.topic(admin_pb2.Topic(name="orders"))
+    listed = _admin.topic(admin_pb2.Topic(name="orders"))
     assert (listed.effective, listed.planned_journal_bytes) == ((), None)
 
 
@@ -647,8 +650,8 @@ def test_a_setting_of_a_wrong_kind_is_refused_with_its_name(name: str, value: An
     """It was a bare TypeError of protobuf, without a field."""
     arguments: Any = {name: value}
     calls: list[Callable[[], object]] = [
-        lambda: _core.create_request("orders", None, arguments),
-        lambda: _core.alter_request("orders", arguments),
+        lambda: _admin.create_request("orders", None, arguments),
+        lambda: _admin.alter_request("orders", arguments),
         lambda: _retention.set_policy_request("p", ".*", topics=arguments, durables=None, priority=0, operator=False),
         lambda: durable_message(DurableSettings(**arguments)),
     ]
@@ -662,10 +665,10 @@ def test_a_setting_of_a_wrong_kind_is_refused_with_its_name(name: str, value: An
 
 def test_default_ttl_is_expiration_with_a_duration() -> None:
     """As in the configuration file."""
-    expected = _core.create_request("orders", None, {"expiration": "30s"})
-    assert _core.create_request("orders", None, {"default_ttl": "30s"}) == expected
-    assert _core.create_request("orders", None, {"expiration": "enabled", "default_ttl": 30}) == expected
-    assert _core.alter_request("orders", {"default_ttl": None}) == _core.alter_request("orders", {"expiration": None})
+    expected = _admin.create_request("orders", None, {"expiration": "30s"})
+    assert _admin.create_request("orders", None, {"default_ttl": "30s"}) == expected
+    assert _admin.create_request("orders", None, {"expiration": "enabled", "default_ttl": 30}) == expected
+    assert _admin.alter_request("orders", {"default_ttl": None}) == _admin.alter_request("orders", {"expiration": None})
     with pytest.raises(InvalidArgument) as refused:
-        _core.create_request("orders", None, {"expiration": "reject", "default_ttl": "30s"})
+        _admin.create_request("orders", None, {"expiration": "reject", "default_ttl": "30s"})
     assert refused.value.details["field"] == "default_ttl"

@@ -1148,7 +1148,7 @@ def test_publisher_hands_refusals_to_who_asks_for_them(server: Server) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishers reconnect without waiting."""
-    monkeypatch.setattr("sow_client._core.BACKOFF_SECONDS_FIRST", 0.0)
+    monkeypatch.setattr("sow_client._statuses.BACKOFF_SECONDS_FIRST", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

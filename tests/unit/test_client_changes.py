@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sow.v1 import snapshot_pb2
-from sow_client import _core
+from sow_client import _statuses
 from sow_client._changes import READ_RETRY_SECONDS, ReadChangesCore, pin_request, plan_request, read_request
 from sow_client._records import EARLIEST
 from sow_client.errors import InternalError, InvalidArgument, ResyncRequired, SowError, Unavailable, error_of_reason
@@ -59,7 +59,7 @@ def test_a_reading_that_is_cut_off_goes_on_after_the_last_batch() -> None:
     found = reading.batch(batch("e.4"))
     assert found is not None
     assert found.count == 1
-    assert reading.ended(_core.cut("x"), now=1.0, jitter=0.0) > 0
+    assert reading.ended(_statuses.cut("x"), now=1.0, jitter=0.0) > 0
     again = reading.request(now=2.0)
     assert (again.start_bookmark, again.history_bookmark, again.filter) == ("e.4", "e.0", "/n > 1")
     assert first.start_bookmark == "e.1", "what is on its way stays as it is"
@@ -68,7 +68,7 @@ def test_a_reading_that_is_cut_off_goes_on_after_the_last_batch() -> None:
     assert reading.done
 
 
-@pytest.mark.parametrize("error", [None, _core.cut("x"), error_of_reason("STOPPING", "x")])
+@pytest.mark.parametrize("error", [None, _statuses.cut("x"), error_of_reason("STOPPING", "x")])
 def test_a_reading_gives_up_after_a_while_in_which_nothing_came(error: SowError | None) -> None:
     reading = core()
     reading.request(now=0.0)

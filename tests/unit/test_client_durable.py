@@ -540,7 +540,7 @@ class Durables:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     """On a unix socket: no other test takes its port. Clients come back without waiting."""
-    monkeypatch.setattr("sow_client._core.BACKOFF_SECONDS_FIRST", 0.0)
+    monkeypatch.setattr("sow_client._statuses.BACKOFF_SECONDS_FIRST", 0.0)
     with tempfile.TemporaryDirectory(prefix="sow") as folder:
         made = Servers(f"unix:{folder}/sow")
         yield made

@@ -25,7 +25,7 @@ from sow_client import (
     SowError,
     Unavailable,
 )
-from sow_client._core import error_of_status
+from sow_client._statuses import error_of_status
 from sow_client.errors import CLASS_OF_CODE, CLASS_OF_REASON, error_of_reason
 
 REASONS = [name.removeprefix("ERROR_REASON_") for name in types_pb2.ErrorReason.keys()[1:]]

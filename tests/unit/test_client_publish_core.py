@@ -17,10 +17,10 @@ from sow_client import (
     ResourceExhausted,
     SowError,
     Unavailable,
-    _core,
+    _statuses,
 )
-from sow_client._core import Lifetime
-from sow_client._publisher import (
+from sow_client._lifetimes import Lifetime
+from sow_client._publish_core import (
     BATCH_BYTES,
     IN_FLIGHT_BYTES_MAX,
     REFUSALS_KEPT_MAX,
@@ -28,7 +28,7 @@ from sow_client._publisher import (
     PublishCore,
     PublisherOptions,
     StreamDefaults,
-    _bulk,
+    checked_columns,
     checked_unit,
     new_epoch,
 )
@@ -219,7 +219,7 @@ def test_retries_go_on_for_their_time_and_then_say_what_was_not_acknowledged() -
     now, delays = 100.0, []
     with pytest.raises(Unavailable) as caught:  # noqa: PT012 - the loop is what ends
         while True:
-            delays.append(core.retry_delay(_core.cut("it"), now=now, jitter=1.0))
+            delays.append(core.retry_delay(_statuses.cut("it"), now=now, jitter=1.0))
             now += delays[-1]
     assert delays[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
     assert 8.0 < now - 100.0 <= 10.0
@@ -231,7 +231,7 @@ def test_progress_begins_the_time_to_retry_anew() -> None:
     core = make(batch_records=1, retry_for=1.0)
     publish(core, b"1", b"2")
     for now in (0.0, 100.0):
-        core.retry_delay(_core.cut("it"), now=now, jitter=0.0)
+        core.retry_delay(_statuses.cut("it"), now=now, jitter=0.0)
         core.rewind()
         send(core)
         core.acknowledge(answer(applied=1))
@@ -240,9 +240,9 @@ def test_progress_begins_the_time_to_retry_anew() -> None:
 def test_a_server_that_was_never_reached_is_given_up_after_the_connect_timeout() -> None:
     core = make(retry_for=30.0)
     publish(core, b"1")
-    core.retry_delay(_core.unreachable("x", 5), now=0.0, jitter=0.0)
+    core.retry_delay(_statuses.unreachable("x", 5), now=0.0, jitter=0.0)
     with pytest.raises(Unavailable) as caught:
-        core.retry_delay(_core.unreachable("x", 5), now=5.0, jitter=0.0)
+        core.retry_delay(_statuses.unreachable("x", 5), now=5.0, jitter=0.0)
     assert caught.value.reason == "UNREACHABLE"
 
 
@@ -349,7 +349,7 @@ def test_a_model_server_ends_with_every_record_once_whatever_breaks(seed: int) -
 
 def columns(core: PublishCore, *args: object, **kwargs: object) -> None:
     """Hands over columns and seals them all."""
-    bulk = _bulk(*args, **kwargs)  # type: ignore[arg-type]  # the tests give what belongs there
+    bulk = checked_columns(*args, **kwargs)  # type: ignore[arg-type]  # the tests give what belongs there
     at = 0
     while at < len(bulk.payloads):
         at = core.seal_columns(bulk, at)
@@ -408,7 +408,7 @@ def test_columns_are_cut_where_their_bytes_end() -> None:
 def test_columns_with_a_mistake_are_refused_before_anything_is_sent(change: dict[str, object], field: str) -> None:
     given: dict[str, object] = {"payloads": [b"1", b"2"], "keys": None, "lifetime_kinds": None, "lifetime_micros": None}
     with pytest.raises(InvalidArgument) as caught:
-        _bulk(**{**given, **change})  # type: ignore[arg-type]  # what is wrong with them is the point
+        checked_columns(**{**given, **change})  # type: ignore[arg-type]  # what is wrong with them is the point
     assert caught.value.details["field"] == field
     assert field in caught.value.message
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import InternalError, Record, RecordBatch, Unavailable, _core
+from sow_client import InternalError, Record, RecordBatch, Unavailable, _reads
 
 NEVER_MICROS = 2**63 - 1
 
@@ -86,15 +86,15 @@ def test_records_of_a_get_look_like_those_of_a_query() -> None:
             types_pb2.Record(topic="orders", key="2", version=5, expire_time_micros=0, origin="ldn", sequence=6),
         ]
     )
-    first, second = _core.records("orders", response)
+    first, second = _reads.records("orders", response)
     assert isinstance(first, Record)
     assert (first.key, first.expire_time_micros, first.origin) == ("1", None, "nyc")
     assert (second.key, second.expire_time_micros, second.origin, second.payload) == ("2", 0, "ldn", b"")
-    assert _core.records("orders", sow_pb2.GetResponse()) == []
+    assert _reads.records("orders", sow_pb2.GetResponse()) == []
 
 
 def test_an_answer_without_its_footer_was_cut() -> None:
-    progress = _core.QueryProgress("orders")
+    progress = _reads.QueryProgress("orders")
     progress.batch(sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="e:1", as_of_micros=5)))
     assert progress.batch(sow_pb2.QueryResponse(batch=columns())) is not None
     with pytest.raises(Unavailable) as caught:
@@ -110,4 +110,4 @@ def test_an_answer_without_its_footer_was_cut() -> None:
 
 def test_records_before_the_header_are_not_believed() -> None:
     with pytest.raises(InternalError):
-        _core.QueryProgress("orders").batch(sow_pb2.QueryResponse(batch=columns()))
+        _reads.QueryProgress("orders").batch(sow_pb2.QueryResponse(batch=columns()))

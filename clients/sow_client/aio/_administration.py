@@ -9,26 +9,21 @@ import grpc
 import grpc.aio
 
 from sow.v1 import admin_pb2
-from sow_client import _core, _replication, _retention, _transport
-from sow_client._records import (
+from sow_client import _admin, _replication, _retention, _statuses, _transport, _writes
+from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
+from sow_client._reports import (
     BackupMade,
     ClockAccepted,
     Compacted,
-    DurableSettingsArguments,
-    ExpireAt,
     Policy,
     Repaired,
     ReplicationStatus,
-    Restamped,
-    RestampMode,
     Status,
     Topic,
     TopicChecked,
-    TopicSettings,
-    TopicSettingsArguments,
-    Ttl,
     Verified,
 )
+from sow_client._setting_values import DurableSettingsArguments, TopicSettings, TopicSettingsArguments
 from sow_client.aio._calls import AsyncCalls
 
 
@@ -40,25 +35,25 @@ class AsyncAdministration(AsyncCalls):
         response = await self._call(
             self._admin.ListTopics, admin_pb2.ListTopicsRequest(with_statistics=with_statistics)
         )
-        return [_core.topic(topic) for topic in response.topics]
+        return [_admin.topic(topic) for topic in response.topics]
 
     async def create_topic(
         self, name: str, settings: TopicSettings | None = None, **named: Unpack[TopicSettingsArguments]
     ) -> Topic:
         """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments."""
-        response = await self._call(self._admin.CreateTopic, _core.create_request(name, settings, named), once=True)
-        return _core.topic(response.topic, response.warnings)
+        response = await self._call(self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True)
+        return _admin.topic(response.topic, response.warnings)
 
     async def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
         """Changes the settings that are named, None: not set, so that policies or defaults count (rule T2); stamps
         never change (rule L12)."""
-        response = await self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True)
-        return _core.topic(response.topic, response.warnings)
+        response = await self._call(self._admin.AlterTopic, _admin.alter_request(name, named), once=True)
+        return _admin.topic(response.topic, response.warnings)
 
     async def describe_topic(self, name: str) -> Topic:
         """One topic: settings, also those in force and where they come from (rule T2), and statistics."""
         response = await self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
-        return _core.topic(response.topic)
+        return _admin.topic(response.topic)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> int:
         """Deletes a topic with its records and journal; returns the number of live records that went with it. `force`:
@@ -86,19 +81,19 @@ class AsyncAdministration(AsyncCalls):
         done in steps, each record only if it still matches then; `on_progress` gets the figures after each step. When
         the connection breaks, steps that were done stay done.
         """
-        request = _core.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
+        request = _writes.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
         await self._transport.await_ready()
         try:
             with _transport.unless_closed():
                 async for response in self._admin.Restamp(request):
-                    restamped = _core.restamped(response)
+                    restamped = _writes.restamped(response)
                     if on_progress is not None:
                         on_progress(restamped)
                     if response.done:
                         return restamped
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
-        raise _core.cut("the answer to the restamp")
+            raise _statuses.error_of_status(error) from error
+        raise _statuses.cut("the answer to the restamp")
 
     async def check_topic(
         self,
@@ -123,22 +118,22 @@ class AsyncAdministration(AsyncCalls):
                     if response.done:
                         return found
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
-        raise _core.cut("the answer to the check")
+            raise _statuses.error_of_status(error) from error
+        raise _statuses.cut("the answer to the check")
 
     async def status(self) -> Status:
         """How the server is."""
-        return _core.status(await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
+        return _admin.status(await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
 
     async def accept_clock(self) -> ClockAccepted:
         """Confirms that the wall clock is right after a jump (rule L15)."""
-        return _core.clock_accepted(
+        return _admin.clock_accepted(
             await self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True)
         )
 
     async def compact(self) -> Compacted:
         """Compacts the data files now (rule L17). Takes its time: there is no deadline."""
-        return _core.compacted(
+        return _admin.compacted(
             await self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True)
         )
 
@@ -205,7 +200,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
+            raise _statuses.error_of_status(error) from error
         return done
 
     async def repair_replication(
@@ -227,7 +222,7 @@ class AsyncAdministration(AsyncCalls):
                     if on_topic is not None:
                         on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
+            raise _statuses.error_of_status(error) from error
         return done
 
     async def backup(self, directory: str) -> BackupMade:

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
-from sow_client import _core, _transport
+from sow_client import _statuses, _transport, _writes
 from sow_client._channel import DEFAULT_SERVER, Tls
 
 _Request = TypeVar("_Request")
@@ -40,7 +40,7 @@ class AsyncCalls:
         self._admin = admin_pb2_grpc.AdminServiceStub(self._transport.calls)
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._transport.calls)
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
-        self._sequencer = _core.Sequencer()
+        self._sequencer = _writes.Sequencer()
 
     async def close(self) -> None:
         """Closes the connection; calls in progress end."""
@@ -74,7 +74,7 @@ class AsyncCalls:
                 with _transport.unless_closed():
                     return await method(request, timeout=None if unbounded else max(self._timeout, at_least))
             except grpc.RpcError as error:
-                translated = _core.call_error(error, client_closed=self._transport.is_closed)
+                translated = _statuses.call_error(error, client_closed=self._transport.is_closed)
                 if not again or translated.reason != "UNREACHABLE":
                     raise translated from error
                 again = False

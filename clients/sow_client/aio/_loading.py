@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from sow.v1 import load_pb2
-from sow_client import _core, _loads, _transport
+from sow_client import _loads, _statuses, _transport
 from sow_client._loads import (
     AioStageCall,
     AsyncLoadStager,
@@ -73,9 +73,9 @@ class AsyncLoading(AsyncCalls):
                         yield progress
                         if progress.phase == "done":
                             return
-                raise _core.cut("the progress of a load")
+                raise _statuses.cut("the progress of a load")
             except grpc.RpcError as error:
-                translated = _core.stream_error(error, "the progress of a load")
+                translated = _statuses.stream_error(error, "the progress of a load")
                 delay = retry.delay(translated)
             except SowError as error:
                 delay = retry.delay(error)

@@ -10,17 +10,10 @@ import grpc
 import grpc.aio
 
 from sow.v1 import sow_pb2
-from sow_client import _core, _publisher, _transport
+from sow_client import _lifetimes, _publish_core, _reads, _statuses, _transport, _writes
+from sow_client._aio_publisher import AioStreamCall, AsyncPublisher
 from sow_client._documents import Document, encode
-from sow_client._publisher import (
-    Ack,
-    AioStreamCall,
-    AsyncPublisher,
-    OpenedPublisher,
-    PublishCore,
-    PublisherOptions,
-    StreamDefaults,
-)
+from sow_client._publish_core import Ack, OpenedPublisher, PublishCore, PublisherOptions, StreamDefaults
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, Ttl
 from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import Refusal
@@ -49,18 +42,18 @@ class AsyncPublishing(AsyncCalls):
         keeps its own (L6). At most one condition (P3). `durability`: when to acknowledge (P5), else the server's
         default. Raises what stands for the refusal, such as InvalidArgument or ConditionFailed.
         """
-        request = _core.publish_request(
+        request = _writes.publish_request(
             topic,
             [sow_pb2.PublishRecord(key=key, payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
-            condition=_core.condition(
+            condition=_writes.condition(
                 only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
             ),
             durability=durability,
         )
-        return _core.only(await self._publish(request))
+        return _writes.only(await self._publish(request))
 
     async def delta_publish(
         self,
@@ -82,20 +75,20 @@ class AsyncPublishing(AsyncCalls):
         Scalars and arrays replace, objects merge, a missing or null field is unchanged; `unset` names fields to remove,
         as paths such as "/a/b". All else is as for `publish`.
         """
-        request = _core.publish_request(
+        request = _writes.publish_request(
             topic,
             [sow_pb2.PublishRecord(key=key, payload=encode(data))],
             ttl=ttl,
             expire_at=expire_at,
             keep_ttl=keep_ttl,
-            condition=_core.condition(
+            condition=_writes.condition(
                 only_if_absent=only_if_absent, only_if_present=only_if_present, only_if_version=only_if_version
             ),
             durability=durability,
             delta=True,
             unset=unset,
         )
-        return _core.only(await self._publish(request))
+        return _writes.only(await self._publish(request))
 
     async def publish_many(
         self,
@@ -120,14 +113,14 @@ class AsyncPublishing(AsyncCalls):
         With `delta` each is merged, less the fields `unset`, as by `delta_publish` (P2).
         For a long stream a `publisher` is several times faster.
         """
-        unset = _core.texts(unset, "unset")
+        unset = _reads.texts(unset, "unset")
         results: list[Published | Refusal] = []
-        condition = _core.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
-        for batch in _core.publish_batches(documents, keys, atomic=atomic):
-            if _core.ended_by_passing(results):
-                results.extend(_core.not_sent(len(results)) for _ in batch.records)
+        condition = _writes.condition(only_if_absent=only_if_absent, only_if_present=only_if_present)
+        for batch in _writes.publish_batches(documents, keys, atomic=atomic):
+            if _writes.ended_by_passing(results):
+                results.extend(_writes.not_sent(len(results)) for _ in batch.records)
                 continue
-            request = _core.publish_request(
+            request = _writes.publish_request(
                 topic,
                 batch.records,
                 ttl=ttl,
@@ -140,7 +133,7 @@ class AsyncPublishing(AsyncCalls):
                 unset=unset,
             )
             response = await self._publish(request)
-            results += _core.outcomes(
+            results += _writes.outcomes(
                 response, expected=len(batch.records), first_index=batch.first_index, atomic=atomic
             )
         return results
@@ -176,16 +169,16 @@ class AsyncPublishing(AsyncCalls):
         """
         defaults = StreamDefaults(
             topic,
-            _core.lifetime_message(ttl, expire_at),
-            _core.ttl_mode(keep_ttl),
-            _core.durability_value(durability),
+            _lifetimes.lifetime_message(ttl, expire_at),
+            _writes.ttl_mode(keep_ttl),
+            _writes.durability_value(durability),
             delta,
-            _core.unset_paths(delta, unset) or (),
-            _publisher.checked_unit(publisher_id, epoch, unit),
+            _writes.unset_paths(delta, unset) or (),
+            _publish_core.checked_unit(publisher_id, epoch, unit),
         )
         options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
         core = PublishCore(
-            defaults, options, publisher_id=publisher_id or _core.random_publisher_id(), publisher_epoch=epoch or 1
+            defaults, options, publisher_id=publisher_id or _writes.random_publisher_id(), publisher_epoch=epoch or 1
         )
         return AsyncPublisher(
             core,
@@ -248,8 +241,8 @@ class AsyncPublishing(AsyncCalls):
         """
         keys = [key] if isinstance(key, str) else list(key)
         results: list[Published | Refusal] = []
-        for chunk in _core.key_chunks(keys):
-            request = _core.touch_request(
+        for chunk in _reads.key_chunks(keys):
+            request = _writes.touch_request(
                 topic,
                 chunk,
                 ttl=ttl,
@@ -259,8 +252,8 @@ class AsyncPublishing(AsyncCalls):
             )
             response = await self._call(self._sow.Touch, request, once=True)
             if isinstance(key, str):
-                return _core.only(response)
-            results += _core.outcomes(response, expected=len(chunk), first_index=len(results))
+                return _writes.only(response)
+            results += _writes.outcomes(response, expected=len(chunk), first_index=len(results))
         return results
 
     async def persist(self, topic: str, key: str, *, durability: DurabilityName | None = None) -> Published:
@@ -289,22 +282,22 @@ class AsyncPublishing(AsyncCalls):
         With `publisher_id`, by keys or data only, it is a part of what that publisher does: PUBLISHER_FENCED where an
         epoch later than `epoch` has begun, UNIT_DONE where `unit` is finished (P6).
         """
-        request = _core.delete_request(
+        request = _writes.delete_request(
             topic, keys=keys, filter_text=filter, data=data, everything=all, dry_run=dry_run, durability=durability
         )
-        _core.act_for(request, publisher_id, epoch, unit)
+        _writes.act_for(request, publisher_id, epoch, unit)
         await self._transport.await_ready()
         try:
             with _transport.unless_closed():
                 async for response in self._sow.SowDelete(request):
-                    deleted = _core.deleted(response)
+                    deleted = _writes.deleted(response)
                     if on_progress is not None:
                         on_progress(deleted)
                     if response.done:
                         return deleted
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
-        raise _core.cut("the answer to the delete")
+            raise _statuses.error_of_status(error) from error
+        raise _statuses.cut("the answer to the delete")
 
     async def _publish(self, request: sow_pb2.PublishRequest) -> sow_pb2.PublishResponse:
         position = self._sequencer.take()
@@ -320,4 +313,4 @@ class AsyncPublishing(AsyncCalls):
             return self._sow.PublishStream(requests)
 
     async def _new_epoch(self, publisher_id: str, unit: int) -> int:
-        return _publisher.new_epoch(await self.open_publisher(publisher_id, unit=unit), publisher_id, unit)
+        return _publish_core.new_epoch(await self.open_publisher(publisher_id, unit=unit), publisher_id, unit)

@@ -9,26 +9,21 @@ from typing import Unpack
 import grpc
 
 from sow.v1 import admin_pb2
-from sow_client import _core, _replication, _retention
-from sow_client._records import (
+from sow_client import _admin, _replication, _retention, _statuses, _writes
+from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
+from sow_client._reports import (
     BackupMade,
     ClockAccepted,
     Compacted,
-    DurableSettingsArguments,
-    ExpireAt,
     Policy,
     Repaired,
     ReplicationStatus,
-    Restamped,
-    RestampMode,
     Status,
     Topic,
     TopicChecked,
-    TopicSettings,
-    TopicSettingsArguments,
-    Ttl,
     Verified,
 )
+from sow_client._setting_values import DurableSettingsArguments, TopicSettings, TopicSettingsArguments
 from sow_client.blocking._calls import Calls
 
 
@@ -38,25 +33,25 @@ class Administration(Calls):
     def topics(self, with_statistics: bool = False) -> list[Topic]:
         """All topics, by name."""
         response = self._call(self._admin.ListTopics, admin_pb2.ListTopicsRequest(with_statistics=with_statistics))
-        return [_core.topic(topic) for topic in response.topics]
+        return [_admin.topic(topic) for topic in response.topics]
 
     def create_topic(
         self, name: str, settings: TopicSettings | None = None, **named: Unpack[TopicSettingsArguments]
     ) -> Topic:
         """Creates a topic (rule K1), from a TopicSettings or from its fields as keyword arguments."""
-        response = self._call(self._admin.CreateTopic, _core.create_request(name, settings, named), once=True)
-        return _core.topic(response.topic, response.warnings)
+        response = self._call(self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True)
+        return _admin.topic(response.topic, response.warnings)
 
     def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
         """Changes the settings that are named, None: not set, so that policies or defaults count (rule T2); stamps
         never change (rule L12)."""
-        response = self._call(self._admin.AlterTopic, _core.alter_request(name, named), once=True)
-        return _core.topic(response.topic, response.warnings)
+        response = self._call(self._admin.AlterTopic, _admin.alter_request(name, named), once=True)
+        return _admin.topic(response.topic, response.warnings)
 
     def describe_topic(self, name: str) -> Topic:
         """One topic: settings, also those in force and where they come from (rule T2), and statistics."""
         response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
-        return _core.topic(response.topic)
+        return _admin.topic(response.topic)
 
     def delete_topic(self, name: str, *, force: bool = False) -> int:
         """Deletes a topic with its records and journal; returns the number of live records that went with it. `force`:
@@ -82,18 +77,18 @@ class Administration(Calls):
         done in steps, each record only if it still matches then; `on_progress` gets the figures after each step. When
         the connection breaks, steps that were done stay done.
         """
-        request = _core.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
+        request = _writes.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
         self._transport.await_ready()
         try:
             for response in self._admin.Restamp(request):
-                restamped = _core.restamped(response)
+                restamped = _writes.restamped(response)
                 if on_progress is not None:
                     on_progress(restamped)
                 if response.done:
                     return restamped
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
-        raise _core.cut("the answer to the restamp")
+            raise _statuses.error_of_status(error) from error
+        raise _statuses.cut("the answer to the restamp")
 
     def check_topic(
         self,
@@ -117,20 +112,20 @@ class Administration(Calls):
                 if response.done:
                     return found
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
-        raise _core.cut("the answer to the check")
+            raise _statuses.error_of_status(error) from error
+        raise _statuses.cut("the answer to the check")
 
     def status(self) -> Status:
         """How the server is."""
-        return _core.status(self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
+        return _admin.status(self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
 
     def accept_clock(self) -> ClockAccepted:
         """Confirms that the wall clock is right after a jump (rule L15)."""
-        return _core.clock_accepted(self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True))
+        return _admin.clock_accepted(self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True))
 
     def compact(self) -> Compacted:
         """Compacts the data files now (rule L17). Takes its time: there is no deadline."""
-        return _core.compacted(self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True))
+        return _admin.compacted(self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True))
 
     def set_policy(
         self,
@@ -194,7 +189,7 @@ class Administration(Calls):
                 if on_topic is not None:
                     on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
+            raise _statuses.error_of_status(error) from error
         return done
 
     def repair_replication(
@@ -215,7 +210,7 @@ class Administration(Calls):
                 if on_topic is not None:
                     on_topic(done[-1])
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
+            raise _statuses.error_of_status(error) from error
         return done
 
     def backup(self, directory: str) -> BackupMade:

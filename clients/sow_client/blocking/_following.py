@@ -9,16 +9,12 @@ from typing import Unpack
 import grpc
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_client import _core, _retention
+from sow_client import _reads, _retention, _statuses
 from sow_client._durable import Acknowledgements, DurableCore, DurableSubscription
-from sow_client._records import Browsed, Durable, DurableSettingsArguments, Gap, Rewound, Start, Ttl
-from sow_client._subscription import (
-    RETRY_SECONDS,
-    SubscribeCall,
-    Subscription,
-    SubscriptionCore,
-    opened,
-)
+from sow_client._records import Start, Ttl
+from sow_client._reports import Browsed, Durable, Gap, Rewound
+from sow_client._setting_values import DurableSettingsArguments
+from sow_client._subscription import RETRY_SECONDS, SubscribeCall, Subscription, SubscriptionCore, opened
 from sow_client.blocking._calls import Calls
 from sow_client.errors import SowError
 
@@ -59,7 +55,7 @@ class Following(Calls):
         `on_interruption` is told why, once when that begins, and None when the subscription goes on.
         Raises ResyncRequired, with the bookmark reached, when the journal does not lead on from there: take a snapshot.
         """
-        request = _core.subscribe_request(
+        request = _reads.subscribe_request(
             topic,
             filter,
             topic_pattern=topic_pattern,
@@ -101,7 +97,7 @@ class Following(Calls):
         Arguments are those of `subscribe`. Where that raises ResyncRequired, and where the connection breaks inside the
         snapshot, this gives a "resync", which says to forget all records, and a new snapshot.
         """
-        request = _core.subscribe_request(
+        request = _reads.subscribe_request(
             topic,
             filter,
             topic_pattern=topic_pattern,
@@ -198,8 +194,8 @@ class Following(Calls):
                 if (browsed := browsing.feed(response)) is not None:
                     return browsed
         except grpc.RpcError as error:
-            raise _core.error_of_status(error) from error
-        raise _core.cut("the answer to the browse")
+            raise _statuses.error_of_status(error) from error
+        raise _statuses.cut("the answer to the browse")
 
     def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
         """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, to hand over again what is retained

@@ -10,7 +10,7 @@ from contextlib import closing
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _core
+from sow_client import _reads, _statuses
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, QueryResult
 from sow_client._records import Page, QueryPlan, Record, RecordBatch, invalid
 from sow_client.blocking._calls import Calls
@@ -38,11 +38,11 @@ class Reading(Calls):
         `select` or `exclude`: payload fields to return, as paths such as "/a/b". Records of one instant, up to 10,000
         keys; more take several requests.
         """
-        select, exclude = _core.texts(select, "select"), _core.texts(exclude, "exclude")
+        select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
         found: list[Record] = []
-        for chunk in _core.key_chunks(keys):
-            response = self._call(self._sow.Get, _core.get_request(topic, chunk, select, exclude))
-            found += _core.records(topic, response)
+        for chunk in _reads.key_chunks(keys):
+            response = self._call(self._sow.Get, _reads.get_request(topic, chunk, select, exclude))
+            found += _reads.records(topic, response)
         return found
 
     def query(
@@ -65,7 +65,7 @@ class Reading(Calls):
         these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
         part of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
         """
-        request = _core.query_request(
+        request = _reads.query_request(
             topic,
             filter,
             order_by=order_by,
@@ -96,7 +96,7 @@ class Reading(Calls):
         """
         if page_size < 1:
             raise invalid("page_size", f"{page_size} is less than 1")
-        request = _core.query_request(
+        request = _reads.query_request(
             topic,
             filter,
             keys_only=keys_only,
@@ -105,7 +105,7 @@ class Reading(Calls):
             page_size=page_size,
             page_token=page_token,
         )
-        progress = _core.QueryProgress(topic)
+        progress = _reads.QueryProgress(topic)
         records: list[Record] = []
         with closing(self._batches(request, progress)) as batches:
             for batch in batches:
@@ -114,10 +114,10 @@ class Reading(Calls):
 
     def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the word for it
         """The number of live records of a topic, of those that match `filter` if there is one."""
-        progress = _core.QueryProgress(topic)
-        with closing(self._batches(_core.query_request(topic, filter, count_only=True), progress)) as batches:
+        progress = _reads.QueryProgress(topic)
+        with closing(self._batches(_reads.query_request(topic, filter, count_only=True), progress)) as batches:
             for _ in batches:
-                raise _core.malformed("records to a question for their number")
+                raise _statuses.malformed("records to a question for their number")
         return progress.matched
 
     def explain(
@@ -131,21 +131,21 @@ class Reading(Calls):
         top_n: int | None = None,
     ) -> QueryPlan:
         """How a query finds its records, and what it reads to find them (rule Q3). It is run, but sends nothing."""
-        request = _core.query_request(
+        request = _reads.query_request(
             topic, filter, order_by=order_by, explain=True, keys=keys, skip_n=skip_n, top_n=top_n
         )
-        progress = _core.QueryProgress(topic)
+        progress = _reads.QueryProgress(topic)
         with closing(self._batches(request, progress)) as batches:
             for _ in batches:
-                raise _core.malformed("records to a question for the plan")
+                raise _statuses.malformed("records to a question for the plan")
         return progress.explained()
 
     def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
-        progress = _core.QueryProgress(request.topic)
+        progress = _reads.QueryProgress(request.topic)
         return QueryResult(progress, self._batches(request, progress))
 
     def _batches(
-        self, request: sow_pb2.QueryRequest, progress: _core.QueryProgress
+        self, request: sow_pb2.QueryRequest, progress: _reads.QueryProgress
     ) -> Generator[RecordBatch, None, None]:
         for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
             self._transport.await_ready()

@@ -11,7 +11,7 @@ from contextlib import closing
 import grpc
 
 from sow.v1 import snapshot_pb2
-from sow_client import _changes, _core, _exports, _transport
+from sow_client import _changes, _exports, _statuses, _transport
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._exports import Export
 from sow_client._packed import PackedColumn, PackedRecords
@@ -71,7 +71,7 @@ class Snapshots(Calls):
                         yield records
                 core.finished()
             except (grpc.RpcError, SowError) as error:
-                translated = _core.stream_error(error, core.what)
+                translated = _statuses.stream_error(error, core.what)
                 if translated is not error:
                     translated.__cause__ = error
                 delay = core.failed(translated, now=time.monotonic(), jitter=random.random())

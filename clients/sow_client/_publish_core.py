@@ -1,0 +1,575 @@
+"""The publisher: buffered, pipelined, ordered, and safe to cut (rules P6, P7).
+
+`PublishCore` is the whole of it without I/O, threads or clock; `Publisher` and `AsyncPublisher` only carry its
+requests to the server and the answers back. A record moves through
+
+      publish()            seal                 next_request            acknowledge
+    ───────────▶  buffer  ───────▶  queued requests  ───────▶  sent requests  ───────▶  counted, forgotten
+                                          ▲                        │
+                                          └──────── rewind ────────┘   the stream was cut
+
+W1  Requests are sent, acknowledged and sent again in the order of their sequences, which have no gaps.
+W2  A record is counted exactly once, as applied, duplicate or refused, by the answer that settles it.
+W3  At most `max_in_flight` requests and, but for one, 16 MiB of payloads are sealed and not acknowledged.
+W4  A refusal that may pass settles the records before it; that record and the rest are sent again as they were.
+W5  A publisher that has failed stays failed: every later call raises the same error.
+W6  With a unit the newest sealed request is held back until there is a newer one, or somebody waits for it: so the
+    request that ends the unit is its last one, and is sent only when all before it is settled without a refusal.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
+from typing import Final, NamedTuple, TypeAlias, cast
+
+from sow.v1 import sow_pb2, types_pb2
+from sow_client import _reads, _statuses, _writes
+from sow_client._lifetimes import Lifetime
+from sow_client._records import invalid
+from sow_client.errors import PublishFailed, Refusal, SowError, error_of_reason
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""A request is sealed before its payloads exceed this; a larger document travels alone."""
+IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
+PAYLOAD_BYTES_MAX: Final = _writes.REQUEST_BYTES_MAX
+KEY_CHARACTERS_MAX: Final = 512 * 1024
+"""A longer key, which no server takes (rule K8), would make a message that is too large with a payload that is not."""
+REFUSALS_KEPT_MAX: Final = 10_000
+END_SECONDS: Final = 1.0
+"""A closing publisher gives the server this long to end the stream in order."""
+
+RETRIED_REASONS: Final = frozenset(
+    {"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLED", "STOPPING", "BACKLOG_QUOTA_EXCEEDED"}
+)
+"""Reasons that pass by themselves: what is not acknowledged is sent again."""
+FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
+"""Refusals that concern the whole stream and do not pass by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What one answer of the server settled."""
+
+    applied: int
+    duplicates: int
+    """Records that an earlier attempt, before a reconnect, had applied."""
+    refusals: tuple[Refusal, ...]
+    last_version: int
+    """Version of the last applied record; 0 when none was."""
+    last_sequence: int
+    """Journal sequence of the last applied record; 0 when none was."""
+    durability: str
+    """The durability reached: "fsync", "buffered" or "replicated"."""
+    last_duplicate_version: int = 0
+    """Version of the last of the duplicates; 0: there was none, or it is not remembered."""
+    last_duplicate_sequence: int = 0
+    """Journal sequence of the last of the duplicates; 0: there was none, or it is not remembered."""
+    bookmark: str | None = None
+    """The `start` of a subscription to what comes after these records. None: none of them was applied at a position
+    that is known, or the server is an older one."""
+
+    @property
+    def records(self) -> int:
+        """Records settled by it."""
+        return self.applied + self.duplicates + len(self.refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPublisher:
+    """A new epoch of a publisher, or word that there is nothing left to do in one (rule P6)."""
+
+    epoch: int
+    """To publish with. With `unit_done` no new one has begun."""
+    unit_done: bool
+    """The unit has been published whole before."""
+    unit_records: int
+    """With `unit_done`: records that the server applied in the attempt that finished it; 0 when it is not the last unit
+    that was finished."""
+
+
+@dataclass(slots=True)
+class _Sealed:
+    """A request that is sealed and not yet acknowledged, and where its first record stands in the whole stream."""
+
+    request: sow_pb2.PublishStreamRequest
+    first_index: int
+    records: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherOptions:
+    """How a publisher works. Durations are in seconds."""
+
+    batch_records: int = 1_000
+    max_in_flight: int = 16
+    linger: float = 0.02
+    retry_for: float = 30.0
+    connect_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_records <= _reads.RECORDS_PER_REQUEST_MAX:
+            raise invalid("batch_records", f"{self.batch_records} is not 1 to {_reads.RECORDS_PER_REQUEST_MAX}")
+        if self.max_in_flight < 1:
+            raise invalid("max_in_flight", f"{self.max_in_flight} is less than 1")
+        if self.linger < 0 or self.retry_for < 0:
+            raise invalid("linger" if self.linger < 0 else "retry_for", "is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDefaults:
+    """What every request of a publisher carries."""
+
+    topic: str
+    lifetime: types_pb2.Lifetime | None = None
+    ttl_mode: types_pb2.TtlMode.ValueType = types_pb2.TTL_MODE_UNSPECIFIED
+    durability: types_pb2.Durability.ValueType = types_pb2.DURABILITY_UNSPECIFIED
+    delta: bool = False
+    unset_paths: Sequence[str] = ()
+    unit: int = 0
+
+
+Pending: TypeAlias = bytes | tuple[bytes, str | None, Lifetime | None]
+"""A record that waits: its payload, or payload, key and lifetime."""
+
+
+class RequestColumns(NamedTuple):
+    payloads: Sequence[bytes]
+    keys: Sequence[str]
+    kinds: Sequence[types_pb2.LifetimeKind.ValueType]
+    micros: Sequence[int]
+    size: int
+
+
+_ABSENT: Final = Lifetime(types_pb2.LIFETIME_KIND_UNSPECIFIED, 0)
+
+
+def _plain_columns(taken: list[Pending]) -> RequestColumns:
+    payloads = cast(list[bytes], taken)  # what `plain` promises
+    fitting, size = fitting_rows(payloads, None)
+    return RequestColumns(payloads[:fitting], (), (), (), size)
+
+
+def _columns(taken: list[Pending]) -> RequestColumns:
+    """Columns of the longest beginning that may go in one request: all with a key, or all without."""
+    rows = [item if type(item) is tuple else (item, None, None) for item in taken]
+    payloads, keys, lifetimes = zip(*rows, strict=True)
+    keyed = keys[0] is not None
+    alike = len(keys)
+    if keys.count(None) != (0 if keyed else alike):
+        alike = next(index for index, key in enumerate(keys) if (key is not None) is not keyed)
+    fitting, _ = fitting_rows(payloads[:alike], keys[:alike] if keyed else None)
+    payloads, lifetimes = payloads[:fitting], lifetimes[:fitting]
+    kinds: Sequence[types_pb2.LifetimeKind.ValueType] = ()
+    micros: Sequence[int] = ()
+    if lifetimes.count(None) < fitting:
+        kinds, micros = zip(*[lifetime or _ABSENT for lifetime in lifetimes], strict=True)
+    return RequestColumns(payloads, keys[:fitting] if keyed else (), kinds, micros, sum(map(len, payloads)))
+
+
+def fitting_rows(payloads: Sequence[bytes], keys: Sequence[str] | None) -> tuple[int, int]:
+    """How many of the rows, at least one, stay within `BATCH_BYTES`, and the bytes of their payloads."""
+    size = sum(map(len, payloads))
+    # A key that is too long is refused by the server, as a record: many of them must not make a message that is.
+    key_bytes = 0 if keys is None else _writes.KEY_CHARACTER_BYTES * sum(map(len, keys))
+    if size + key_bytes <= BATCH_BYTES:
+        return len(payloads), size
+    sizes = list(accumulate(map(len, payloads)))
+    with_keys = sizes
+    if keys is not None:
+        with_keys = list(map(add, sizes, accumulate(_writes.KEY_CHARACTER_BYTES * len(key) for key in keys)))
+    fitting = max(1, bisect_right(with_keys, BATCH_BYTES))
+    return fitting, sizes[fitting - 1]
+
+
+class CheckedColumns(NamedTuple):
+    """What was handed over as columns, checked; a column that says nothing is None."""
+
+    payloads: Sequence[bytes]
+    keys: Sequence[str] | None
+    kinds: Sequence[types_pb2.LifetimeKind.ValueType] | None
+    micros: array[int] | None
+
+    def cut(self, start: int, records: int) -> RequestColumns:
+        """Columns of the next request: at most so many records, and bytes as fit."""
+        keys = None if self.keys is None else self.keys[start : start + records]
+        fitting, size = fitting_rows(self.payloads[start : start + records], keys)
+        stop = start + fitting
+        return RequestColumns(
+            self.payloads[start:stop],
+            () if self.keys is None else self.keys[start:stop],
+            () if self.kinds is None else self.kinds[start:stop],
+            () if self.micros is None else self.micros[start:stop],
+            size,
+        )
+
+
+def checked_columns(
+    payloads: Sequence[bytes],
+    keys: Sequence[str] | None,
+    lifetime_kinds: Iterable[int] | None,
+    lifetime_micros: Iterable[int] | None,
+) -> CheckedColumns:
+    """Checks columns, all before anything is sent. Raises InvalidArgument naming column and row, or PAYLOAD_TOO_LARGE.
+
+    Column by column, so that C does the work: half a microsecond of Python a record would be most of what it costs.
+    """
+    if set(map(type, payloads)) - {bytes}:
+        row = next(index for index, payload in enumerate(payloads) if type(payload) is not bytes)
+        raise invalid(f"payloads[{row}]", f"is {type(payloads[row]).__name__}, not bytes")
+    if keys is not None:
+        _check_length("keys", keys, payloads)
+        if set(map(type, keys)) - {str}:
+            row = next(index for index, key in enumerate(keys) if type(key) is not str)
+            raise invalid(f"keys[{row}]", f"is {type(keys[row]).__name__}, not str")
+        try:
+            "".join(keys).encode()
+        except UnicodeEncodeError:
+            row = next(index for index, key in enumerate(keys) if not _well_formed(key))
+            raise invalid(f"keys[{row}]", "is not well-formed Unicode") from None
+    check_sizes(payloads, keys)
+    if lifetime_kinds is None and lifetime_micros is None:
+        return CheckedColumns(payloads, keys, None, None)
+    if lifetime_kinds is None or lifetime_micros is None:
+        missing = "lifetime_kinds" if lifetime_kinds is None else "lifetime_micros"
+        raise invalid(missing, "is missing: a lifetime is a kind and a number of microseconds")
+    try:
+        kinds = list(lifetime_kinds)
+        micros = array("q", lifetime_micros)
+    except (TypeError, OverflowError) as error:
+        raise invalid("lifetime_micros", f"is no column of whole numbers of 64 bits: {error}") from None
+    _check_length("lifetime_kinds", kinds, payloads)
+    _check_length("lifetime_micros", micros, payloads)
+    found = set(kinds)
+    if not found <= _KINDS:
+        row = next(index for index, kind in enumerate(kinds) if kind not in _KINDS)
+        raise invalid(f"lifetime_kinds[{row}]", f"{kinds[row]!r} is not a kind of lifetime")
+    if found & _WITHOUT_MICROS:
+        for row, (kind, value) in enumerate(zip(kinds, micros, strict=True)):
+            if value and kind in _WITHOUT_MICROS:
+                raise invalid(f"lifetime_micros[{row}]", f"is {value}, and must be 0 for this kind of lifetime")
+    if found <= {types_pb2.LIFETIME_KIND_UNSPECIFIED}:
+        return CheckedColumns(payloads, keys, None, None)
+    return CheckedColumns(payloads, keys, cast(list[types_pb2.LifetimeKind.ValueType], kinds), micros)
+
+
+def check_sizes(payloads: Sequence[bytes], keys: Sequence[str] | None) -> None:
+    """Raises InvalidArgument (PAYLOAD_TOO_LARGE, KEY_TOO_LARGE) for a row that fits in no request."""
+    if payloads and (largest := max(map(len, payloads))) > PAYLOAD_BYTES_MAX:
+        row = next(index for index, payload in enumerate(payloads) if len(payload) == largest)
+        raise payload_too_large(largest, f"payloads[{row}]")
+    if keys and (longest := max(map(len, keys))) > KEY_CHARACTERS_MAX:
+        row = next(index for index, key in enumerate(keys) if len(key) == longest)
+        raise key_too_large(keys[row], f"keys[{row}]")
+
+
+def _check_length(name: str, column: Sequence[object], payloads: Sequence[bytes]) -> None:
+    if len(column) != len(payloads):
+        raise invalid(name, f"has {len(column)} entries for {len(payloads)} payloads")
+
+
+def _well_formed(key: str) -> bool:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_KINDS: Final = frozenset(types_pb2.LifetimeKind.values())
+_WITHOUT_MICROS: Final = {types_pb2.LIFETIME_KIND_UNSPECIFIED, types_pb2.LIFETIME_KIND_NEVER}
+
+
+class PublishCore:
+    """Owns the buffer, the sealed requests, the counters and the decision to try again. Not thread-safe."""
+
+    def __init__(
+        self, defaults: StreamDefaults, options: PublisherOptions, *, publisher_id: str, publisher_epoch: int
+    ) -> None:
+        self.options = options
+        self.applied = 0
+        self.duplicates = 0
+        self.refused = 0
+        self.publisher_epoch = publisher_epoch
+        """Stamped on requests as they are sent, so it may be learnt after the first records were taken."""
+        self.pending: deque[Pending] = deque()
+        """Records not yet in a request. Appending to a deque and taking from its other end are each atomic, so a record
+        costs its producer one append and no lock, which is a good part of all that publishing costs."""
+        self.plain = True
+        """No record so far had a key or a lifetime of its own; cleared before the first one that has is appended."""
+        self.sealed_requests = 0
+        self._defaults = defaults
+        self._publisher_id = publisher_id
+        self._next_index = 0
+        self._queued: deque[_Sealed] = deque()
+        self._sent: deque[_Sealed] = deque()
+        self._sealed_bytes = 0
+        self.unit_finished = False
+        """The server has told that the unit is finished."""
+        self._holding = defaults.unit != 0
+        self._done_without = 0
+        """So many refused records the unit can do without."""
+        self._failed: PublishFailed | None = None
+        self._refusals: list[Refusal] = []
+        self._refused_reported = 0
+        self._backoff = _statuses.Backoff()
+
+    # ---- the buffer ----
+
+    @property
+    def room(self) -> bool:
+        """Another request may be sealed (W3)."""
+        in_flight, size = len(self._queued) + len(self._sent), self._sealed_bytes
+        if self._holding and self._queued:
+            # What is held back waits for the next one, so it must not be what keeps that from being sealed.
+            in_flight, size = in_flight - 1, size - self._queued[-1].size
+        return in_flight < self.options.max_in_flight and size < IN_FLIGHT_BYTES_MAX
+
+    def seal(self) -> None:
+        """Turns the oldest pending records into the next request of the stream: as many as may go in one."""
+        pending = self.pending
+        count = min(len(pending), self.options.batch_records)
+        if count == 0:
+            return
+        taken = [pending.popleft() for _ in range(count)]
+        columns = _plain_columns(taken) if self.plain else _columns(taken)
+        fitting = len(columns.payloads)
+        if fitting < count:
+            pending.extendleft(reversed(taken[fitting:]))
+        self._seal(columns)
+
+    def seal_columns(self, bulk: CheckedColumns, start: int) -> int:
+        """Turns records that were handed over as columns, from `start` on, into the next request of the stream; what
+        is pending has to be sealed before. Returns where the rest begins."""
+        columns = bulk.cut(start, self.options.batch_records)
+        self._seal(columns)
+        return start + len(columns.payloads)
+
+    def _seal(self, columns: RequestColumns) -> None:
+        defaults, records = self._defaults, len(columns.payloads)
+        request = sow_pb2.PublishStreamRequest(
+            topic=defaults.topic,
+            key=columns.keys,
+            payload=columns.payloads,
+            lifetime=defaults.lifetime,
+            lifetime_kind=columns.kinds,
+            lifetime_micros=columns.micros,
+            ttl_mode=defaults.ttl_mode,
+            durability=defaults.durability,
+            delta=defaults.delta,
+            unset_paths=defaults.unset_paths,
+            publisher=types_pb2.PublisherPosition(
+                publisher_id=self._publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
+            ),
+        )
+        self._queued.append(_Sealed(request, self._next_index, records, columns.size))
+        self._next_index += records
+        self._sealed_bytes += columns.size
+        self.sealed_requests += 1
+
+    # ---- the unit ----
+
+    def release(self) -> None:
+        """What is held back is sent, too, until `hold`: somebody waits for it."""
+        self._holding = False
+
+    def hold(self) -> None:
+        """From now on the newest request is held back, if it is one of a unit that is not finished."""
+        self._holding = self._defaults.unit != 0 and not self.unit_finished
+
+    @property
+    def held_alone(self) -> bool:
+        """Nothing is left to be settled but what is held back."""
+        return not self._sent and len(self._queued) <= self._holding
+
+    def check_unit(self) -> None:
+        """Raises InvalidArgument where there is no unit to finish."""
+        if not self._defaults.unit:
+            raise invalid("unit", "was not given to this publisher, so there is none to finish")
+
+    def end_unit(self, *, without_refused: bool = False) -> None:
+        """Everything is sealed, and settled but for what is held back: that is sent now, as the end of the unit if no
+        record was refused so far (W6). `without_refused`: also if some were; then nothing is held back."""
+        self._done_without = self.refused if without_refused else 0
+        if self.refused == self._done_without:
+            if not self._queued:
+                self._seal(RequestColumns((), (), (), (), 0))
+            self._queued[-1].request.publisher.unit_done = True
+        self.release()
+
+    def unit_ended(self) -> PublishFailed | None:
+        """Everything is settled: the unit is finished, unless this error is returned."""
+        self.unit_finished = self.refused == self._done_without
+        self.hold()
+        return None if self.unit_finished else self.take_refusals() or self._failed
+
+    # ---- the stream ----
+
+    def next_request(self) -> sow_pb2.PublishStreamRequest | None:
+        """The next request to write to the present stream; from then on it counts as sent."""
+        if len(self._queued) <= self._holding:
+            return None
+        sealed = self._queued.popleft()
+        self._sent.append(sealed)
+        sealed.request.publisher.publisher_epoch = self.publisher_epoch
+        return sealed.request
+
+    def acknowledge(self, response: sow_pb2.PublishStreamResponse) -> tuple[Ack, SowError | None]:
+        """Settles the oldest sent request, or its part before a refusal that ended it (W2, W4).
+
+        The error, if there is one, says why the stream is of no more use; `retry_delay` judges it.
+        """
+        if not self._sent:
+            raise _statuses.malformed("an answer to no request")
+        sealed = self._sent[0]
+        error: SowError | None = None
+        settled = sealed.records
+        refusals: list[Refusal] = []
+        for message in response.refusals:
+            refusal = _writes.refusal(message, index=sealed.first_index + message.index)
+            if refusal.reason in RETRIED_REASONS or refusal.reason in FATAL_REASONS:
+                settled, error = message.index, refusal.error()
+                break
+            refusals.append(refusal)
+        ack = Ack(
+            applied=response.applied,
+            duplicates=response.duplicates,
+            refusals=tuple(refusals),
+            last_version=response.last_version,
+            last_sequence=response.last_sequence,
+            durability=_writes.durability_name(response.durability),
+            last_duplicate_version=response.last_duplicate_version,
+            last_duplicate_sequence=response.last_duplicate_sequence,
+            bookmark=_writes.bookmark(
+                response.journal_epoch, max(response.last_sequence, response.last_duplicate_sequence)
+            ),
+        )
+        if ack.records != settled or settled > sealed.records:
+            raise _statuses.malformed(f"an answer for {ack.records} of {settled} records")
+        if error is None:
+            self._sent.popleft()
+            self._sealed_bytes -= sealed.size
+        elif settled:
+            self._trim(sealed, settled)
+            if refusals:
+                sealed.request.publisher.unit_done = False  # what is left of it is not all of it
+        self.applied += ack.applied
+        self.duplicates += ack.duplicates
+        self.refused += len(refusals)
+        self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
+        if settled:
+            self._backoff.reset()
+        return ack, error
+
+    def _trim(self, sealed: _Sealed, settled: int) -> None:
+        """Takes the settled records off the front of a request."""
+        request = sealed.request
+        size = sum(map(len, request.payload[:settled]))
+        for column in (request.payload, request.key, request.lifetime_kind, request.lifetime_micros):
+            del column[:settled]
+        request.publisher.first_sequence += settled
+        sealed.first_index += settled
+        sealed.records -= settled
+        sealed.size -= size
+        self._sealed_bytes -= size
+
+    def rewind(self) -> None:
+        """The stream is gone: what it has not acknowledged is queued again, in order (W1)."""
+        self._queued.extendleft(reversed(self._sent))
+        self._sent.clear()
+
+    @property
+    def has_requests(self) -> bool:
+        """Requests are sealed and not yet acknowledged."""
+        return bool(self._queued or self._sent)
+
+    @property
+    def acknowledged(self) -> int:
+        """Records settled by the server: applied, duplicate or refused."""
+        return self.applied + self.duplicates + self.refused
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records handed over and not yet settled, buffered ones included."""
+        return self._next_index + len(self.pending) - self.acknowledged
+
+    # ---- failures ----
+
+    def retry_delay(self, error: SowError, *, now: float, jitter: float) -> float:
+        """Seconds to wait before the stream is opened again; raises when trying is over.
+
+        `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1). The time to try is counted from
+        the first failure since the last record was settled: `retry_for`, or `connect_timeout` while the server was
+        never reached.
+        """
+        if error.reason not in RETRIED_REASONS and error.reason not in _statuses.CUT_REASONS:
+            raise self.failure(error) from error
+        never_reached = error.reason == "UNREACHABLE" and self.acknowledged == 0
+        limit = min(self.options.connect_timeout, self.options.retry_for) if never_reached else self.options.retry_for
+        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
+        if delay is None:
+            raise self.failure(error) from error
+        return delay
+
+    def failure(self, error: SowError) -> SowError:
+        """The error as the user gets it: with what was acknowledged and what was not."""
+        return _statuses.error_like(
+            error,
+            f"{error.message}; {self.acknowledged} records were acknowledged, {self.unacknowledged} were not",
+            acknowledged=str(self.acknowledged),
+            unacknowledged=str(self.unacknowledged),
+            refused=str(self.refused),
+        )
+
+    def take_refusals(self) -> PublishFailed | None:
+        """The error for the refusals since the last time, if there were any."""
+        if not self._refusals:
+            return None
+        failed = PublishFailed(self._refusals, refused=self.refused - self._refused_reported)
+        self._refused_reported = self.refused
+        self._refusals = []
+        self._failed = self._failed or failed
+        return failed
+
+
+def payload_too_large(size: int, field: str = "data") -> SowError:
+    """The error for a document that fits in no request."""
+    return error_of_reason(
+        "PAYLOAD_TOO_LARGE",
+        f"{field}: the payload of {size} bytes is larger than a request ({PAYLOAD_BYTES_MAX} bytes)",
+        details={"field": field},
+    )
+
+
+def key_too_large(key: str, field: str = "key") -> SowError:
+    """The error for a key that fits in no request."""
+    return error_of_reason(
+        "KEY_TOO_LARGE",
+        f"{field}: a key of {len(key)} characters is larger than the limit of {KEY_CHARACTERS_MAX} of a request",
+        details={"field": field},
+    )
+
+
+def checked_unit(publisher_id: str | None, epoch: int | None, unit: int) -> int:
+    """The unit of a new publisher. Raises InvalidArgument where it, or an epoch, is negative or without an id."""
+    for name, value in (("epoch", epoch or 0), ("unit", unit)):
+        if value < 0:
+            raise invalid(name, f"{value} is negative")
+    if publisher_id is None and (unit or epoch is not None):
+        raise invalid("unit" if unit else "epoch", "needs the publisher_id that it belongs to")
+    return unit
+
+
+def new_epoch(opened: OpenedPublisher, publisher_id: str, unit: int) -> int:
+    """The epoch of a new publisher. Raises FailedPrecondition UNIT_DONE where its unit is finished already."""
+    if opened.unit_done:
+        raise error_of_reason(
+            "UNIT_DONE", f"unit {unit} of {publisher_id!r} has been published whole before", details={"field": "unit"}
+        )
+    return opened.epoch

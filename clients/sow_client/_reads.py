@@ -1,0 +1,277 @@
+"""Reading and following: arguments into requests, responses into values. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from sow.v1 import sow_pb2, types_pb2
+from sow_client._lifetimes import zoned_micros
+from sow_client._records import (
+    EARLIEST,
+    NEVER_MICROS,
+    AccessName,
+    Page,
+    QueryFooter,
+    QueryHeader,
+    QueryPlan,
+    Record,
+    RecordBatch,
+    Start,
+    Ttl,
+    invalid,
+    ttl_micros,
+)
+from sow_client._statuses import cut, malformed, stream_error
+from sow_client.errors import SowError
+
+RECORDS_PER_REQUEST_MAX = 10_000
+"""The most records, or keys, in one request (rule K8)."""
+
+
+def projection(select: Iterable[str] | None, exclude: Iterable[str] | None) -> sow_pb2.Projection | None:
+    """The payload fields to return; None: the whole payload."""
+    if select is None and exclude is None:
+        return None
+    if select is not None and exclude is not None:
+        raise invalid("exclude", "give select or exclude, not both")
+    return sow_pb2.Projection(include=texts(select, "select"), exclude=texts(exclude, "exclude"))
+
+
+def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
+    """The texts as a list, which may be read twice; None stays None."""
+    # A lone string is an iterable of strings too: "abc" would ask for the keys a, b and c.
+    if isinstance(values, str):
+        raise invalid(field, f"is a list of texts; write [{values!r}]")
+    return None if values is None else list(values)
+
+
+def get_request(
+    topic: str, keys: Iterable[str], select: Iterable[str] | None = None, exclude: Iterable[str] | None = None
+) -> sow_pb2.GetRequest:
+    """Get by keys."""
+    return sow_pb2.GetRequest(topic=topic, keys=texts(keys, "keys"), select=projection(select, exclude))
+
+
+def records(topic: str, response: sow_pb2.GetResponse) -> list[Record]:
+    """The records of a get; they share one set of columns, like those of a query."""
+    found = response.records
+    origins = list(dict.fromkeys(record.origin for record in found))
+    columns = types_pb2.RecordColumns(
+        key=[record.key for record in found],
+        payload=[record.payload for record in found],
+        version=[record.version for record in found],
+        publish_time_micros=[record.publish_time_micros for record in found],
+        expire_time_micros=[
+            record.expire_time_micros if record.HasField("expire_time_micros") else NEVER_MICROS for record in found
+        ],
+        sequence=[record.sequence for record in found],
+        origin=[origins.index(record.origin) for record in found] if len(origins) > 1 else [],
+        origins=origins,
+    )
+    return list(RecordBatch(topic, columns))
+
+
+def key_chunks(keys: Iterable[str]) -> Iterator[list[str]]:
+    """Keys in lists of at most 10,000 (rule K8)."""
+    every = texts(keys, "keys") or []
+    for start in range(0, len(every), RECORDS_PER_REQUEST_MAX):
+        yield every[start : start + RECORDS_PER_REQUEST_MAX]
+
+
+def changing_filter(value: str) -> str:
+    """The filter of a request that changes records. A blank one, which would take them all, is taken for a mistake."""
+    if not value.strip():
+        raise invalid("filter", "is empty; for every record write 'true'", reason="FILTER_INVALID")
+    return value
+
+
+def order_text(order_by: str | Iterable[str] | None) -> str:
+    """What to sort by, as one text such as "/price DESC, /symbol"; empty: the order of keys."""
+    if order_by is None or isinstance(order_by, str):
+        return order_by or ""
+    return ", ".join(order_by)
+
+
+def query_request(
+    topic: str,
+    filter_text: str | None = None,
+    *,
+    order_by: str | Iterable[str] | None = None,
+    explain: bool = False,
+    keys: Iterable[str] | None = None,
+    select: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    keys_only: bool = False,
+    count_only: bool = False,
+    batch_size: int = 0,
+    page_size: int = 0,
+    page_token: str = "",
+    skip_n: int = 0,
+    top_n: int | None = None,
+) -> sow_pb2.QueryRequest:
+    """A query (rule Q2). No keys at all would ask for every record on the wire, so an empty list is refused."""
+    if keys is not None and not (keys := texts(keys, "keys")):
+        raise invalid("keys", "is empty; leave it out to ask for every record")
+    if top_n is not None and top_n < 1:
+        raise invalid("top_n", f"{top_n} is less than 1")
+    for name, value in (("batch_size", batch_size), ("page_size", page_size), ("skip_n", skip_n)):
+        if value < 0:
+            raise invalid(name, f"{value} is negative")
+    return sow_pb2.QueryRequest(
+        topic=topic,
+        keys=keys,
+        select=projection(select, exclude),
+        batch_size=batch_size,
+        keys_only=keys_only,
+        count_only=count_only,
+        page_size=page_size,
+        page_token=page_token,
+        skip_n=skip_n,
+        top_n=top_n or 0,
+        filter=filter_text or "",
+        order_by=order_text(order_by),
+        explain=explain,
+    )
+
+
+_ACCESS: Final[Mapping[int, AccessName]] = {
+    sow_pb2.QueryPlan.ACCESS_POINTS: "points",
+    sow_pb2.QueryPlan.ACCESS_KEY_RANGES: "key_ranges",
+    sow_pb2.QueryPlan.ACCESS_INDEX: "index",
+    sow_pb2.QueryPlan.ACCESS_SCAN: "scan",
+    sow_pb2.QueryPlan.ACCESS_NOTHING: "nothing",
+}
+
+
+def _plan(footer: sow_pb2.QueryFooter) -> QueryPlan:
+    plan = footer.plan
+    return QueryPlan(
+        access=_ACCESS.get(plan.access, "unknown"),
+        index_path=plan.index_path,
+        probes=plan.probes,
+        index_entries=plan.index_entries,
+        scanned=footer.scanned,
+        matched=footer.matched,
+        returned=footer.returned,
+        filter=plan.filter,
+        order_by=plan.order_by,
+    )
+
+
+class QueryProgress:
+    """How far the answer to a query has come: header, then batches, then footer (rule Q1)."""
+
+    __slots__ = ("footer", "header", "plan", "topic", "yielded")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.header: QueryHeader | None = None
+        self.footer: QueryFooter | None = None
+        self.plan: QueryPlan | None = None
+        self.yielded = False
+
+    def restart(self) -> None:
+        """The call is made again, which is right only while nothing has been yielded: a second call is another cut."""
+        assert not self.yielded, "records of two instants would be mixed (rule Q1)"
+        self.header = self.footer = None
+
+    def batch(self, response: sow_pb2.QueryResponse) -> RecordBatch | None:
+        """The batch of a response; None for the header and the footer, which are kept."""
+        kind = response.WhichOneof("response")
+        if kind == "batch":
+            if self.header is None:
+                raise malformed("records before the header")
+            self.yielded = True
+            return RecordBatch(self.topic, response.batch)
+        if kind == "header":
+            self.header = QueryHeader(response.header.bookmark, response.header.as_of_micros)
+        elif kind == "footer":
+            footer = response.footer
+            self.footer = QueryFooter(footer.matched, footer.returned, footer.scanned, footer.next_page_token)
+            self.plan = _plan(footer) if footer.HasField("plan") else None
+        return None
+
+    def broken(self, error: BaseException) -> SowError:
+        """Why the stream ended with an error; a connection that broke amid the records is a cut, not unreachable."""
+        translated = stream_error(error, "the answer to the query")
+        if self.yielded and translated.reason == "UNREACHABLE":
+            return cut(f"the answer to the query ({translated.message})")
+        return translated
+
+    def finished(self) -> None:
+        """The stream has ended in order; raises Unavailable (STREAM_CUT) when the answer has not."""
+        if self.footer is None:
+            raise cut("the answer to the query")
+
+    @property
+    def matched(self) -> int:
+        """Live records that matched."""
+        return 0 if self.footer is None else self.footer.matched
+
+    def explained(self) -> QueryPlan:
+        """The plan that was asked for."""
+        self.finished()
+        if self.plan is None:
+            raise malformed("no plan to a question for it")
+        return self.plan
+
+    def page(self, records: list[Record]) -> Page:
+        """The whole answer as a page."""
+        self.finished()
+        if self.header is None or self.footer is None:
+            raise malformed("an answer without a header")
+        return Page(records, self.footer.next_page_token, self.header, self.footer)
+
+
+def subscribe_request(
+    topic: str | None,
+    filter_text: str | None,
+    *,
+    topic_pattern: str | None,
+    sow: bool,
+    oof: bool,
+    delta: bool,
+    changes: bool,
+    start: Start | None,
+    conflation: Ttl | None,
+    progress: Ttl | None,
+    empty_deltas: bool,
+    select: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    batch_size: int,
+) -> sow_pb2.SubscribeRequest:
+    """A subscription to one topic or to those of a pattern. What contradicts what, the server judges."""
+    if (topic is None) == (topic_pattern is None):
+        raise invalid("topic", "give exactly one of topic and topic_pattern")
+    if batch_size < 0:
+        raise invalid("batch_size", f"{batch_size} is negative")
+    request = sow_pb2.SubscribeRequest(
+        topic=topic or "",
+        topic_pattern=topic_pattern or "",
+        filter=filter_text or "",
+        sow=sow,
+        oof=oof,
+        delta=delta,
+        changes=changes,
+        conflation_micros=0 if conflation is None else ttl_micros(conflation, "conflation"),
+        progress_micros=0 if progress is None else ttl_micros(progress, "progress"),
+        empty_deltas=empty_deltas,
+        select=projection(select, exclude),
+        batch_size=batch_size,
+    )
+    match start:
+        case None:
+            pass
+        case datetime():
+            request.start_time_micros = zoned_micros(start, "start")
+        case "earliest":  # before the bookmarks, none of which looks like it
+            request.earliest = True
+        case str():
+            request.bookmark = start
+        case _:
+            if start is not EARLIEST:
+                raise invalid("start", f"a {type(start).__name__} is not a bookmark, a datetime or EARLIEST")
+            request.earliest = True
+    return request

@@ -1,0 +1,410 @@
+"""The server's reports: topics, policies, durable subscriptions, the server itself, its links and its repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+from sow_client._records import Change
+from sow_client._setting_values import DurableSettings, SettingValue, TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class UnsoundRow:
+    """A stored row that no publish could have made (rule R13)."""
+
+    key: bytes
+    """Any bytes, perhaps none."""
+    reason: str
+    """Why a publish of it would be refused, as of an exception."""
+    message: str
+    version: int
+    origin: str
+    """The instance that wrote it."""
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChecked:
+    """What a check of a topic has found, or has found so far (rule R13)."""
+
+    checked: int
+    """Rows that were looked at."""
+    unsound: int
+    """Those of them that no publish could have made."""
+    removed: int
+    """Those of these that were removed."""
+    rows: tuple[UnsoundRow, ...]
+    """Some of the unsound ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatistics:
+    """Figures of a topic; expired records count in none but `overdue_records` (rule L16)."""
+
+    live_records: int
+    stored_bytes: int
+    """Key and payload bytes of the stored records, before compression, overdue ones included."""
+    overdue_records: int
+    """Expired records that are not yet physically removed."""
+    journal_bytes: int
+    """Bytes of the retained journal, before compression."""
+    journal_entries: int
+    floor_sequence: int
+    """Highest sequence ever discarded from the journal (rule J1)."""
+    durables: int = 0
+    """Durable subscriptions."""
+    backlog_bytes: int = 0
+    """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
+    backlog_age: timedelta | None = None
+    """Age of the oldest unacknowledged entry; None: there is none."""
+    tombstones: int = 0
+    """Kept for peers, not yet purged (rule R4)."""
+    slowest_durable: str = ""
+    """The durable that has acknowledged least: whose backlog it is. Empty: there are no durables."""
+    backlog_entries: int = 0
+    """Entries that it leaves unacknowledged, before its filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatus:
+    """How far a secondary index is."""
+
+    path: str
+    complete: bool
+    """True: queries use it. False: it is being built."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """One setting as it is in force, and where it comes from (rule T2)."""
+
+    name: str
+    """The name of a setting of a topic."""
+    value: str
+    """As the command line takes it: Go-style durations, binary sizes, "unlimited", "never"."""
+    origin: str
+    """ "topic", "config", "policy NAME", "operator policy NAME" or "default"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the server has it."""
+
+    name: str
+    settings: TopicSettings
+    """As they are in force: what the topic leaves to policies and defaults is filled in (rule T2)."""
+    set_in_config: bool
+    """True: declared in the configuration file, which owns it (rule K1)."""
+    create_time: datetime
+    statistics: TopicStatistics | None
+    """None when it was not asked for."""
+    indexes: tuple[IndexStatus, ...] = ()
+    """Its secondary indexes, in the order of the settings."""
+    effective: tuple[EffectiveSetting, ...] = ()
+    """Every setting as it is in force; only when it was described."""
+    planned_journal_bytes: int | None = None
+    """Bytes of journal to plan storage for: what is retained plus the backlog quota (rule T2); -1: unlimited. Only when
+    it was described."""
+    warnings: tuple[str, ...] = ()
+    """What may not be meant about its settings; only when it was created or altered (rule J17)."""
+
+
+PolicyTargetName: TypeAlias = Literal["topics", "durables"]
+"""What a policy applies to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Settings for all topics, or all durables, whose names match a pattern (rule T2)."""
+
+    name: str
+    pattern: str
+    """RE2 expression that the whole name of a topic, or `topic/name` of a durable, must match."""
+    priority: int
+    """The highest counts; ties: the longest pattern, then the name."""
+    applies_to: PolicyTargetName
+    operator: bool
+    """True: an operator policy, which has limits only, and nobody can go beyond them."""
+    settings: Mapping[str, SettingValue]
+    """What it sets, and nothing else: as `set_policy` takes it."""
+    matches: int
+    """How many topics or durables take something from it now."""
+    warnings: tuple[str, ...] = ()
+    """What may not be meant about what it sets; only when it was set (rule J17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableFigures:
+    """Figures of a durable subscription (rule J7). Unless `exact`, entries are counted before its filter."""
+
+    total_entries: int
+    """Entries that it can read, acknowledged or not."""
+    total_bytes: int
+    """Their bytes, before compression."""
+    unacknowledged_entries: int
+    unacknowledged_bytes: int
+    """Before compression."""
+    oldest_unacknowledged_age: timedelta | None
+    """None: nothing is unacknowledged."""
+    exact: bool
+    """True: only entries that match its filter are counted."""
+    set_aside_entries: int = 0
+    """Entries that were set aside for the delivery limit since it was created (rule J15)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A durable subscription as the server has it (rules J2, J7)."""
+
+    topic: str
+    name: str
+    filter: str
+    """In canonical form; empty: all records."""
+    acknowledged: str
+    """Bookmark: everything up to here is acknowledged."""
+    earliest: str
+    """Bookmark: the earliest position that it can be rewound to."""
+    attached: bool
+    """True: a consumer is attached."""
+    create_time: datetime
+    last_use_time: datetime
+    """When it was last attached, or acknowledged something."""
+    settings: DurableSettings
+    """As they are in force."""
+    figures: DurableFigures | None
+    """None in lists, unless they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Browsed:
+    """What a durable subscription has not acknowledged, or some of it (rule J16)."""
+
+    entries: tuple[Change, ...]
+    """As a change reader gets them: "put", "delete", "expire"; `delivery_count` is how often each came so far."""
+    bookmark: str
+    """Everything up to here was looked at: for `after` of the next call."""
+    complete: bool
+    """True: there was nothing after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Where a durable subscription was moved to (rule J6)."""
+
+    bookmark: str
+    """Everything up to here counts as acknowledged."""
+    unacknowledged_entries: int
+    """Entries after it, before filtering."""
+
+
+GapReason: TypeAlias = Literal["discarded", "evicted", "conflated", "backlog_ttl", "delivery_limit", "reset", "unknown"]
+"""Why a durable subscription was not handed something: see `Gap`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that a durable subscription was not handed, and will not be.
+
+    | reason | why |
+    |---|---|
+    | "discarded" | max_age, max_bytes or max_entries of the topic discarded it (rule J5) |
+    | "evicted" | the backlog quota evicted it (rule J9) |
+    | "conflated" | the backlog quota replaced it by the snapshot that follows (rule J9) |
+    | "backlog_ttl" | it was unacknowledged for too long (rule J8) |
+    | "delivery_limit" | it was handed over as often as the delivery limit allows, and was set aside (rule J15) |
+    | "reset" | the durable was removed, for being idle or by somebody, and begins anew (rule J10) |
+    | "unknown" | for a reason that only a newer server knows |
+    """
+
+    reason: GapReason
+    after: str
+    """Bookmark: it came after this position; empty: not known."""
+    upto: str
+    """Bookmark: up to this one."""
+    entries: int | None
+    """How many, before filtering; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the server is."""
+
+    instance: str
+    instance_id: str
+    journal_epoch: str
+    server_version: str
+    state: str
+    """ "serving" or "failed"."""
+    failure: str
+    """Why writes have stopped; empty while serving."""
+    ready_time: datetime
+    clock_time: datetime
+    """The guarded clock (rule L15)."""
+    sweep_paused: bool
+    """True: the clock jumped and sweeping waits for it to come back, or for `accept_clock`."""
+    last_sequence: int
+    live_records: int
+    overdue_records: int
+    topics: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAccepted:
+    """The guarded clock before and after the operator confirmed the wall clock."""
+
+    before: datetime
+    after: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Bytes of the data directory before and after a compaction."""
+
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTopic:
+    """How a topic stands on a link, where it is not simply up to date."""
+
+    topic: str
+    state: str
+    """ "seeding" or "refused"."""
+    message: str
+    """Why it was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingLink:
+    """A link on which an instance sends (rules R1, R8)."""
+
+    peer: str
+    address: str
+    state: str
+    """ "connecting", "greeting", "seeding", "streaming", "waiting" (for the next attempt) or "refused"."""
+    mode: str
+    """ "async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`."""
+    topics_pattern: str
+    acknowledged_sequence: int
+    """How far the peer is, in the instance's own sequences."""
+    lag_sequences: int
+    """Sequences that it has not acknowledged."""
+    lag: timedelta
+    """Age of the oldest change that it has not acknowledged; zero where there is none."""
+    skew: timedelta
+    """The peer's clock less the instance's, as far as the way of the messages allows to tell."""
+    since: datetime | None
+    """Since when the link is in this state."""
+    last_error: str
+    """Empty: none since the link is up."""
+    last_error_reason: str
+    """As of an exception; empty where there is none."""
+    last_error_time: datetime | None
+    topics: tuple[LinkTopic, ...]
+    """Those that are being seeded, or were refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingLink:
+    """A link on which an instance receives (rules R3, R4)."""
+
+    peer: str
+    state: str
+    """ "connected", "seeding" or "away"."""
+    cursor: int
+    """How far the instance has what the sender has, in the sender's sequences."""
+    head_sequence: int
+    """The last sequence that the sender has told."""
+    applied: int
+    """Changes that were applied since the process runs."""
+    superseded: int
+    """Changes that lost against a newer version, since then."""
+    dropped: int
+    """Records that were dropped, as they are dead by what the sender says, since then."""
+    skew: timedelta
+    """The sender's clock less the instance's."""
+    last_error: str
+    """Empty: none since the link is up."""
+    last_error_reason: str
+    """As of an exception; empty where there is none."""
+    last_error_time: datetime | None
+    topics: tuple[LinkTopic, ...]
+    """Those that are being seeded, or were refused."""
+    rows_refused: int = 0
+    """Rows that were not taken, as no publish could have made them, since the process runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """How the links of an instance are."""
+
+    instance: str
+    last_sequence: int
+    """Its last sequence that is on disk."""
+    outgoing: tuple[OutgoingLink, ...]
+    """One a configured peer, in the order of the configuration."""
+    incoming: tuple[IncomingLink, ...]
+    """By the sender's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key that differs between two instances."""
+
+    key: str
+    version_here: int
+    """0: there is no such record."""
+    version_there: int
+    """0: there is no such record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the comparison of one topic with a peer found (rule R10)."""
+
+    topic: str
+    records: int
+    """That were compared, at this end."""
+    differing: int
+    """Keys that differ."""
+    differences: tuple[Difference, ...]
+    """Some of them."""
+    left_out: str
+    """Why the topic was not compared; empty: it was."""
+    unreadable_here: int = 0
+    """Records that could not be compared, as their key is empty or not UTF-8; see `check_topic`."""
+    unreadable_there: int = 0
+    """The same at the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What was done about one topic so that two instances have the same (rule R10)."""
+
+    topic: str
+    differing: int
+    """Keys that differed."""
+    sent: int
+    """Records and tombstones that the peer took over."""
+    received: int
+    """Records and tombstones that this instance took over."""
+    left_out: str
+    """Why the topic was not repaired; empty: it was."""
+    refused: int = 0
+    """Records and tombstones that one end did not take, as no publish could have made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupMade:
+    """A backup on the server's machine (rule J14)."""
+
+    directory: str
+    sequence: int
+    """Up to which it has everything."""
+    bytes: int
+    """Files that it shares with the store count, too."""

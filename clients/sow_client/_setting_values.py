@@ -1,0 +1,244 @@
+"""Settings of topics and durable subscriptions as a program gives them, in one normal form (rule T2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias, TypedDict
+
+from sow.durations import format_micros
+from sow.sizes import SizeError, parse_bytes
+from sow_client._records import NEVER, Count, Size, Ttl, invalid, ttl_micros
+
+SettingValue: TypeAlias = str | int | bool
+"""A setting of a policy: a duration such as "1h0m0s", a word, a number, or yes or no."""
+
+
+MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"]
+"""Encoding of a topic's payloads (rule K2)."""
+
+
+BacklogActionName: TypeAlias = Literal["hold", "reject", "evict", "conflate"]
+"""What happens when a topic's unacknowledged entries exceed its quota (rule J9)."""
+
+OnMissingName: TypeAlias = Literal["retain", "drop"]
+"""What becomes of a dead letter whose target topic does not exist (rule T3)."""
+
+UNLIMITED: Final = -1
+"""As a number of bytes or entries, or as `retain_time`: no limit. The text "unlimited" says the same."""
+
+
+class TopicSettingsArguments(TypedDict, total=False):
+    """The settings of a topic as keyword arguments; see `TopicSettings`. `default_ttl`: `expiration` as a duration."""
+
+    key: tuple[str, ...] | list[str]
+    message_type: MessageTypeName
+    expiration: Ttl | None
+    default_ttl: Ttl | None
+    min_ttl: Ttl | None
+    max_ttl: Ttl | None
+    journal: bool
+    fix_separator: str
+    retain_time: Ttl | None
+    retain_bytes: Size | None
+    index: tuple[str, ...] | list[str]
+    max_age: Ttl | None
+    max_bytes: Size | None
+    max_entries: Count | None
+    backlog_ttl: Ttl | None
+    backlog_quota_bytes: Size | None
+    backlog_quota_age: Ttl | None
+    backlog_quota_entries: Count | None
+    backlog_action: BacklogActionName | None
+    delivery_limit: Count | None
+    durable_idle_ttl: Ttl | None
+    idle_ttl: Ttl | None
+    publish_is_use: bool | None
+    only_if_empty: bool | None
+    auto_delete: bool | None
+    dead_letter: str
+    dead_letter_by_key: bool | None
+    on_missing: OnMissingName | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """Settings of a topic. However they were given, durations are kept in one notation ("1h30m0s"), sizes as bytes.
+
+    What is not set (None, unless its line says otherwise) takes its value from a policy that matches the topic, else
+    from the server's defaults (rule T2).
+    """
+
+    key: tuple[str, ...] | list[str] = ()
+    """Key paths such as "/carrier"; empty: publishers supply the key (rule K3)."""
+    message_type: MessageTypeName = "json"
+    """Encoding of the payloads (rule K2)."""
+    expiration: Ttl = "disabled"
+    """ "disabled", "enabled", "reject", or the duration that records without a lifetime get (rules L1, L3)."""
+    min_ttl: Ttl | None = None
+    """Shorter lifetimes are raised to it (rule L4). None: no bound."""
+    max_ttl: Ttl | None = None
+    """Longer lifetimes, and never, are lowered to it (rule L4). None: no bound."""
+    journal: bool = True
+    """False: changes are not journaled (rule J1)."""
+    fix_separator: str = "\x01"
+    """Field separator of fix and nvfix, one byte as text."""
+    retain_time: Ttl | None = None
+    """Journal entries are kept at least this long (rule J3); "unlimited" is legal."""
+    retain_bytes: Size | None = None
+    """Bytes of journal to keep at least; with `retain_time`, whichever is reached first. -1: unlimited."""
+    index: tuple[str, ...] | list[str] = ()
+    """Paths with a secondary index each, such as "/symbol" (rule Q3)."""
+    max_age: Ttl | None = None
+    """Journal entries of this age are discarded, acknowledged or not (rule J3)."""
+    max_bytes: Size | None = None
+    """Journal bytes beyond this are discarded, oldest first. -1: no limit."""
+    max_entries: Count | None = None
+    """Journal entries beyond this are discarded, oldest first. -1: no limit."""
+    backlog_ttl: Ttl | None = None
+    """An entry that a durable leaves unacknowledged for this long counts as acknowledged (rule J8)."""
+    backlog_quota_bytes: Size | None = None
+    """Bytes that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
+    backlog_quota_age: Ttl | None = None
+    """Age that the oldest unacknowledged entry may have (rule J9)."""
+    backlog_quota_entries: Count | None = None
+    """Entries that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
+    backlog_action: BacklogActionName | None = None
+    """What happens beyond the quota; "hold" unless said otherwise (rule J9)."""
+    delivery_limit: Count | None = None
+    """How often an entry is handed to consumers of a durable before it is set aside (rule J15). -1: unlimited."""
+    durable_idle_ttl: Ttl | None = None
+    """A durable that is neither attached nor acknowledges for this long is removed (rule J10)."""
+    idle_ttl: Ttl | None = None
+    """The topic is deleted when it was not used for this long (rule T1)."""
+    publish_is_use: bool | None = None
+    """True: a publish is a use of the topic, too (rule T1)."""
+    only_if_empty: bool | None = None
+    """True: the topic is deleted for being unused only while it has no live records (rule T1)."""
+    auto_delete: bool | None = None
+    """True: the topic is deleted when its last subscriber leaves (rule T1)."""
+    dead_letter: str = ""
+    """The topic that expired records are copied to (rule T3). Empty: none, unless a policy says otherwise."""
+    dead_letter_by_key: bool | None = None
+    """True: a dead letter has the key that the record had, not topic|key|version (rule T3)."""
+    on_missing: OnMissingName | None = None
+    """What becomes of dead letters while their target does not exist; "retain" unless said otherwise (rule T3)."""
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+
+    def named(self) -> frozenset[str]:
+        """Names of the settings that differ from the defaults."""
+        return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+
+_DURATION_WORDS: Mapping[str, frozenset[str]] = {
+    "expiration": frozenset({"disabled", "enabled", "reject"}),
+    "min_ttl": frozenset(),
+    "max_ttl": frozenset(),
+    "retain_time": frozenset({"unlimited"}),
+    "max_age": frozenset(),
+    "backlog_ttl": frozenset(),
+    "backlog_quota_age": frozenset(),
+    "durable_idle_ttl": frozenset(),
+    "idle_ttl": frozenset(),
+}
+
+
+class DurableSettingsArguments(TypedDict, total=False):
+    """The settings of a durable subscription as keyword arguments; see `DurableSettings`."""
+
+    retain_time: Ttl | None
+    retain_bytes: Size | None
+    backlog_ttl: Ttl | None
+    idle_ttl: Ttl | None
+    delivery_limit: Count | None
+
+
+@dataclass(frozen=True, slots=True)
+class DurableSettings:
+    """Settings of a durable subscription. None: those of its topic, or of a policy. Durations are kept in one notation.
+
+    It names the same things as `TopicSettings`, for one durable.
+    """
+
+    retain_time: Ttl | None = None
+    """How long acknowledged entries can be rewound to (rule J3); "unlimited": as long as the topic retains them."""
+    retain_bytes: Size | None = None
+    """Bytes of acknowledged entries that can be rewound to. -1: unlimited."""
+    backlog_ttl: Ttl | None = None
+    """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
+    idle_ttl: Ttl | None = None
+    """Removed when neither attached nor acknowledging for this long (rule J10)."""
+    delivery_limit: Count | None = None
+    """How often an entry is handed over before it is set aside (rule J15). -1: unlimited."""
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+
+
+_FLAGS: Final = frozenset(
+    {"journal", "publish_is_use", "only_if_empty", "auto_delete", "dead_letter_by_key"},
+)
+_TEXTS: Final = frozenset({"message_type", "fix_separator", "backlog_action", "dead_letter", "on_missing"})
+
+
+def _normalise(settings: TopicSettings | DurableSettings) -> None:
+    """Brings each setting into its one form. Raises InvalidArgument naming the first that is of a wrong kind."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None:
+            object.__setattr__(settings, field.name, _normal(field.name, value))
+
+
+def _normal(name: str, value: object) -> object:
+    if name in ("key", "index"):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise invalid(name, "is a list of paths")
+        paths = tuple(value)
+        for path in paths:
+            if not isinstance(path, str):
+                raise invalid(name, f"has a {type(path).__name__} among its paths")
+        return paths
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise invalid(name, f"{value!r} is neither True nor False")
+        return value
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise invalid(name, f"a {type(value).__name__} is not text")
+        return value
+    if name in _DURATION_WORDS:
+        return _normal_duration(name, value)
+    return _normal_number(name, value)
+
+
+def _normal_duration(name: str, value: object) -> str:
+    if isinstance(value, str) and value in _DURATION_WORDS[name]:
+        return value
+    if value is NEVER or value in ("never", "unlimited") or (type(value) is int and value == UNLIMITED):
+        if "unlimited" in _DURATION_WORDS[name]:
+            return "unlimited"
+        raise invalid(name, f"{value!r} is not a duration; None leaves it out")
+    if not isinstance(value, str | timedelta | int | float):
+        raise invalid(name, f"a {type(value).__name__} is not a duration such as '10m', a timedelta, or seconds")
+    return format_micros(ttl_micros(value, name))
+
+
+def _normal_number(name: str, value: object) -> int:
+    is_size = name.endswith("_bytes")
+    if isinstance(value, str):
+        if value == "unlimited":
+            return UNLIMITED
+        if is_size:
+            try:
+                value = parse_bytes(value)
+            except SizeError as error:
+                raise invalid(name, str(error)) from error
+    if isinstance(value, bool) or not isinstance(value, int):
+        wanted = "a number of bytes, text such as '64MiB'" if is_size else "a number"
+        raise invalid(name, f"{value!r} is not {wanted} or UNLIMITED")
+    if not UNLIMITED <= value < 2**63:
+        raise invalid(name, f"{value} is out of range; UNLIMITED is {UNLIMITED}")
+    return value

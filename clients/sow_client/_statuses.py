@@ -1,0 +1,177 @@
+"""Statuses into errors (rule X1), and when a failed call is tried again. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+import grpc
+from google.protobuf import message
+from google.rpc import error_details_pb2, status_pb2
+
+from sow_client.errors import Cancelled, InternalError, SowError, Unavailable, error_of_reason
+
+MESSAGE_BYTES_MAX: Final = 20 * 1024 * 1024
+"""Of one message, both directions, both ends (rule K8)."""
+
+
+@runtime_checkable
+class EndedCall(Protocol):
+    """What the errors of the blocking and of the asynchronous stubs have in common."""
+
+    def code(self) -> grpc.StatusCode | None: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
+
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+ERROR_DOMAIN = "sow"
+
+
+def error_of_status(error: BaseException) -> SowError:
+    """The exception for the status that a call ended with, from its ErrorInfo; its text is only passed on."""
+    if isinstance(error, SowError):
+        return error
+    if not isinstance(error, EndedCall):
+        return InternalError(f"the call failed: {error!r}", reason="INTERNAL")
+    code = error.code() or grpc.StatusCode.UNKNOWN
+    text = error.details() or code.name
+    reason, details, retry_after = _details(error.trailing_metadata() or ())
+    if reason is None:
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
+            # The one thing that only gRPC's text tells: its own limit of messages, at either end.
+            return error_of_reason("REQUEST_TOO_LARGE", f"the request, or its answer, is too large: {text}")
+        reason = "UNREACHABLE" if code is grpc.StatusCode.UNAVAILABLE else code.name
+    return error_of_reason(reason, text, code=code.name, details=details, retry_after=retry_after)
+
+
+_TOO_LARGE: Final = "message larger than max"
+
+
+def reason_of(error: BaseException) -> str | None:
+    """The reason that the server gave, None when it gave none: then the transport ended the call."""
+    return _details(error.trailing_metadata() or ())[0] if isinstance(error, EndedCall) else None
+
+
+_Parsed: TypeAlias = tuple[str | None, dict[str, str], float | None]
+
+
+def _details(metadata: Iterable[tuple[str, str | bytes]]) -> _Parsed:
+    """Reason, details and seconds to wait of a rich status; nothing when there is none, or one that is damaged."""
+    reason: str | None = None
+    details: dict[str, str] = {}
+    retry_after: float | None = None
+    encoded = next((value for key, value in metadata if key == STATUS_DETAILS_KEY), None)
+    if not isinstance(encoded, bytes):
+        return reason, details, retry_after
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    bad = error_details_pb2.BadRequest()
+    try:
+        for item in status_pb2.Status.FromString(encoded).details:
+            if item.Unpack(info) and info.domain == ERROR_DOMAIN:
+                reason = info.reason
+                details.update(info.metadata)
+            elif item.Unpack(retry):
+                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+            elif item.Unpack(bad) and bad.field_violations:
+                details.setdefault("field", bad.field_violations[0].field)
+    except message.DecodeError:
+        return None, {}, None
+    return reason, details, retry_after
+
+
+_TRANSPORT_CODES: Final = frozenset({"CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
+def call_error(error: BaseException, *, client_closed: bool) -> SowError:
+    """Why a call with one answer ended. No caller cancels one: CANCELLED without a reason is how a server that stops
+    gives it up, or how it ends when the client is closed meanwhile."""
+    translated = error_of_status(error)
+    if reason_of(error) is None and translated.reason == "CANCELLED" and not isinstance(error, SowError):
+        if client_closed:
+            return closed("client")
+        return Unavailable(f"the server gave the call up ({translated.message})", reason="UNREACHABLE")
+    return translated
+
+
+def stream_error(error: BaseException, what: str) -> SowError:
+    """Why a stream ended. Without a reason of the server's, the connection broke, whatever gRPC's code for that is."""
+    translated = error_of_status(error)
+    if reason_of(error) is None and translated.reason in _TRANSPORT_CODES and not isinstance(error, SowError):
+        return cut(f"{what} ({translated.message})")
+    return translated
+
+
+def error_like(error: SowError, message: str, **details: str) -> SowError:
+    """The same kind of error with another message and more details."""
+    return type(error)(message, reason=error.reason, details=error.details | details, retry_after=error.retry_after)
+
+
+BACKOFF_SECONDS_FIRST: Final = 0.1
+BACKOFF_SECONDS_MAX: Final = 2.0
+CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
+"""The connection broke, or never was."""
+
+
+class Backoff:
+    """When to try again, and when trying is over. Owns the count of failures in a row."""
+
+    __slots__ = ("_attempts", "_failing_since")
+
+    def __init__(self) -> None:
+        self._failing_since: float | None = None
+        self._attempts = 0
+
+    def begin(self, now: float) -> None:
+        """An attempt begins; of those in a row, the first one counts."""
+        if self._failing_since is None:
+            self._failing_since = now
+
+    def reset(self) -> None:
+        """Something has come of the last attempt."""
+        self._failing_since, self._attempts = None, 0
+
+    def delay(self, error: SowError, *, now: float, jitter: float, limit: float) -> float | None:
+        """Seconds to wait before the next attempt, as this one failed; None: it would come more than `limit` seconds
+        after the first of them began, or failed. `now` is a monotonic clock in seconds, `jitter` a random number in
+        [0, 1)."""
+        if self._failing_since is None:
+            self._failing_since = now
+        # Half fixed, half random: many clients that were cut at once must not come back at once.
+        delay = min(BACKOFF_SECONDS_FIRST * 2.0**self._attempts, BACKOFF_SECONDS_MAX) * (0.5 + 0.5 * jitter)
+        delay = max(delay, error.retry_after or 0.0)
+        self._attempts = min(self._attempts + 1, 16)
+        return None if now + delay - self._failing_since > limit else delay
+
+
+def cut(what: str) -> Unavailable:
+    """A stream ended in order, but before its end."""
+    return Unavailable(f"{what} was cut off before its end", reason="STREAM_CUT")
+
+
+def unreachable(server: str, seconds: float, cause: str = "") -> Unavailable:
+    """No connection came about in time; `cause`: why, as far as gRPC tells."""
+    why = f": {cause}" if cause else ""
+    return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
+
+
+def request_too_large(size: int, field: str = "request") -> SowError:
+    """A request that no server takes, known before it is sent (rule K8)."""
+    return error_of_reason(
+        "REQUEST_TOO_LARGE",
+        f"{field}: {size} bytes are more than the limit of {MESSAGE_BYTES_MAX} of a message",
+        details={"field": field},
+    )
+
+
+def closed(what: str) -> Cancelled:
+    """What the calls of a closed client, publisher or subscription raise."""
+    return Cancelled(f"the {what} is closed", reason="CLOSED")
+
+
+def malformed(what: str) -> InternalError:
+    """An answer that the contract does not allow."""
+    return InternalError(f"the server sent {what}", reason="MALFORMED_RESPONSE")
