@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import all_told, is_utf8
@@ -67,59 +67,57 @@ class Version:
         return found
 
 
+class ChangeChunk(NamedTuple):
+    """The values that all changes of one journal chunk share."""
+
+    topic: Topic
+    commit_time: int
+    find: Find
+    live: bool
+    """Whether they go to the subscribers that were attached when they were committed."""
+
+
+ChangeFields = tuple[int, int, bytes, bytes, int, int, int, int, int, bytes | None]
+"""The fields of one change: sequence, kind, key, payload, version, publish time, expire time, origin, sequence of the
+key's previous change, and the stored value of the replaced record where that came along.
+
+A plain tuple: one is made for every change of every followed topic."""
+
+
 class Change(Version):
     """A change. Of a removal the record is the one that went; its version and origin are that record's."""
 
     __slots__ = (
         "_before",
-        "_find",
+        "_chunk",
         "_match_row",
         "_previous_value",
         "_put_row",
         "_removed_row",
-        "commit_time",
         "kind",
-        "live",
         "origin",
         "previous",
         "sequence",
     )
 
-    def __init__(
-        self,
-        topic: Topic,
-        sequence: int,
-        kind: int,
-        key: bytes,
-        payload: bytes,
-        version: int,
-        publish_time: int,
-        expire_time: int,
-        origin: int,
-        previous: int,
-        previous_value: bytes | None,
-        commit_time: int,
-        find: Find,
-        live: bool,
-    ) -> None:
-        # Without super(): this is made for every change of every topic that is followed.
-        self.topic = topic
-        self.key = key
-        self.payload = payload
-        self.version = version
-        self.publish_time = publish_time
-        self.expire_time = expire_time
+    def __init__(self, chunk: ChangeChunk, fields: ChangeFields) -> None:
+        # Without super(): this runs for every change of every followed topic.
+        (
+            self.sequence,
+            self.kind,
+            self.key,
+            self.payload,
+            self.version,
+            self.publish_time,
+            self.expire_time,
+            self.origin,
+            self.previous,
+            self._previous_value,
+        ) = fields
+        self.topic = chunk.topic
+        self._chunk = chunk
         self._document = None
         self._meta = None
-        self.sequence = sequence
-        self.kind = kind
-        self.origin = origin
-        self.previous = previous
-        self.commit_time = commit_time
-        self.live = live
-        """Whether it goes to those who were attached when it was committed."""
-        self._previous_value = previous_value
-        self._find = find
         self._before: Version | Unknown | None = None
         self._put_row: Row | None = None
         self._match_row: Row | None = None
@@ -152,7 +150,7 @@ class Change(Version):
                 head.publish_time_micros,
                 head.expire_time_micros,
             )
-        entry = self._find(self.previous)
+        entry = self._chunk.find(self.previous)
         if entry is None:
             return UNKNOWN
         assert entry.key == self.key, "`previous` is the sequence of the same key's previous change"
@@ -182,7 +180,8 @@ class Change(Version):
     @property
     def _falls_due(self) -> bool:
         # One that was due at its own commit goes to those who were attached then, and to nobody else (rule L7).
-        return self.topic.acts and not (self.live and self.expire_time <= self.commit_time)
+        chunk = self._chunk
+        return self.topic.acts and not (chunk.live and self.expire_time <= chunk.commit_time)
 
     @property
     def put_row(self) -> Row:
@@ -243,15 +242,15 @@ def changes_of(
     """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone, and
     those under a key that cannot be told in a message (rule R13)."""
     version, origin = shown(changes, start, stop)
-    commit_time = changes.commit_time_micros
     before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values[start:stop]
-    kinds, keys = changes.change[start:stop], changes.keys[start:stop]
+    keys = changes.keys[start:stop]
     told = all_told(keys)
+    chunk = ChangeChunk(topic, changes.commit_time_micros, find, live)
     return [
-        Change(topic, sequence, kind, key, payload, own, publish, expire, by, previous, value, commit_time, find, live)
-        for sequence, kind, key, payload, own, publish, expire, by, previous, value in zip(
+        Change(chunk, fields)
+        for fields in zip(
             range(changes.first_sequence + start, changes.first_sequence + stop),
-            kinds,
+            changes.change[start:stop],
             keys,
             changes.payloads[start:stop],
             version,
@@ -262,7 +261,7 @@ def changes_of(
             before,
             strict=True,
         )
-        if kind != BURY and (told or (key and is_utf8(key)))
+        if fields[1] != BURY and (told or ((key := fields[2]) and is_utf8(key)))
     ]
 
 

@@ -14,7 +14,6 @@ dispatcher's thread, as is everything here but what a `Read` runs.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +34,7 @@ from sow_server.subscriptions.frames import (
 )
 from sow_server.subscriptions.judging import Unjudged
 from sow_server.subscriptions.matching import VersionMatcher
+from sow_server.subscriptions.outbox import Outbox
 from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
 from sow_server.subscriptions.request import Request, Snapshot, Wants
 from sow_server.subscriptions.snapshot import SeveralTopics
@@ -122,18 +122,12 @@ class Subscription:
         self._accepted: dict[int, int] = {}
         self._position = 0
         self._covered = 0
-        """Everything up to here has been sent, or is in `_out` or `_unjudged`, or conflated."""
-        self._out: deque[ChangeFrame] = deque()
-        """To be sent."""
-        self._unjudged: deque[ChangeFrame | Unjudged] = deque()
-        """To be judged first; frames among them wait for their turn."""
-        self._live: deque[ChangeFrame | Unjudged] = deque()
-        """While it is behind: what has come since it attached."""
-        self._queued = 0
+        """Everything up to here has been sent, or is in the outbox."""
         self._together = False
         """Whether the last frame belongs together with the next."""
         interval = request.conflation_micros
         self._conflation = Conflation(interval, request.batch_size) if interval else None
+        self._outbox = Outbox(self._conflation)
         self._sent_at = elapsed()
         self._error: StoreError | None = None
         self._stopping = False
@@ -141,8 +135,8 @@ class Subscription:
 
     @property
     def queued_bytes(self) -> int:
-        """Memory of what waits to be sent."""
-        return self._queued + (0 if self._conflation is None else self._conflation.size)
+        """Memory of the frames that wait to be sent."""
+        return self._outbox.size
 
     @property
     def error(self) -> StoreError | None:
@@ -206,44 +200,21 @@ class Subscription:
 
     def push(self, frames: Sequence[ChangeFrame | Unjudged]) -> bool:
         size = sum([frame.size for frame in frames])
-        queued = self.queued_bytes
+        queued = self._outbox.size
         if queued and queued + size > self._queue_bytes_max:
             self.detached(frames[0].after)
             return False
         if self._behind:
-            self._live += frames
-            self._queued += size
+            self._outbox.hold(frames, size)
         else:
-            self._arrive(frames)
+            self._outbox.add(frames)
         self.wake()
         return True
-
-    def _arrive(self, frames: Sequence[ChangeFrame | Unjudged]) -> None:
-        """Frames whose turn it is."""
-        ready: list[ChangeFrame] = []
-        for frame in frames:
-            if self._unjudged or isinstance(frame, Unjudged):
-                self._unjudged.append(frame)
-                self._queued += frame.size
-            else:
-                ready.append(frame)
-        if ready:
-            self._pass_on(ready)
-
-    def _pass_on(self, frames: Sequence[ChangeFrame]) -> None:
-        """Frames that nothing is in front of."""
-        if self._conflation is not None:
-            self._conflation.add(frames)
-        else:
-            self._out += frames
-            self._queued += sum([frame.size for frame in frames])
 
     def detached(self, position: int) -> None:
         self._attached = False
         if self._behind:
-            # It has not come to these; the journal has them, too.
-            self._queued -= sum([frame.size for frame in self._live])
-            self._live.clear()
+            self._outbox.drop_held()
         else:
             self._behind = True
             self._covered = position
@@ -320,9 +291,7 @@ class Subscription:
         self._dispatcher.unregister(self)
         if self._snapshot is not None:
             self._snapshot.close()
-        self._out.clear()
-        self._unjudged.clear()
-        self._live.clear()
+        self._outbox.clear()
         self._closed(self)
 
     # -- stepping ---------------------------------------------------------------------------------------------------
@@ -339,12 +308,12 @@ class Subscription:
             frame = self._next_frame()
             if frame is not None:
                 return self._send(frame)
-            if self._unjudged:
-                judging = self._judge()
-                if judging is None:
+            if self._outbox.unjudged_after is not None:
+                judge = self._outbox.judging(self._clock.now_micros())
+                if judge is None:
                     continue
                 if self._elapsed() < self._progress_at or self._together:
-                    return judging
+                    return _judging(judge)
                 return self._progress()
             if self._error is not None:
                 raise self._error
@@ -363,14 +332,12 @@ class Subscription:
             case SnapshotBatch():
                 self._batch = result
             case Replayed():
-                self._arrive(result.frames)
+                self._outbox.add(result.frames)
                 self._covered = result.position
             case Judged():
-                unjudged = self._unjudged.popleft()
-                self._queued -= unjudged.size
-                self._pass_on(result.frames)
+                self._outbox.add_result(result.frames)
             case JournalGap():
-                self._error = self._error or self._resync(result)
+                self._error = self._error or _resync(result, self._covered)
             case None:
                 pass
 
@@ -419,16 +386,13 @@ class Subscription:
     def _next_frame(self) -> ChangeFrame | None:
         """The next frame of changes, as it is to be handed over now."""
         now = self._clock.now_micros()
+        outbox = self._outbox
         while True:
-            if not self._out:
+            if not outbox.ready:
                 self._cover()
                 if not self._conflate(now):
                     return None
-            whole = self._out.popleft()
-            self._queued -= whole.size
-            frame = whole.at(now)
-            if frame is not whole and self._conflation is not None:
-                self._conflation.left_out(whole.topic, [row for row in whole.rows if row.skip_from <= now])
+            frame = outbox.take(now)
             if frame.rows or frame.more or self._together:
                 self._together = frame.more
                 if not frame.more:
@@ -436,41 +400,28 @@ class Subscription:
                 return frame
             self._position = frame.bookmark  # all of it has fallen due: nothing to tell
 
-    def _judge(self) -> Step | None:
-        """Has what is next judged; None: frames had waited for their turn, which it is now."""
-        first = self._unjudged[0]
-        if isinstance(first, Unjudged):
-            now = self._clock.now_micros()
-            return Read(lambda: Judged(first.judge(now)))
-        while self._unjudged and not isinstance(self._unjudged[0], Unjudged):
-            frame = self._unjudged.popleft()
-            assert isinstance(frame, ChangeFrame), "the loop has looked"
-            self._queued -= frame.size
-            self._pass_on((frame,))
-        return None
-
     @property
     def _complete(self) -> int:
-        """Everything up to here has been sent, or is in `_out`, or conflated."""
-        return self._unjudged[0].after if self._unjudged else self._covered
+        """Everything up to here has been sent, or is ready to be sent, or conflated."""
+        unjudged_after = self._outbox.unjudged_after
+        return self._covered if unjudged_after is None else unjudged_after
 
     def _cover(self) -> None:
-        """Nothing waits in `_out`: how far that means everything has been told."""
-        if self._attached and not self._behind and not self._unjudged:
+        """Moves the position: no frame is ready, so everything up to there has been told."""
+        if self._attached and not self._behind and self._outbox.unjudged_after is None:
             self._covered = max(self._covered, self._dispatcher.position)
         if not self._conflation:
             self._position = max(self._position, self._complete)
 
     def _conflate(self, now_micros: int) -> bool:
-        """Emits what has been conflated, when it is time; whether there is something in `_out` then."""
+        """Emits the conflated rows when it is time; whether frames are ready then."""
         conflation, elapsed = self._conflation, self._elapsed()
         if not conflation or (elapsed < conflation.due_at(elapsed) and self._error is None):
             return False
         frames = conflation.take(
             after=self._position, bookmark=self._complete, now_micros=now_micros, elapsed_micros=elapsed
         )
-        self._out += frames
-        self._queued += sum([frame.size for frame in frames])
+        self._outbox.add_ready(frames)
         if not frames:
             self._position = self._complete
         return bool(frames)
@@ -488,10 +439,7 @@ class Subscription:
         if self._covered < self._live_from:
             return self._idle()  # until that is durable
         self._behind = False
-        live = list(self._live)
-        self._queued -= sum([frame.size for frame in live])
-        self._live.clear()
-        self._arrive(live)
+        self._outbox.release()
         return None
 
     def _read(self, upto: int) -> Read:
@@ -508,15 +456,21 @@ class Subscription:
             until = min(until, self._conflation.due_at(now))
         return Wait(max(until, now))
 
-    def _resync(self, gap: JournalGap) -> StoreError:
-        if gap.earliest is None:
-            return StoreError(
-                Reason.RESYNC_REQUIRED,
-                f"topic: the subscriber is behind, and {gap.topic} has no journal; take a new snapshot",
-                field="topic",
-            )
+
+def _judging(judge: Callable[[], list[ChangeFrame]]) -> Read:
+    return Read(lambda: Judged(judge()))
+
+
+def _resync(gap: JournalGap, position: int) -> StoreError:
+    """The journal does not have the changes after `position`."""
+    if gap.earliest is None:
         return StoreError(
             Reason.RESYNC_REQUIRED,
-            f"the journal of {gap.topic} no longer reaches back to sequence {self._covered}; take a new snapshot",
-            details={"earliest_sequence": str(gap.earliest + 1)},
+            f"topic: the subscriber is behind, and {gap.topic} has no journal; take a new snapshot",
+            field="topic",
         )
+    return StoreError(
+        Reason.RESYNC_REQUIRED,
+        f"the journal of {gap.topic} no longer reaches back to sequence {position}; take a new snapshot",
+        details={"earliest_sequence": str(gap.earliest + 1)},
+    )
