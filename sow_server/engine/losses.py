@@ -19,30 +19,30 @@ import json
 from collections import Counter
 from typing import Any, Final
 
-from sow_server.engine.catalog.indexes import index_prefix
-from sow_server.engine.commit.draft import (
-    INDEX_KEY,
-    INSTANCE_KEY,
-    NEXT_TOPIC_KEY,
-    REARM_KEY,
-    STATISTICS_KEY,
-    TOPIC_KEY,
-)
-from sow_server.engine.commit.expiry import FLOOR_KEY
-from sow_server.engine.commit.writer import BOUNDS_KEY
 from sow_server.engine.disk.layout import (
+    BOUNDS_KEY,
     EXPIRE,
     HEADER_BYTES,
+    INDEX_KEY,
+    INSTANCE_KEY,
+    LOAD_KEY,
     MADE_ORDER,
+    NEXT_TOPIC_KEY,
+    REARM_KEY,
+    SEED_KEY,
+    STATISTICS_KEY,
+    SWEEP_FLOOR_KEY,
+    TOPIC_KEY,
     StoredStatistics,
     Tombstone,
+    decode_bounds,
     decode_statistics,
     decode_tombstone,
     encode_statistics,
     i64,
+    index_prefix,
     record,
     u32,
-    unpack_i64,
 )
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import (
@@ -57,8 +57,6 @@ from sow_server.engine.disk.rocks import (
     Batch,
     Rocks,
 )
-from sow_server.engine.loads.loads import LOAD_KEY
-from sow_server.engine.replicas.replicas import SEED_KEY
 from sow_server.engine.values.model import NEVER, Record
 
 MARGIN: Final = 10_000_000
@@ -75,16 +73,16 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     batch = Batch()
     batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING)]
     batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY, SEED_KEY) for key, _ in _rows(rocks, prefix)]
-    batch.deletes[META].append(FLOOR_KEY)
+    batch.deletes[META].append(SWEEP_FLOOR_KEY)
     rocks.write_waiting(batch)
     found = _Found()
     _settle_records(rocks, topics, found)
     _count_tombstones(rocks, found)
 
-    stored = rocks.get(META, BOUNDS_KEY) or bytes(16)
+    stored = decode_bounds(rocks.get(META, BOUNDS_KEY))
     bounds = Bounds(
-        max(unpack_i64(stored[:8]), marked.version, found.version) + MARGIN,
-        max(unpack_i64(stored[8:]), marked.sequence, found.sequence) + MARGIN,
+        max(stored.version, marked.version, found.version) + MARGIN,
+        max(stored.sequence, marked.sequence, found.sequence) + MARGIN,
     )
     batch = Batch()
     meta = batch.puts[META]

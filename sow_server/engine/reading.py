@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
-from sow_server.engine.catalog.indexes import PREFIX_BYTES, record_keys
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
-from sow_server.engine.commit.draft import REARM_KEY
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
 from sow_server.engine.commit.soundness import Reports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import i64
+from sow_server.engine.disk.layout import PREFIX_BYTES, REARM_KEY, i64, indexed_keys
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
 from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
 from sow_server.engine.values.clock import GuardedClock
@@ -128,7 +126,7 @@ class IndexCursor:
         entries: list[bytes] = []
         prefix = self._prefix
         following = self._cursor.fill_keys_before(prefix + start, prefix + stop, limit, entries)
-        keys += record_keys(entries)
+        keys += indexed_keys(entries)
         return None if following is None else following[PREFIX_BYTES:]
 
     def close(self) -> None:

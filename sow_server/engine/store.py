@@ -24,14 +24,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from sow_server.engine.catalog.indexes import (
-    NO_INDEXES,
-    Index,
-    Indexes,
-    altered,
-    entry_keys,
-    index_prefix,
-)
+from sow_server.engine.catalog.indexes import NO_INDEXES, Index, Indexes, altered, entry_keys
 from sow_server.engine.catalog.topics import (
     ONLY_WHILE_EMPTY,
     UNDELIVERED,
@@ -43,43 +36,43 @@ from sow_server.engine.catalog.topics import (
 )
 from sow_server.engine.commit import dead_letters
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.draft import (
-    INDEX_KEY,
-    INSTANCE_KEY,
-    NEXT_TOPIC_KEY,
-    PUBLISHER_KEY,
-    REARM_KEY,
-    STATISTICS_KEY,
-    TOPIC_KEY,
-    Draft,
-)
+from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.reclaim import deserving
 from sow_server.engine.commit.requests import Job, Limits, payload_key
 from sow_server.engine.commit.soundness import Reports
 from sow_server.engine.commit.steps import StagedBy, Step
-from sow_server.engine.commit.writer import (
-    BOUNDS_KEY,
-    CLOCK_KEY,
-    Deliver,
-    NoObserver,
-    Observer,
-    Writer,
-    WriterOptions,
-)
+from sow_server.engine.commit.writer import Deliver, NoObserver, Observer, Writer, WriterOptions
 from sow_server.engine.disk import backups
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import (
+    ACCEPTED_KEY,
+    BOUNDS_KEY,
+    CLOCK_KEY,
+    DELIVER_KEY,
     FORMAT,
+    FORMAT_KEY,
     HEADER_BYTES,
+    INDEX_KEY,
+    INSTANCE_KEY,
     MADE_ORDER,
+    NEXT_TOPIC_KEY,
+    OPERATOR_POLICY_KEY,
+    POLICY_KEY,
+    PUBLISHER_KEY,
+    REARM_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
     Commit,
     StoredStatistics,
+    decode_bounds,
     decode_commit,
     decode_statistics,
     encode_statistics,
     i64,
+    index_prefix,
+    policy_key,
     settings_from_json,
     settings_to_json,
     u32,
@@ -149,11 +142,6 @@ from sow_server.engine.values.policies import (
 
 log = structlog.get_logger(__name__)
 
-POLICY_KEY: Final = b"policy/"
-OPERATOR_POLICY_KEY: Final = b"opolicy/"
-FORMAT_KEY: Final = b"format"
-ACCEPTED_KEY: Final = b"accepted"
-DELIVER_KEY: Final = b"deliver/"
 REARM_CHUNK: Final = 1000
 REARM_ROUND: Final = 10_000
 """Expiry entries after which a commit takes no further topic that is to be disabled while it is re-armed."""
@@ -213,15 +201,15 @@ class Store:
         self.policies = self._load_policies()
         """Replaced by the writer thread, after the commit that stored the change."""
         self.unsound: Final = Reports()
-        bounds = rocks.get(META, BOUNDS_KEY) or bytes(16)
+        bounds = decode_bounds(rocks.get(META, BOUNDS_KEY))
         self.writer: Final = Writer(
             rocks,
             self.topics,
             clock,
             options=options.writer,
             origin=own,
-            version_bound=unpack_i64(bounds[:8]),
-            sequence_bound=unpack_i64(bounds[8:]),
+            version_bound=bounds.version,
+            sequence_bound=bounds.sequence,
             create_dynamic=self._create_dynamic if options.dynamic_topics else None,
             topic_row=_topic_row,
             observer=observer,
@@ -894,7 +882,7 @@ class Store:
             after = self._stage_policies(draft, self.policies.including(policy))
             if after is None:
                 return None
-            draft.batch.puts[META][_policy_key(policy)] = encode_policy(policy)
+            draft.batch.puts[META][policy_key(policy.name, operator=policy.operator)] = encode_policy(policy)
 
             def set_in_force() -> Policy:
                 after()
@@ -912,7 +900,7 @@ class Store:
             after = self._stage_policies(draft, self.policies.without(policy))
             if after is None:
                 return None
-            draft.batch.deletes[META].append(_policy_key(policy))
+            draft.batch.deletes[META].append(policy_key(policy.name, operator=policy.operator))
 
             def gone() -> Policy:
                 after()
@@ -1409,10 +1397,6 @@ def _empties(topic: Topic, settings: TopicSettings) -> bool:
     """Whether what is overdue has to go before these settings: else it would reappear (rule L12), or leave a dead
     letter of the wrong kind."""
     return topic.acts and (not settings.acts_on_expiration or _refounds(topic, settings))
-
-
-def _policy_key(policy: Policy) -> bytes:
-    return (OPERATOR_POLICY_KEY if policy.operator else POLICY_KEY) + policy.name.encode()
 
 
 def _topic_row(topic: Topic) -> tuple[bytes, bytes]:

@@ -17,8 +17,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.writer import BOUNDS_KEY
 from sow_server.engine.disk.layout import (
+    BOUNDS_KEY,
     DELETE,
     EXPIRE,
     HEADER_BYTES,

@@ -5,16 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sow_server.engine.catalog.indexes import (
-    PREFIX_BYTES,
-    TEXT_BYTES_MAX,
-    Index,
-    changed_keys,
-    entry_keys,
-    index_prefix,
-    interval,
-    record_keys,
-)
+from sow_server.engine.catalog.indexes import Index, changed_keys, entry_keys, interval
+from sow_server.engine.disk.layout import PREFIX_BYTES, TEXT_BYTES_MAX, index_prefix, indexed_keys
 from sow_server.engine.values.fields import Kind, Scalar, entries, number_of
 
 INDEX = Index(7, "/a", ("a",), index_prefix(3, 7), complete=True)
@@ -81,7 +73,7 @@ def test_texts_stand_in_the_order_of_their_code_points(one: str, other: str) -> 
 def test_the_record_keys_come_back(found: list[tuple[Scalar, bytes]]) -> None:
     by_entry = {entry: key for value, key in found for entry in entry_keys(INDEX, {"a": value}, key)}
     ordered = sorted(by_entry)
-    assert record_keys(ordered) == [by_entry[entry] for entry in ordered]
+    assert indexed_keys(ordered) == [by_entry[entry] for entry in ordered]
 
 
 @given(one=texts, other=texts, one_key=keys, other_key=keys)

@@ -28,11 +28,18 @@ from hypothesis.stateful import (
 from sow_server.engine import store
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import publishers
-from sow_server.engine.commit.draft import PUBLISHER_KEY, REARM_KEY
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.commit.writer import BOUNDS_KEY, WriterOptions
-from sow_server.engine.disk.layout import HEADER_BYTES, changes_head, decode_commit, unpack_i64
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import (
+    BOUNDS_KEY,
+    HEADER_BYTES,
+    PUBLISHER_KEY,
+    REARM_KEY,
+    changes_head,
+    decode_commit,
+    unpack_i64,
+)
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, META, RECORDS
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions

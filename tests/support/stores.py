@@ -93,7 +93,7 @@ def journal_rows(store: Store, topic: Topic, after: int = 0) -> Iterator[tuple[b
 
 
 class JournalEntry(NamedTuple):
-    """One change as it is journaled; the fields are those of `codec.Changes`."""
+    """One change as it is journaled; the fields are those of `Changes`."""
 
     sequence: int
     commit_time_micros: int

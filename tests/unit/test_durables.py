@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import DURABLE_KEY
 from sow_server.engine.disk.rocks import META, Failed
 from sow_server.engine.durables.durables import (
-    DURABLE_KEY,
     STEPS_MAX,
     Cleared,
     Durable,

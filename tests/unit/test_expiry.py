@@ -11,9 +11,9 @@ import pytest
 
 from sow_server.engine import reading, store
 from sow_server.engine.commit import expiry
-from sow_server.engine.commit.draft import REARM_KEY
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import REARM_KEY
 from sow_server.engine.disk.rocks import META, Cursor
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.commit.draft import INSTANCE_KEY
-from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, decode_changes, encode_changes
+from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, INSTANCE_KEY, decode_changes, encode_changes
 from sow_server.engine.disk.rocks import META, Batch, Rocks
 from sow_server.engine.replicas.merging import Counts, Purged
 from sow_server.engine.values.errors import Reason, StoreError

@@ -16,9 +16,17 @@ from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.sender import TopicState
 from sow_replication.service import MESSAGE_BYTES_MAX
 from sow_server.engine.commit import origins
-from sow_server.engine.commit.draft import INSTANCE_KEY, STATISTICS_KEY
 from sow_server.engine.commit.writer import WriterOptions
-from sow_server.engine.disk.layout import MADE_ORDER, Changes, Column, decode_changes, encode_changes, unpack_i64
+from sow_server.engine.disk.layout import (
+    INSTANCE_KEY,
+    MADE_ORDER,
+    STATISTICS_KEY,
+    Changes,
+    Column,
+    decode_changes,
+    encode_changes,
+    unpack_i64,
+)
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
 from sow_server.engine.replicas import replicas

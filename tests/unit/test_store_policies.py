@@ -12,7 +12,8 @@ import pytest
 
 from sow_server.engine import store as store_module
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.draft import TOPIC_KEY, Draft
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import TOPIC_KEY
 from sow_server.engine.disk.rocks import EXPIRY, META, Batch, Stalled
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError

@@ -12,9 +12,9 @@ import pytest
 
 from sow_server.engine import store
 from sow_server.engine.commit import publishers
-from sow_server.engine.commit.draft import PUBLISHER_KEY
 from sow_server.engine.commit.publishers import RUNS_KEPT
 from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.layout import PUBLISHER_KEY
 from sow_server.engine.disk.rocks import META
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError

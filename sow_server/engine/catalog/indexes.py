@@ -9,36 +9,24 @@
 What a document's entries are belongs to the format on disk: they are computed anew when the record changes, and those
 that were there are removed by what is computed of the old document then.
 
-An entry is a key without a value; `codec` draws it. Entries are in the order of values: booleans, numbers by value,
-texts by code point, and those of one value by record key.
+An entry is a key without a value; `layout/indexes` draws it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout import u16, u32
+from sow_server.engine.disk.layout import index_prefix, index_value
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.fields import Kind, Scalar, Steps, as_float, entries_of, value_at
+from sow_server.engine.values.fields import Kind, Scalar, Steps, entries_of, value_at
 
 INDEXES_MAX: Final = 16
 """Indexes of a topic. Each costs every change of its field a write."""
-TEXT_BYTES_MAX: Final = 256
-"""What of a longer text is in its entry."""
-PREFIX_BYTES: Final = 6
 _ID_MAX: Final = 0xFFFF
-_FLOAT: Final = Struct(">d")
-_WORD: Final = Struct(">Q")
-_SIGN: Final = 1 << 63
-_ALL_ONES: Final = (1 << 64) - 1
-_TEXT_END: Final = b"\0\0"
 _NO_KEYS: Final[frozenset[bytes]] = frozenset()
 _SCALARS: Final = (str, int, float, bool, type(None))
-_ENTRY_BYTES: Final = {Kind.BOOLEAN: PREFIX_BYTES + 2, Kind.NUMBER: PREFIX_BYTES + 9}
-"""Where the record key begins, for values of one length."""
 
 
 class Index(NamedTuple):
@@ -78,23 +66,7 @@ def changed_keys(
 
 def _keys(index: Index, value: object, record_key: bytes) -> set[bytes]:
     prefix = index.prefix
-    return {prefix + _encoded(kind, scalar) + record_key for kind, scalar in entries_of(value)}
-
-
-def _encoded(kind: Kind, value: Scalar) -> bytes:
-    """A value in bytes that have its order, its kind in front."""
-    if kind is Kind.TEXT:
-        assert type(value) is str, "texts are str"
-        # UTF-8 has the order of code points. A text of 256 bytes has no more than 256 characters.
-        raw = value[:TEXT_BYTES_MAX].encode("utf-8", "surrogatepass")[:TEXT_BYTES_MAX]
-        if b"\0" in raw:
-            raw = raw.replace(b"\0", b"\0\xff")  # above the end, which a shorter text has in this place
-        return b"\3" + raw + _TEXT_END
-    if kind is Kind.NUMBER:
-        assert type(value) is int or type(value) is float, "numbers are int or float"
-        (bits,) = _WORD.unpack(_FLOAT.pack(as_float(value) + 0.0))  # -0.0 + 0.0 is 0.0
-        return b"\2" + _WORD.pack(bits ^ _ALL_ONES if bits & _SIGN else bits ^ _SIGN)
-    return b"\1\1" if value else b"\1\0"
+    return {prefix + index_value(kind, scalar) + record_key for kind, scalar in entries_of(value)}
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------------
@@ -105,27 +77,13 @@ def interval(kind: Kind, low: Scalar | None, high: Scalar | None) -> tuple[bytes
 
     None: no such end. A range without values, its low above its high, has a stop that is not above its start.
     """
-    start = bytes((kind,)) if low is None else _encoded(kind, low)
-    return start, _after(bytes((kind,)) if high is None else _encoded(kind, high))
+    start = bytes((kind,)) if low is None else index_value(kind, low)
+    return start, _after(bytes((kind,)) if high is None else index_value(kind, high))
 
 
 def _after(prefix: bytes) -> bytes:
     """The least bytes above all that begin with `prefix`; it begins with a kind, so there are some."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
-
-
-def record_keys(entries: Sequence[bytes]) -> list[bytes]:
-    """The record keys of entries that stand in order."""
-    if not entries:
-        return []
-    kind = entries[0][PREFIX_BYTES]
-    if kind != entries[-1][PREFIX_BYTES]:
-        return [record_keys([entry])[0] for entry in entries]
-    if kind == Kind.TEXT:
-        # Zeros inside a text are followed by 255, so the first two in a row are its end.
-        return [entry[entry.index(_TEXT_END, PREFIX_BYTES + 1) + 2 :] for entry in entries]
-    begin = _ENTRY_BYTES[Kind(kind)]
-    return [entry[begin:] for entry in entries]
 
 
 # --- the indexes of a topic ------------------------------------------------------------------------------------------
@@ -162,8 +120,3 @@ def altered(
         found.append(Index(next_id, path, steps, index_prefix(topic_id, next_id), complete))
         next_id += 1
     return Indexes(tuple(found), next_id)
-
-
-def index_prefix(topic_id: int, index_id: int) -> bytes:
-    """What the entries of an index begin with."""
-    return u32(topic_id) + u16(index_id)

@@ -36,6 +36,7 @@ from sow_server.engine.disk.layout import (
     EXPIRE,
     HEADER_BYTES,
     PUT,
+    STATISTICS_KEY,
     TOUCH,
     Entry,
     StoredStatistics,
@@ -49,6 +50,7 @@ from sow_server.engine.disk.layout import (
     made_key,
     mark_key,
     payload_bytes_total,
+    publisher_key,
     read_header,
     u32,
 )
@@ -58,13 +60,6 @@ from sow_server.engine.journal.chunks import ChunkBuilder
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.model import ABSENT, NEVER
 
-TOPIC_KEY: Final = b"topic/"
-REARM_KEY: Final = b"rearm/"
-INDEX_KEY: Final = b"index/"
-INSTANCE_KEY: Final = b"instance"
-NEXT_TOPIC_KEY: Final = b"next_topic"
-STATISTICS_KEY: Final = b"stats/"
-PUBLISHER_KEY: Final = b"publisher/"
 TAKING_SECONDS_MAX: Final = 0.05
 """Of one commit: asking filters who is handed what is due at once. The writer does nothing else meanwhile."""
 
@@ -706,7 +701,7 @@ class Draft:
         for topic_id, figures in self.statistics.items():
             meta[STATISTICS_KEY + u32(topic_id)] = encode_statistics(figures)
         for publisher_id, publisher in self.publishers.items():
-            meta[PUBLISHER_KEY + publisher_id.encode()] = encode_publisher(publisher)
+            meta[publisher_key(publisher_id)] = encode_publisher(publisher)
         return batch
 
 

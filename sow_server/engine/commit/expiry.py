@@ -22,11 +22,10 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import i64, unpack_i64
+from sow_server.engine.disk.layout import SWEEP_FLOOR_KEY, i64, unpack_i64
 from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
 from sow_server.engine.values.model import NEVER
 
-FLOOR_KEY: Final = b"sweep"
 READ_MAX: Final = 10_000
 """Entries that are read at a time: a sweep without a bound of its own must not read all that is not yet due."""
 
@@ -39,7 +38,7 @@ class Sweep:
     def __init__(self, rocks: Rocks, topics: Topics) -> None:
         self._rocks = rocks
         self._topics = topics
-        self.floor = rocks.get(META, FLOOR_KEY) or b""
+        self.floor = rocks.get(META, SWEEP_FLOOR_KEY) or b""
         self.next_due = NEVER
         """When the next entry is due; exact after a sweep, and never later than the truth."""
         self._next_floor = self.floor
@@ -84,7 +83,7 @@ class Sweep:
         # An expired record's own entry is among these too, but not that of one which a dead letter has met.
         draft.batch.deletes[EXPIRY] += entries
         self._next_floor = entries[-1] + b"\0"
-        draft.batch.puts[META][FLOOR_KEY] = self._next_floor
+        draft.batch.puts[META][SWEEP_FLOOR_KEY] = self._next_floor
         return len(entries)
 
     def _decide(self, draft: Draft, topic: Topic, found: dict[bytes, bytes]) -> None:
@@ -116,10 +115,10 @@ class Sweep:
         """Before any commit: makes its batch lower the floor where it puts an entry below it (E1)."""
         # Also when the times are equal: its key may come before that of the floor.
         if draft.earliest != NEVER and i64(draft.earliest) <= self._floor_after(draft)[:8]:
-            draft.batch.puts[META][FLOOR_KEY] = i64(draft.earliest)
+            draft.batch.puts[META][SWEEP_FLOOR_KEY] = i64(draft.earliest)
 
     def _floor_after(self, draft: Draft) -> bytes:
-        return draft.batch.puts[META].get(FLOOR_KEY, self.floor)
+        return draft.batch.puts[META].get(SWEEP_FLOOR_KEY, self.floor)
 
     def committed(self, draft: Draft) -> None:
         """After any commit: the entries that it put count."""

@@ -11,7 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from sow_server.engine.commit.draft import INSTANCE_KEY, Draft
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import INSTANCE_KEY
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.values.errors import Reason, StoreError
 

@@ -27,7 +27,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.dead_letters import Fate
-from sow_server.engine.commit.draft import PUBLISHER_KEY, Draft
+from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.reclaim import Removals
@@ -44,7 +44,14 @@ from sow_server.engine.commit.requests import (
 )
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.disk.heads import HeadCache
-from sow_server.engine.disk.layout import i64
+from sow_server.engine.disk.layout import (
+    BOUNDS_KEY,
+    CLOCK_KEY,
+    Reserved,
+    encode_bounds,
+    i64,
+    publisher_key,
+)
 from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
 from sow_server.engine.journal.chunks import ChunkBuilder
 from sow_server.engine.values.clock import GuardedClock
@@ -53,8 +60,6 @@ from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Ou
 
 log = structlog.get_logger(__name__)
 
-BOUNDS_KEY: Final = b"bounds"
-CLOCK_KEY: Final = b"clock"
 SWEEP_ENTRIES_MIN: Final = 20
 """A commit of the sweep has room for this many entries, however slow the disk: below, it would be all overhead."""
 
@@ -186,7 +191,7 @@ class Writer:
         """Held while a commit is written: who holds it sees all column families between two commits."""
         self.sweep: Final = Sweep(rocks, topics)
         self.heads: Final = heads
-        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, PUBLISHER_KEY + name.encode()))
+        self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
         self._deliver: Deliver = lambda answers: answers()
         self._queue: SimpleQueue[Job | QueuedStep | _Stop] = SimpleQueue()
         self._admission = threading.Lock()
@@ -739,7 +744,7 @@ class Writer:
             draft.next_version + self._options.version_reserve_micros // 4,
         )
         sequence = max(self._sequence_bound, draft.next_sequence + self._options.sequence_reserve)
-        self._write_meta({BOUNDS_KEY: i64(version) + i64(sequence), CLOCK_KEY: i64(draft.now)})
+        self._write_meta({BOUNDS_KEY: encode_bounds(Reserved(version, sequence)), CLOCK_KEY: i64(draft.now)})
         self._version_bound, self._sequence_bound = version, sequence
 
     def _write_meta(self, rows: dict[bytes, bytes]) -> None:
@@ -772,7 +777,7 @@ class Writer:
         if self._failure is not None:
             return
         try:
-            bounds = i64(self._last_version) + i64(self._last_sequence)
+            bounds = encode_bounds(Reserved(self._last_version, self._last_sequence))
             self._write_meta({BOUNDS_KEY: bounds, CLOCK_KEY: i64(self._clock.now_micros())})
         except RocksError as error:
             self._fail(_as_store_error(error))

@@ -32,7 +32,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import StoredStatistics, u32
+from sow_server.engine.disk.layout import DURABLE_KEY, StoredStatistics, durable_key
 from sow_server.engine.disk.rocks import JOURNAL, META, Rocks, RocksError
 from sow_server.engine.journal.chunks import NO_BOUNDS, Bounds, Heads, Retention, beyond_entries, first_inside
 from sow_server.engine.values.errors import Reason, StoreError
@@ -50,7 +50,6 @@ from sow_server.engine.values.policies import (
 
 log = structlog.get_logger(__name__)
 
-DURABLE_KEY: Final = b"durable/"
 REMOVED_MICROS: Final = 30 * 86_400 * MICROS
 """How long the name of a removed durable is remembered, so that its client is told when it comes back."""
 GAPS_MAX: Final = 32
@@ -403,7 +402,7 @@ class Durables:
         cut = draft.now - REMOVED_MICROS
         for topic_id, found in list(self._topics.items()):
             for name in [name for name, when in found.removed.items() if when <= cut]:
-                draft.batch.deletes[META].append(_key(topic_id, name))
+                draft.batch.deletes[META].append(durable_key(topic_id, name))
                 draft.also.append(partial(found.removed.pop, name, None))
 
     def _apply(self, changed: Iterable[Durable], removed: Iterable[tuple[int, str, int]]) -> None:
@@ -888,9 +887,9 @@ class DurableStage:
                 self._raise(topic, held, "retention")
         batch, durables = self._draft.batch, self._durables
         for (topic_id, name), when in self._removed.items():
-            batch.puts[META][_key(topic_id, name)] = json.dumps({"removed": when}).encode()
+            batch.puts[META][durable_key(topic_id, name)] = json.dumps({"removed": when}).encode()
         for durable in self._changed.values():
-            batch.puts[META][_key(durable.topic_id, durable.name)] = _encode(durable)
+            batch.puts[META][durable_key(durable.topic_id, durable.name)] = _encode(durable)
         changed = list(self._changed.values())
         removed = [(topic_id, name, when) for (topic_id, name), when in self._removed.items()]
         discarded, topics = self._discarded, self._topics
@@ -1010,10 +1009,6 @@ def _before(gap: Gap, position: int) -> Gap:
     # A snapshot in its place would tell what comes behind the position, too.
     reason = GapReason.EVICTED if gap.reason is GapReason.CONFLATED else gap.reason
     return Gap(reason, gap.after, position, 0)
-
-
-def _key(topic_id: int, name: str) -> bytes:
-    return DURABLE_KEY + u32(topic_id) + name.encode()
 
 
 def _encode(durable: Durable) -> bytes:

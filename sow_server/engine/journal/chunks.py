@@ -41,7 +41,7 @@ MEMOS_MAX: Final = 16
 
 @dataclass(slots=True)
 class ChunkBuilder:
-    """Collects consecutive changes of one topic. Columns of equal length; `codec.Changes` says what they mean.
+    """Collects consecutive changes of one topic. Columns of equal length; `Changes` says what they mean.
 
     What followers get is this, without a detour over the disk; so a topic that is followed has chunks even where it has
     no journal.

@@ -38,6 +38,8 @@ from sow_server.engine.commit.requests import Job, Limits, prepare, stage_job
 from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import (
     HEADER_BYTES,
+    LOAD_KEY,
+    NEXT_LOAD_KEY,
     AttemptCounts,
     attempt_key,
     attempts_range,
@@ -68,8 +70,6 @@ from sow_server.engine.values.model import ABSENT, MICROS, Delete, Lifetime, Lif
 
 log = structlog.get_logger(__name__)
 
-LOAD_KEY: Final = b"load/"
-NEXT_LOAD_KEY: Final = b"next_load"
 STAGE_ROWS: Final = 250
 """Rows that one commit stages: it is not synced, so that small ones cost little, and a publish waits for one."""
 PIECE_ROWS: Final = 1000

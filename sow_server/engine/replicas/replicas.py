@@ -45,12 +45,19 @@ from sow_server.engine.disk.backups import sync_directory
 from sow_server.engine.disk.layout import (
     HEADER_BYTES,
     MADE_ORDER,
+    NEXT_SOURCE_KEY,
+    PEER_KEY,
+    SOURCE_KEY,
     Changes,
     StoredStatistics,
     Tombstone,
     changes_source,
     decode_tombstone,
+    peer_key,
     read_header,
+    seed_key,
+    seeds_prefix,
+    source_key,
     u32,
     unpack_i64,
 )
@@ -74,10 +81,6 @@ from sow_server.engine.values.patterns import matcher
 
 log = structlog.get_logger(__name__)
 
-PEER_KEY: Final = b"peer/"
-SOURCE_KEY: Final = b"source/"
-SEED_KEY: Final = b"seed/"
-NEXT_SOURCE_KEY: Final = b"next_source"
 COMMITS_MAX: Final = 5000
 """Commits that one read walks over, so that it comes back where few of them are for the peer."""
 SOURCES_MAX: Final = 2**16 - 1
@@ -346,7 +349,7 @@ class Replicas:
 
         def stage_peers(draft: Draft) -> Callable[[], None]:
             for name in names:
-                draft.batch.puts[META][PEER_KEY + name.encode()] = _encode_peer(self.peer(name))
+                draft.batch.puts[META][peer_key(name)] = _encode_peer(self.peer(name))
             return lambda: None
 
         def saved(result: StoreError | None) -> None:
@@ -384,7 +387,7 @@ class Replicas:
     def stage_drop(self, draft: Draft, topic: Topic) -> None:
         """Stages what goes with a topic."""
         draft.batch.ranges.append((TOMBSTONES, topic.prefix, topic.stop))
-        draft.batch.deletes[META] += [_seed_key(name, topic) for name in self.sources]
+        draft.batch.deletes[META] += [seed_key(name, topic.id) for name in self.sources]
         draft.also.append(lambda: self._retention.forget(topic.id))
 
     def stage_refound(self, draft: Draft, topic: Topic) -> None:
@@ -537,7 +540,7 @@ class Replicas:
                     Reason.INTERNAL, f"{SOURCES_MAX} sources have begun here, and the journal has room for no more"
                 )
             source = Source(identity, number, topics, filter_text, cursor, guarded=guarded)
-            prefix = SEED_KEY + name.encode() + b"/"
+            prefix = seeds_prefix(name)
             draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
             self._seeds_change(draft)
             draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
@@ -573,11 +576,11 @@ class Replicas:
         if source is not None and source.guarded and not any(answer.wanted for answer in found):
             self._unguarded.add(name)
         taken = {
-            _seed_key(name, self._topics.by_name[kind.name])
+            seed_key(name, self._topics.by_name[kind.name].id)
             for kind, answer in zip(kinds, found, strict=True)
             if answer.refusal is None
         }
-        prefix = SEED_KEY + name.encode() + b"/"
+        prefix = seeds_prefix(name)
         rows = self._rocks.cursor(META)
         try:
             # Those of topics that have been deleted here are gone already.
@@ -607,13 +610,13 @@ class Replicas:
         refusal = self.check(kind)
         if refusal is not None:
             return Answer(refusal=refusal)
-        row = self._rocks.get(META, _seed_key(name, self._topics.by_name[kind.name]))
+        row = self._rocks.get(META, seed_key(name, self._topics.by_name[kind.name].id))
         if row is None:
             return Answer(wanted=True)
         return Answer(wanted=row[0] != _COMPLETE, after_key=row[1:] if row[0] != _COMPLETE else b"")
 
     def _put_source(self, draft: Draft, name: str, source: Source) -> None:
-        draft.batch.puts[META][SOURCE_KEY + name.encode()] = json.dumps(source._asdict()).encode()
+        draft.batch.puts[META][source_key(name)] = json.dumps(source._asdict()).encode()
         draft.also.append(lambda: self.sources.__setitem__(name, source))
 
     # -- applying ---------------------------------------------------------------------------------------------------
@@ -683,7 +686,7 @@ class Replicas:
             topic = self._takeable(name, part.topic)
             if topic is None:
                 return Counts
-            source, before = self._ready(name), self._rocks.get(META, _seed_key(name, topic))
+            source, before = self._ready(name), self._rocks.get(META, seed_key(name, topic.id))
             if part.first:
                 before = bytes((_UNDER_WAY if before is None or before[0] == _UNDER_WAY else _AGAIN,))
             elif before is None or before[0] == _COMPLETE or before[1:] < part.after_key:
@@ -711,7 +714,7 @@ class Replicas:
             reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
             if part.first or part.last:
                 self._seeds_change(draft)
-            draft.batch.puts[META][_seed_key(name, topic)] = reached
+            draft.batch.puts[META][seed_key(name, topic.id)] = reached
             return tally.counts
 
         def merged(result: Counts | StoreError | None) -> None:
@@ -792,7 +795,7 @@ class Replicas:
         """Changes of a topic are passed over: once it can be taken, it has to be seeded."""
         topic = self._topics.by_name.get(name)
         if topic is not None:
-            draft.batch.deletes[META].append(_seed_key(source, topic))
+            draft.batch.deletes[META].append(seed_key(source, topic.id))
             self._seeds_change(draft)
 
     def _check_skew(self, draft: Draft, batches: Iterable[Changes]) -> None:
@@ -921,7 +924,7 @@ class Replicas:
             peer = self.peer(name)
             if not peer.missed and (purge.by_all or peer.acknowledged < purge.missed):
                 missed = peer._replace(missed=True)
-                draft.batch.puts[META][PEER_KEY + name.encode()] = _encode_peer(missed)
+                draft.batch.puts[META][peer_key(name)] = _encode_peer(missed)
                 draft.also.append(self._miss(name))
         for name in unread:
             source = self.sources.get(name)
@@ -1023,10 +1026,6 @@ def _dropped_name(topic: str, source: str) -> str:
 
 def _shown(value: object) -> str:
     return json.dumps(value.decode("latin-1") if isinstance(value, bytes) else value)
-
-
-def _seed_key(source: str, topic: Topic) -> bytes:
-    return SEED_KEY + source.encode() + b"/" + topic.prefix
 
 
 def _encode_peer(peer: Peer) -> bytes:

@@ -1,6 +1,6 @@
 """The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `FORMAT`.
 
-The golden bytes below belong to format 3. When a layout changes: raise `codec.FORMAT`, say in the CHANGELOG how old
+The golden bytes below belong to format 3. When a layout changes: raise `FORMAT`, say in the CHANGELOG how old
 data gets there, and only then write the new bytes here.
 """
 

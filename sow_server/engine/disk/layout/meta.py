@@ -1,0 +1,183 @@
+"""Column family `meta`: every key of it, and the rows that no feature owns.
+
+"format"    u32
+"instance"  JSON: id, epoch, origins
+"bounds"    version i64 | sequence i64: up to where they are reserved
+"clock"     i64
+"accepted"  i64: the last sequence when an operator last accepted the clock; no time up to it counts for the clock
+"sweep"     expiry key: the floor of the expiry index
+
+"next_topic"   u32
+"topic/"       u32   JSON
+"stats/"       u32   twelve i64
+"rearm/"       u32   where putting the expiry entries of a topic goes on
+"index/"       u32 u16   where building an index goes on; without this row the index is complete
+"deliver/"     u32   where moving the dead letters that have waited for a topic goes on
+"policy/"      name  JSON, a policy that a client has set
+"opolicy/"     name  JSON, a policy of the operator
+
+"publisher/"   id    see commit/publishers.py
+"durable/"     u32 name   JSON, see durables/
+"next_load"    u32
+"load/"        u32   JSON, see loads/
+"peer/"        name  JSON, see replicas/, as are the next three
+"next_source"  u32
+"source/"      name  JSON
+"seed/"        name "/" u32   how far a topic has been seeded
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from sow_server.engine.disk.layout.words import i64, u32, unpack_i64
+from sow_server.engine.values.model import BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
+
+FORMAT_KEY: Final = b"format"
+INSTANCE_KEY: Final = b"instance"
+BOUNDS_KEY: Final = b"bounds"
+CLOCK_KEY: Final = b"clock"
+ACCEPTED_KEY: Final = b"accepted"
+SWEEP_FLOOR_KEY: Final = b"sweep"
+
+NEXT_TOPIC_KEY: Final = b"next_topic"
+TOPIC_KEY: Final = b"topic/"
+STATISTICS_KEY: Final = b"stats/"
+REARM_KEY: Final = b"rearm/"
+INDEX_KEY: Final = b"index/"
+DELIVER_KEY: Final = b"deliver/"
+POLICY_KEY: Final = b"policy/"
+OPERATOR_POLICY_KEY: Final = b"opolicy/"
+
+PUBLISHER_KEY: Final = b"publisher/"
+DURABLE_KEY: Final = b"durable/"
+NEXT_LOAD_KEY: Final = b"next_load"
+LOAD_KEY: Final = b"load/"
+PEER_KEY: Final = b"peer/"
+NEXT_SOURCE_KEY: Final = b"next_source"
+SOURCE_KEY: Final = b"source/"
+SEED_KEY: Final = b"seed/"
+
+_STATS: Final = Struct(">12q")
+
+
+def publisher_key(publisher_id: str) -> bytes:
+    """Where a publisher is."""
+    return PUBLISHER_KEY + publisher_id.encode()
+
+
+def policy_key(name: str, *, operator: bool) -> bytes:
+    """Where a policy is."""
+    return (OPERATOR_POLICY_KEY if operator else POLICY_KEY) + name.encode()
+
+
+def durable_key(topic_id: int, name: str) -> bytes:
+    """Where a durable is."""
+    return DURABLE_KEY + u32(topic_id) + name.encode()
+
+
+def peer_key(name: str) -> bytes:
+    """Where a peer that this instance sends to is."""
+    return PEER_KEY + name.encode()
+
+
+def source_key(name: str) -> bytes:
+    """Where a peer that this instance gets changes from is."""
+    return SOURCE_KEY + name.encode()
+
+
+def seeds_prefix(source: str) -> bytes:
+    """The beginning of the keys of all seeds from a source."""
+    return SEED_KEY + source.encode() + b"/"
+
+
+def seed_key(source: str, topic_id: int) -> bytes:
+    """Where the seed of a topic from a source is."""
+    return seeds_prefix(source) + u32(topic_id)
+
+
+class Reserved(NamedTuple):
+    """Versions and sequences up to these are reserved."""
+
+    version: int = 0
+    sequence: int = 0
+
+
+def encode_bounds(reserved: Reserved) -> bytes:
+    """The row of the bounds."""
+    return i64(reserved.version) + i64(reserved.sequence)
+
+
+def decode_bounds(row: bytes | None) -> Reserved:
+    """The bounds of a row; of none in a new store."""
+    return Reserved() if row is None else Reserved(unpack_i64(row[:8]), unpack_i64(row[8:]))
+
+
+class StoredStatistics(NamedTuple):
+    """What is counted per topic, in the same batch as what it counts. Of the journal it is what was ever appended and
+    what of that was let go (at or below the floor; bytes chunk by chunk): both only grow."""
+
+    records: int = 0
+    record_bytes: int = 0
+    appended_entries: int = 0
+    appended_bytes: int = 0
+    trimmed_entries: int = 0
+    trimmed_bytes: int = 0
+    floor_sequence: int = 0
+    created_sequence: int = 0
+    last_sequence: int = 0
+    """Of the last journaled change; 0 when there was none."""
+    tombstones: int = 0
+    """Made and not yet purged; one that was replaced by another counts until its own turn."""
+    purged_version: int = 0
+    """The highest version among the purged tombstones; 0: there were none."""
+    purged_origin: int = 0
+
+    @property
+    def journal_entries(self) -> int:
+        """Entries above the floor."""
+        return self.appended_entries - self.trimmed_entries
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of the chunks that have entries above the floor."""
+        return self.appended_bytes - self.trimmed_bytes
+
+    def trimmed(self, floor: int) -> StoredStatistics:
+        """As they are when everything journaled so far is let go: the floor is at least `floor`."""
+        return self._replace(
+            trimmed_entries=self.appended_entries,
+            trimmed_bytes=self.appended_bytes,
+            floor_sequence=max(self.floor_sequence, floor),
+        )
+
+
+def encode_statistics(statistics: StoredStatistics) -> bytes:
+    """Twelve words."""
+    return _STATS.pack(*statistics)
+
+
+def decode_statistics(value: bytes) -> StoredStatistics:
+    """The statistics of a row."""
+    return StoredStatistics(*_STATS.unpack(value))
+
+
+def settings_to_json(settings: TopicSettings) -> dict[str, object]:
+    """Settings as a JSON object; the names are those of `TopicSettings`."""
+    fields = settings._asdict()
+    fields["separator"] = settings.separator.decode("latin-1")
+    return fields
+
+
+def settings_from_json(fields: dict[str, object]) -> TopicSettings:
+    """The settings of a stored JSON object."""
+    known: dict[str, object] = {name: value for name, value in fields.items() if name in TopicSettings._fields}
+    known["key"] = tuple(known["key"])  # type: ignore[arg-type]  # JSON as settings_to_json wrote it
+    known["index"] = tuple(known.get("index", ()))  # type: ignore[arg-type]  # as above
+    known["message_type"] = MessageType(str(known["message_type"]))
+    known["expiration"] = Expiration(str(known["expiration"]))
+    known["backlog_action"] = BacklogAction(str(known.get("backlog_action", BacklogAction.HOLD.value)))
+    known["on_missing"] = OnMissing(str(known.get("on_missing", OnMissing.RETAIN.value)))
+    known["separator"] = str(known["separator"]).encode("latin-1")
+    return TopicSettings(**known)  # type: ignore[arg-type]  # as above

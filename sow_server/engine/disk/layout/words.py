@@ -1,0 +1,59 @@
+"""The integers that all layouts are made of: big-endian, so that keys sort as their numbers do. Pure."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+FORMAT: Final = 3
+"""The version of every layout of the package."""
+_U16: Final = Struct(">H")
+_U32: Final = Struct(">I")
+_I64: Final = Struct(">q")
+
+
+def u16(number: int) -> bytes:
+    """Two bytes."""
+    return _U16.pack(number)
+
+
+def u32(number: int) -> bytes:
+    """Four bytes."""
+    return _U32.pack(number)
+
+
+def i64(number: int) -> bytes:
+    """Eight bytes."""
+    return _I64.pack(number)
+
+
+def unpack_i64(eight: bytes) -> int:
+    """The number of eight bytes."""
+    number: int = _I64.unpack(eight)[0]
+    return number
+
+
+def unpack_u32(four: bytes) -> int:
+    """The number of four bytes."""
+    return int.from_bytes(four, "big")
+
+
+def big_endian(typecode: str, numbers: Sequence[int]) -> bytes:
+    """Many integers of one `array` type, packed."""
+    packed = array(typecode, numbers)
+    if sys.byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def read_array(typecode: str, value: bytes, at: int, count: int) -> tuple[array[int], int]:
+    """The integers packed at a position, and where they end."""
+    numbers = array(typecode)
+    end = at + numbers.itemsize * count
+    numbers.frombytes(value[at:end])
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers, end
