@@ -27,11 +27,14 @@ from sow_server.engine.disk.layout import (
     INSTANCE_KEY,
     LOAD_KEY,
     MADE_ORDER,
+    MADE_TOPIC,
     NEXT_TOPIC_KEY,
     REARM_KEY,
+    RECORD_KEY,
     SEED_KEY,
     STATISTICS_KEY,
     SWEEP_FLOOR_KEY,
+    TOPIC,
     TOPIC_KEY,
     StoredStatistics,
     Tombstone,
@@ -140,7 +143,7 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> No
             batch = Batch()
             dead = rocks.multi_get(TOMBSTONES, keys)
             for key, value, tombstone in zip(keys, values, dead, strict=True):
-                one, prefix = record(key[4:], value), key[:4]
+                one, prefix = record(key[RECORD_KEY], value), key[TOPIC]
                 found.see(one.version, one.sequence, one.origin)
                 found.prefixes.add(prefix)
                 if prefix not in topics or (tombstone is not None and _ends(decode_tombstone(tombstone), one)):
@@ -166,7 +169,7 @@ def _count_tombstones(rocks: Rocks, found: _Found) -> None:
     try:
         for key, value in cursor.rows(b"", _END):
             if key.startswith(MADE_ORDER):
-                found.tombstones[key[12:16]] += 1
+                found.tombstones[key[MADE_TOPIC]] += 1
             else:
                 tombstone = decode_tombstone(value)
                 found.see(tombstone.version, tombstone.sequence, tombstone.origin)

@@ -18,7 +18,7 @@ from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
 from sow_server.engine.commit.soundness import Reports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import PREFIX_BYTES, REARM_KEY, i64, indexed_keys
+from sow_server.engine.disk.layout import EXPIRE_TIME, PREFIX_BYTES, REARM_KEY, RECORD_KEY, i64, indexed_keys
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
 from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
 from sow_server.engine.values.clock import GuardedClock
@@ -54,7 +54,7 @@ class Cut:
             self.skipped(self.topic, [key], self.now_micros)
             return None
         value = self.records.find(self.topic.prefix + key)
-        if value is None or (self.acts and value[24:32] <= i64(self.now_micros)):
+        if value is None or (self.acts and value[EXPIRE_TIME] <= i64(self.now_micros)):
             return None
         return value
 
@@ -72,10 +72,10 @@ class Cut:
         scanned = len(found_keys)
         if self.acts:
             due = i64(self.now_micros)
-            live = [value[24:32] > due for value in found]
+            live = [value[EXPIRE_TIME] > due for value in found]
             if False in live:
                 found_keys, found = list(compress(found_keys, live)), list(compress(found, live))
-        record_keys = [key[4:] for key in found_keys]
+        record_keys = [key[RECORD_KEY] for key in found_keys]
         if self.skipped is not None and (told := readable(record_keys)) is not None:
             self.skipped(
                 self.topic,
@@ -95,7 +95,7 @@ class Cut:
         following, scanned = self.records.fill_values(start, stop or self.topic.stop, limit, found)
         if self.acts:
             due = i64(self.now_micros)
-            found = [value for value in found if value[24:32] > due]
+            found = [value for value in found if value[EXPIRE_TIME] > due]
         values += found
         return following, scanned
 
@@ -198,7 +198,7 @@ class Cuts:
         values = self._rocks.multi_get(RECORDS, [prefix + key for key in keys])
         if acts:
             due = i64(now)
-            values = [value if value is not None and value[24:32] > due else None for value in values]
+            values = [value if value is not None and value[EXPIRE_TIME] > due else None for value in values]
         return now, values
 
     def records(

@@ -51,17 +51,19 @@ from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
     CLOCK_KEY,
     DELIVER_KEY,
+    EXPIRE_TIME,
     FORMAT,
     FORMAT_KEY,
-    HEADER_BYTES,
     INDEX_KEY,
     INSTANCE_KEY,
     MADE_ORDER,
     NEXT_TOPIC_KEY,
     OPERATOR_POLICY_KEY,
+    PAYLOAD,
     POLICY_KEY,
     PUBLISHER_KEY,
     REARM_KEY,
+    RECORD_KEY,
     STATISTICS_KEY,
     TOPIC_KEY,
     Commit,
@@ -1083,7 +1085,7 @@ class Store:
     def _stage_rearm(self, draft: Draft, topic: Topic) -> Callable[[], bool]:
         def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
             for key, value in zip(keys, values, strict=True):
-                expire_time = unpack_i64(value[24:32])
+                expire_time = unpack_i64(value[EXPIRE_TIME])
                 if expire_time != NEVER:
                     draft.arm(expire_time, key)
 
@@ -1101,7 +1103,7 @@ class Store:
             def stage_entries(keys: list[bytes], values: list[bytes]) -> None:
                 decode, entries = topic.decode_indexed, draft.batch.puts[INDEXES]
                 for key, value in zip(keys, values, strict=True):
-                    entries.update(dict.fromkeys(entry_keys(index, decode(value[HEADER_BYTES:]), key[4:]), b""))
+                    entries.update(dict.fromkeys(entry_keys(index, decode(value[PAYLOAD]), key[RECORD_KEY]), b""))
 
             return self._stage_chunk(draft, topic, row, INDEX_CHUNK, stage_entries, finished)
 
@@ -1374,7 +1376,7 @@ class Store:
 
 def payload_of(value: bytes) -> bytes:
     """The payload of a stored value."""
-    return value[HEADER_BYTES:]
+    return value[PAYLOAD]
 
 
 def _index_paths(settings: TopicSettings) -> list[tuple[str, Steps]]:

@@ -6,11 +6,14 @@ data gets there, and only then write the new bytes here.
 
 from __future__ import annotations
 
+import ast
 import json
 from array import array
+from pathlib import Path
 
 import pytest
 
+import sow_server.engine
 from sow_server.engine.disk.layout import (
     DELETE,
     EXPIRE,
@@ -350,3 +353,52 @@ def test_the_rows_of_a_load_lie_in_ranges_of_their_own_and_those_of_a_key_togeth
         assert low <= key < high
         assert not start <= key < stop
     assert all(u32(7) < key < u32(8) for key in (*keys, named_key(7)))
+
+
+_ROW_NAMES = {
+    "key",
+    "value",
+    "head",
+    "row",
+    "entry",
+    "store_key",
+    "new_head",
+    "old",
+    "before",
+    "stamp",
+    "floor",
+    "bounds",
+}
+
+
+def _raw_slices(source: str) -> list[int]:
+    """The lines where a key or a value is cut by numbers, such as `value[24:32]`."""
+
+    def name(node: ast.expr) -> str:
+        match node:
+            case ast.Name(id=found) | ast.Attribute(attr=found):
+                return found
+            case ast.Subscript(value=inner):
+                return name(inner)
+        return ""
+
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Slice)
+        and name(node.value) in _ROW_NAMES
+        and any(isinstance(end, ast.Constant) for end in (node.slice.lower, node.slice.upper))
+    ]
+
+
+def test_keys_and_values_are_cut_by_named_slices_outside_of_the_layouts() -> None:
+    engine = Path(sow_server.engine.__file__).parent
+    found = {
+        f"{path.relative_to(engine)}:{line}"
+        for path in engine.rglob("*.py")
+        if not path.is_relative_to(engine / "disk" / "layout")
+        for line in _raw_slices(path.read_text())
+    }
+    assert found == set()
+    assert _raw_slices("a = head[24:32]\nb = rows[0].key[4:]\nc = value[PAYLOAD]") == [1, 2]

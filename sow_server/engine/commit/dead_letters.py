@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, Topics, check_name
-from sow_server.engine.disk.layout import HEADER_BYTES, read_header
+from sow_server.engine.disk.layout import PAYLOAD, read_header
 from sow_server.engine.formats.payloads import Projection, format_of
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import TOPIC_NAME, join, split
@@ -102,7 +102,7 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
     dropped = ended = 0
     for key, value in zip(keys, values, strict=True):
         head, text = read_header(value), key.decode(errors="backslashreplace")  # SD2
-        payload = value[HEADER_BYTES:]
+        payload = value[PAYLOAD]
         if add is not None:
             expire_time = None if head.expire_time_micros == NEVER else head.expire_time_micros
             letter = Letter(topic.name, text, head.version, expire_time)

@@ -34,8 +34,13 @@ from sow_server.engine.disk.layout import (
     BURY,
     DELETE,
     EXPIRE,
+    EXPIRE_TIME,
+    HEADER,
     HEADER_BYTES,
+    PAYLOAD,
+    PUBLISH_TIME,
     PUT,
+    RECORD_KEY,
     STATISTICS_KEY,
     TOUCH,
     Entry,
@@ -185,14 +190,14 @@ class Draft:
                 if value is None:
                     heads[key] = None
                 else:
-                    heads[key] = value[:HEADER_BYTES]
+                    heads[key] = value[HEADER]
                     values[key] = value
 
     def fetch_bodies(self, store_keys: list[bytes]) -> None:
         """Makes `body` cheap for these keys, and `heads` complete."""
         wanted = [key for key in store_keys if key not in self._values and key not in self.heads]
         for key, value in zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True):
-            self.heads[key] = None if value is None else value[:HEADER_BYTES]
+            self.heads[key] = None if value is None else value[HEADER]
             if value is not None:
                 self._values[key] = value
 
@@ -211,7 +216,7 @@ class Draft:
 
     def body(self, store_key: bytes) -> bytes:
         """The payload of a record that is there."""
-        return self.value(store_key)[HEADER_BYTES:]
+        return self.value(store_key)[PAYLOAD]
 
     def value(self, store_key: bytes) -> bytes:
         """The stored value, header and payload, of a record that is there."""
@@ -224,7 +229,7 @@ class Draft:
     def live_head(self, topic: Topic, key: bytes, store_key: bytes) -> bytes | None:
         """The head of the live record of a fetched key; one that is overdue is expired first (ST3)."""
         head = self.heads[store_key]
-        if head is not None and topic.acts and head[24:32] <= self.now_bytes:
+        if head is not None and topic.acts and head[EXPIRE_TIME] <= self.now_bytes:
             self.expire(topic, key, store_key, head)
             return self.heads[store_key]  # None; or a dead letter has found its way here (ST4)
         return head
@@ -375,7 +380,7 @@ class Draft:
                 [
                     stamp + store_key
                     for stamp, store_key, head in zip(stamps, store_keys, old_heads, strict=True)
-                    if stamp != _NEVER_BYTES and (head is None or stamp < head[24:32])
+                    if stamp != _NEVER_BYTES and (head is None or stamp < head[EXPIRE_TIME])
                 ],
             )
         found = [head for head in old_heads if head is not None]
@@ -493,16 +498,16 @@ class Draft:
             chunk.previous.numbers(columns.sequence)
             chunk.removed_version.numbers(columns.version)
             chunk.removed_origin.numbers(columns.origin)
-            chunk.keys += [key[4:] for key in store_keys]
-            chunk.payloads += [value[HEADER_BYTES:] for value in values]
+            chunk.keys += [key[RECORD_KEY] for key in store_keys]
+            chunk.payloads += [value[PAYLOAD] for value in values]
             if chunk.previous_values is not None:
                 chunk.previous_values += values
         if topic.indexes.all:
             for store_key, value in zip(store_keys, values, strict=True):
-                self.reindex(topic, store_key[4:], value, None)
+                self.reindex(topic, store_key[RECORD_KEY], value, None)
         if topic.loads:
             for store_key, changed in zip(store_keys, columns.sequence, strict=True):
-                self._mark(topic, store_key[4:], changed)
+                self._mark(topic, store_key[RECORD_KEY], changed)
         self.heads.update(dict.fromkeys(store_keys))
         self.removed += store_keys
         self.batch.deletes[RECORDS] += store_keys
@@ -516,7 +521,7 @@ class Draft:
             left = [Tombstone(version, at, self.now, origin, EXPIRE) for version, at, origin in rows]
             self._leave_all(topic, store_keys, left)
         if topic.settings.dead_letter:
-            self._post(topic, [key[4:] for key in store_keys], values)
+            self._post(topic, [key[RECORD_KEY] for key in store_keys], values)
 
     def set_aside(self, topic: Topic, durable: str, entries: Sequence[Entry]) -> None:
         """Puts the dead letters of journal entries that a durable has set aside where they belong (rule J15)."""
@@ -576,24 +581,26 @@ class Draft:
         """Moves to `target` those of the records of `box`, the store's own topic, that it can take."""
         keys: list[bytes] = []
         payloads: list[bytes] = []
-        rivals = {key: [box.prefix + other for other in dead_letters.rivals(key[4:], target)] for key in store_keys}
+        rivals = {
+            key: [box.prefix + other for other in dead_letters.rivals(key[RECORD_KEY], target)] for key in store_keys
+        }
         waiting = self.read([other for others in rivals.values() for other in others])
         self.fetch_bodies(store_keys)
         for store_key, value in zip(store_keys, values, strict=True):
-            key = dead_letters.waiting_for(store_key[4:], target)
+            key = dead_letters.waiting_for(store_key[RECORD_KEY], target)
             if key is None:
                 continue
-            self.delete(box, store_key[4:], store_key, value[:HEADER_BYTES])
+            self.delete(box, store_key[RECORD_KEY], store_key, value[HEADER])
             there = target.prefix + key
             self.fetch_heads([there])
             head = self.live_head(target, key, there)
             # What has come to that key since is newer: it would have replaced the copy, had that not been kept waiting.
             # So would a newer copy that is waiting itself, wherever in the order of keys it is.
             others = rivals[store_key]
-            outlived = any(waiting[other][16:24] > value[16:24] for other in others if other in waiting)
-            if not outlived and (head is None or head[16:24] < value[16:24]):
+            outlived = any(waiting[other][PUBLISH_TIME] > value[PUBLISH_TIME] for other in others if other in waiting)
+            if not outlived and (head is None or head[PUBLISH_TIME] < value[PUBLISH_TIME]):
                 keys.append(key)
-                payloads.append(value[HEADER_BYTES:])
+                payloads.append(value[PAYLOAD])
         self._note(Fate.DELIVERED, len(keys))
         self._deliver(target, keys, payloads)
 
@@ -614,7 +621,7 @@ class Draft:
         """Turns the index entries of the record with the stored value `old` into those of `payload`; None where there
         is no record (IX1). A field that stays as it was costs no write."""
         decode = topic.decode_indexed
-        before = None if old is None else decode(old[HEADER_BYTES:])
+        before = None if old is None else decode(old[PAYLOAD])
         after = None if payload is None else decode(payload)
         puts, deletes = self.batch.puts[INDEXES], self.batch.deletes[INDEXES]
         for index in topic.indexes.all:
@@ -653,7 +660,7 @@ class Draft:
             chunk.removed_origin.append(old.origin)
             chunk.keys.append(key)
             value = self.value(store_key)
-            chunk.payloads.append(value[HEADER_BYTES:])
+            chunk.payloads.append(value[PAYLOAD])
             if chunk.previous_values is not None:
                 chunk.previous_values.append(value)
         if topic.indexes.all:
@@ -666,7 +673,7 @@ class Draft:
         self.batch.deletes[RECORDS].append(store_key)
         if topic.acts and old.expire_time_micros != NEVER:
             # Its own entry, if it has one, need not wait for the sweep. A later put in this commit wins over this.
-            entry = head[24:32] + store_key
+            entry = head[EXPIRE_TIME] + store_key
             if entry not in self.batch.puts[EXPIRY]:
                 self.batch.deletes[EXPIRY].append(entry)
         self.next_sequence = sequence + 1

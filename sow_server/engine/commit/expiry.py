@@ -22,7 +22,17 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import SWEEP_FLOOR_KEY, i64, unpack_i64
+from sow_server.engine.disk.layout import (
+    DUE,
+    DUE_STORE_KEY,
+    DUE_TOPIC_AT,
+    EXPIRE_TIME,
+    SWEEP_FLOOR_KEY,
+    TOPIC,
+    i64,
+    unpack_i64,
+    unpack_u32,
+)
 from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
 from sow_server.engine.values.model import NEVER
 
@@ -49,7 +59,7 @@ class Sweep:
         cursor = self._rocks.cursor(EXPIRY)
         try:
             for entry in cursor.keys(self.floor, None, limit=1):
-                return unpack_i64(entry[:8])
+                return unpack_i64(entry[DUE])
         finally:
             cursor.close()
         return NEVER
@@ -70,16 +80,16 @@ class Sweep:
                 start = entries.pop()  # the one after those that were asked for
         finally:
             cursor.close()
-        self._next_known = unpack_i64(entries[due][:8]) if due < len(entries) else NEVER
+        self._next_known = unpack_i64(entries[due][DUE]) if due < len(entries) else NEVER
         self._next_floor = self.floor
         del entries[due:]
         if not entries:
             return 0
-        found = draft.read([entry[8:] for entry in entries])
-        for prefix in {key[:4] for key in found}:
-            topic = self._topics.by_id.get(int.from_bytes(prefix, "big"))
+        found = draft.read([entry[DUE_STORE_KEY] for entry in entries])
+        for prefix in {key[TOPIC] for key in found}:
+            topic = self._topics.by_id.get(unpack_u32(prefix))
             if topic is not None and topic.acts:
-                self._decide(draft, topic, {key: value for key, value in found.items() if key[:4] == prefix})
+                self._decide(draft, topic, {key: value for key, value in found.items() if key[TOPIC] == prefix})
         # An expired record's own entry is among these too, but not that of one which a dead letter has met.
         draft.batch.deletes[EXPIRY] += entries
         self._next_floor = entries[-1] + b"\0"
@@ -95,15 +105,15 @@ class Sweep:
             for key in [key for key in found if key in heads]:
                 del found[key]
                 head = heads[key]
-                if head is not None and head[24:32] != _NEVER_BYTES:
-                    draft.arm(unpack_i64(head[24:32]), key)
-        due = {key: value for key, value in found.items() if value[24:32] <= now}
+                if head is not None and head[EXPIRE_TIME] != _NEVER_BYTES:
+                    draft.arm(unpack_i64(head[EXPIRE_TIME]), key)
+        due = {key: value for key, value in found.items() if value[EXPIRE_TIME] <= now}
         if due:
             draft.expire_all(topic, list(due), list(due.values()))
         if len(due) < len(found):
             for key, value in found.items():
-                if now < value[24:32] < _NEVER_BYTES:
-                    draft.arm(unpack_i64(value[24:32]), key)
+                if now < value[EXPIRE_TIME] < _NEVER_BYTES:
+                    draft.arm(unpack_i64(value[EXPIRE_TIME]), key)
 
     def swept(self, draft: Draft) -> None:
         """The sweep staged last has been committed."""
@@ -114,7 +124,7 @@ class Sweep:
     def lower(self, draft: Draft) -> None:
         """Before any commit: makes its batch lower the floor where it puts an entry below it (E1)."""
         # Also when the times are equal: its key may come before that of the floor.
-        if draft.earliest != NEVER and i64(draft.earliest) <= self._floor_after(draft)[:8]:
+        if draft.earliest != NEVER and i64(draft.earliest) <= self._floor_after(draft)[DUE]:
             draft.batch.puts[META][SWEEP_FLOOR_KEY] = i64(draft.earliest)
 
     def _floor_after(self, draft: Draft) -> bytes:
@@ -124,7 +134,7 @@ class Sweep:
         """After any commit: the entries that it put count."""
         if draft.earliest < self.next_due:
             self.next_due = draft.earliest
-        if draft.earliest != NEVER and i64(draft.earliest) <= self.floor[:8]:
+        if draft.earliest != NEVER and i64(draft.earliest) <= self.floor[DUE]:
             self.floor = i64(draft.earliest)
 
     def overdue(
@@ -142,9 +152,9 @@ class Sweep:
         cut = cut or self.overdue_cut()
         try:
             for entry in cut.entries.keys(cut.floor, i64(now_micros + 1)):
-                if not entry.startswith(prefix, 8):
+                if not entry.startswith(prefix, DUE_TOPIC_AT):
                     continue
-                pending.append(entry[8:])
+                pending.append(entry[DUE_STORE_KEY])
                 if len(pending) >= 1000:
                     self._add_overdue(pending, due, found, cut)
                     pending.clear()
@@ -153,8 +163,8 @@ class Sweep:
             self._add_overdue(pending, due, found, cut)
         finally:
             cut.close()
-        counts = Counter(key[:4] for key in found)
-        return {int.from_bytes(topic, "big"): count for topic, count in counts.items()}
+        counts = Counter(key[TOPIC] for key in found)
+        return {unpack_u32(topic): count for topic, count in counts.items()}
 
     def overdue_cut(self, topics: Iterable[Topic] | None = None) -> OverdueCut:
         """What `overdue` reads of `topics` (None: of all), as of now; of one instant if the caller sees to it that
@@ -168,7 +178,7 @@ class Sweep:
 
     def _add_overdue(self, store_keys: list[bytes], due: bytes, found: set[bytes], cut: OverdueCut) -> None:
         for key in sorted(store_keys):  # in order, so that a seek lands near the one before
-            if key[:4] in cut.acting and (value := cut.records.find(key)) is not None and value[24:32] <= due:
+            if key[TOPIC] in cut.acting and (value := cut.records.find(key)) is not None and value[EXPIRE_TIME] <= due:
                 found.add(key)
 
 
@@ -192,4 +202,4 @@ _NEVER_BYTES: Final = i64(NEVER)
 
 
 def _time_of(entry: bytes) -> bytes:
-    return entry[:8]
+    return entry[DUE]

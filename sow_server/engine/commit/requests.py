@@ -22,6 +22,7 @@ from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import SEVERAL, Publisher, PublisherCache, Run
 from sow_server.engine.disk.layout import (
+    EXPIRE_TIME,
     HEADER_FAST,
     PUT,
     TOUCH,
@@ -522,7 +523,7 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     if not job.all_have_keys:
         thought.update(index for index, store_key in enumerate(store_keys) if not store_key)
     if topic.acts:
-        stamps = [_NEVER_BYTES if head is None else head[24:32] for head in map(draft.heads.get, store_keys)]
+        stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in map(draft.heads.get, store_keys)]
         if min(stamps) <= draft.now_bytes:
             thought.update(index for index, stamp in enumerate(stamps) if stamp <= draft.now_bytes)
     if len(thought) * PLAIN_RECORDS_MIN > count:

@@ -24,7 +24,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import dead_letters
-from sow_server.engine.disk.layout import HEADER_BYTES, PUT, TOUCH, Changes, read_header
+from sow_server.engine.disk.layout import PAYLOAD, PUT, TOUCH, Changes, read_header
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.keys import INSTANCE_NAME
@@ -157,7 +157,7 @@ def row_fault(topic: Topic, key: bytes, value: bytes, limits: Limits, now_micros
     return (
         key_fault(topic, key, limits)
         or _number_fault(head.version, head.publish_time_micros, head.expire_time_micros, latest)
-        or payload_fault(topic, key, value[HEADER_BYTES:], limits)
+        or payload_fault(topic, key, value[PAYLOAD], limits)
     )
 
 

@@ -212,16 +212,16 @@ def _check_manifest(database: Path, mark: Mark) -> bool:
         name = _current(database)
         with (database / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            head = file.read(mark.manifest_bytes if name == mark.manifest else 4096)
+            beginning = file.read(mark.manifest_bytes if name == mark.manifest else 4096)
     except (OSError, ValueError):
         return False
-    if mark.database and _database_id(head[:4096]) != mark.database:
+    if mark.database and _database_id(beginning[:4096]) != mark.database:
         raise Differs(f"{name} is not of the database that the file {MARK} is of")
     if name < mark.manifest and len(name) <= len(mark.manifest):
         raise Differs(f"CURRENT names {name}, and {mark.manifest} was the last one")
     if name == mark.manifest and size < mark.manifest_bytes:
         raise Differs(f"{name} ends at byte {size}, and {mark.manifest_bytes} bytes were on disk")
-    if name == mark.manifest and zlib.crc32(head) != mark.manifest_checksum:
+    if name == mark.manifest and zlib.crc32(beginning) != mark.manifest_checksum:
         raise Differs(f"{name} has been changed")
     return True
 

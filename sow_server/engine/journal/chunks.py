@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import (
+    FIRST_SEQUENCE,
     Changes,
     Column,
     Commit,
@@ -140,7 +141,7 @@ class JournalCut:
         if row is not None and row[0].startswith(topic.prefix) and _last_of(*row) > after:
             start = row[0]
         for key, value in self._walk.rows(start, journal_key(topic.id, upto + 1)):
-            yield decode_changes(unpack_i64(key[4:]), value)
+            yield decode_changes(unpack_i64(key[FIRST_SEQUENCE]), value)
 
     def commits(self, after: int, upto: int) -> Iterator[Commit]:
         """The commits with sequences above `after` that begin at or before `upto`, in the total order."""
@@ -170,7 +171,7 @@ class JournalCut:
         row = self._entries.last_before(journal_key(topic.id, sequence))
         if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
             return None
-        return decode_entry(row[1], sequence - unpack_i64(row[0][4:]))
+        return decode_entry(row[1], sequence - unpack_i64(row[0][FIRST_SEQUENCE]))
 
     def last_before(self, time_micros: int) -> int | None:
         """The last sequence of the last commit before a time; None when all commits that are retained came later."""
@@ -204,7 +205,7 @@ class JournalCut:
 
 def _last_of(key: bytes, value: bytes) -> int:
     """The last sequence of a journal row."""
-    return unpack_i64(key[4:]) + changes_head(value).entries - 1
+    return unpack_i64(key[FIRST_SEQUENCE]) + changes_head(value).entries - 1
 
 
 # --- finding bounds --------------------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class Heads:
         row = self._open().last_before(journal_key(topic.id, sequence))
         if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
             return None
-        return decode_entry(row[1], sequence - unpack_i64(row[0][4:]))
+        return decode_entry(row[1], sequence - unpack_i64(row[0][FIRST_SEQUENCE]))
 
     def counts(self, topic: Topic, figures: StoredStatistics, position: int) -> Counts:
         """What was ever journaled up to a position, which is not below the floor. Of a chunk that reaches over it no
@@ -357,7 +358,7 @@ class Ledger:
 
 
 def _chunk(key: bytes, value: bytes) -> Chunk:
-    return Chunk(unpack_i64(key[4:]), *changes_head(value), len(value))
+    return Chunk(unpack_i64(key[FIRST_SEQUENCE]), *changes_head(value), len(value))
 
 
 class Bounds(NamedTuple):

@@ -37,9 +37,11 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import Job, Limits, prepare, stage_job
 from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import (
-    HEADER_BYTES,
+    EXPIRE_TIME,
+    HEADER,
     LOAD_KEY,
     NEXT_LOAD_KEY,
+    RECORD_KEY,
     AttemptCounts,
     attempt_key,
     attempts_range,
@@ -792,9 +794,9 @@ class Loads:
                 keys.clear()
                 start = cursor.fill(start, stop, PIECE_ROWS - len(chosen), keys, values)
                 read += len(keys)
-                found = sequences([value[:HEADER_BYTES] for value in values])
+                found = sequences([value[HEADER] for value in values])
                 mine = [sequence <= row.begin_sequence for sequence in found]
-                chosen += [key[4:] for key in compress(keys, mine)]
+                chosen += [key[RECORD_KEY] for key in compress(keys, mine)]
                 size += sum(map(len, compress(values, mine)))  # the commit reads and journals them whole
         finally:
             cursor.close()
@@ -867,7 +869,7 @@ class Loads:
             # First, as a dead letter may come to one of these keys (ST4).
             for key, store_key in zip(keys, store_keys, strict=True):
                 head = draft.heads[store_key]
-                if head is not None and head[24:32] <= draft.now_bytes and read_header(head).sequence <= begin:
+                if head is not None and head[EXPIRE_TIME] <= draft.now_bytes and read_header(head).sequence <= begin:
                     draft.live_head(topic, key, store_key)
         taken = [sequence <= begin for sequence in sequences([draft.heads[key] for key in store_keys])]
         start, stop = marks_range(row.number)

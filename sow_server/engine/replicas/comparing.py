@@ -33,7 +33,7 @@ from zlib import crc32
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.disk.layout import HEADER_BYTES, header_columns, i64, u16
+from sow_server.engine.disk.layout import EXPIRE_TIME, ORIGIN, PAYLOAD, VERSION, header_columns, i64, u16
 from sow_server.engine.reading import Cuts, ManyCut
 from sow_server.engine.values.errors import Reason, StoreError
 
@@ -170,7 +170,7 @@ def _chunks(
             keys: list[bytes] = []
             values: list[bytes] = []
             following, _ = one.fill(following, CHUNK, keys, values)
-            lasting = [value[24:32] > due for value in values]
+            lasting = [value[EXPIRE_TIME] > due for value in values]
             if False in lasting:
                 keys, values = list(compress(keys, lasting)), list(compress(values, lasting))
             yield names, keys, values
@@ -193,9 +193,9 @@ def _checksums(names: _Names, keys: Sequence[bytes], values: Sequence[bytes]) ->
     digests: list[bytes] = []
     add = digests.append
     for key, value in zip(keys, values, strict=True):
-        origin = names[value[2:4]]
+        origin = names[value[ORIGIN]]
         framed = b"".join(
-            (value[8:16], value[24:32], _LENGTHS(len(origin), len(key)), origin, key, value[HEADER_BYTES:])
+            (value[VERSION], value[EXPIRE_TIME], _LENGTHS(len(origin), len(key)), origin, key, value[PAYLOAD])
         )
         add(blake2b(framed, digest_size=8).digest())
     numbers = array("Q", b"".join(digests))

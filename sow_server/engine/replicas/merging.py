@@ -18,6 +18,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
 from sow_server.engine.disk.layout import (
+    EXPIRE_TIME,
     HEADER_FAST,
     PUT,
     TOUCH,
@@ -223,7 +224,7 @@ class Merge:
             now, now_bytes = draft.now, draft.now_bytes
             if min(rows.expire_times) <= now:
                 alone.update(index for index, due in enumerate(rows.expire_times) if due <= now)
-            stamps = [_NEVER_BYTES if head is None else head[24:32] for head in heads]
+            stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in heads]
             if min(stamps) <= now_bytes:
                 alone.update(index for index, stamp in enumerate(stamps) if stamp <= now_bytes)
         if None in heads and draft.may_have_tombstones(topic):
@@ -247,7 +248,7 @@ class Merge:
             )
         )
         chunk = draft.chunk(topic)
-        stamps = [head[24:32] for head in new_heads]
+        stamps = [head[EXPIRE_TIME] for head in new_heads]
         old_heads = draft.put_all(
             topic, rows.keys, rows.store_keys, new_heads, rows.payloads, stamps, min(rows.expire_times)
         )

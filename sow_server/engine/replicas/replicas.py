@@ -43,11 +43,18 @@ from sow_server.engine.commit.soundness import Fault, Limits, Reports, bad_names
 from sow_server.engine.commit.steps import Nothing, StagedBy
 from sow_server.engine.disk.backups import sync_directory
 from sow_server.engine.disk.layout import (
-    HEADER_BYTES,
+    HEADER,
     MADE_ORDER,
+    MADE_SEQUENCE,
+    MADE_STORE_KEY,
     NEXT_SOURCE_KEY,
+    PAYLOAD,
     PEER_KEY,
+    RECORD_KEY,
+    SEED_STATE,
+    SEED_UPTO,
     SOURCE_KEY,
+    TOPIC,
     Changes,
     StoredStatistics,
     Tombstone,
@@ -60,6 +67,7 @@ from sow_server.engine.disk.layout import (
     source_key,
     u32,
     unpack_i64,
+    unpack_u32,
 )
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
 from sow_server.engine.journal.chunks import Bounds, Heads, JournalCut, Retention
@@ -485,7 +493,7 @@ class Replicas:
             records.close()
             tombstones.close()
         self._wait_for_sync(sequence)
-        last = max([*keys[-1:], *list(dead)[-1:]], default=b"")[4:] if following is not None else b""
+        last = max([*keys[-1:], *list(dead)[-1:]], default=b"")[RECORD_KEY] if following is not None else b""
         return SeedRows(pack_rows(keys, values, dead, select(topic)), last)
 
     def _wait_for_sync(self, sequence: int) -> None:
@@ -613,7 +621,7 @@ class Replicas:
         row = self._rocks.get(META, seed_key(name, self._topics.by_name[kind.name].id))
         if row is None:
             return Answer(wanted=True)
-        return Answer(wanted=row[0] != _COMPLETE, after_key=row[1:] if row[0] != _COMPLETE else b"")
+        return Answer(wanted=row[0] != _COMPLETE, after_key=row[SEED_UPTO] if row[0] != _COMPLETE else b"")
 
     def _put_source(self, draft: Draft, name: str, source: Source) -> None:
         draft.batch.puts[META][source_key(name)] = json.dumps(source._asdict()).encode()
@@ -689,7 +697,7 @@ class Replicas:
             source, before = self._ready(name), self._rocks.get(META, seed_key(name, topic.id))
             if part.first:
                 before = bytes((_UNDER_WAY if before is None or before[0] == _UNDER_WAY else _AGAIN,))
-            elif before is None or before[0] == _COMPLETE or before[1:] < part.after_key:
+            elif before is None or before[0] == _COMPLETE or before[SEED_UPTO] < part.after_key:
                 raise StoreError(
                     Reason.BATCH_DAMAGED, f"a seed of {part.topic} goes on where this instance has not come to"
                 )
@@ -711,7 +719,7 @@ class Replicas:
                 merge = Merge(draft, topic, names, tally, guard=guard, snapshot=True)
                 merge.apply(changes, own, self._faults(draft, name, topic, changes, bad_names))
                 self._write_dropped(topic, name, merge.not_taken)
-            reached = bytes((_COMPLETE,)) if part.last else before[:1] + max(part.upto_key, before[1:])
+            reached = bytes((_COMPLETE,)) if part.last else before[SEED_STATE] + max(part.upto_key, before[SEED_UPTO])
             if part.first or part.last:
                 self._seeds_change(draft)
             draft.batch.puts[META][seed_key(name, topic.id)] = reached
@@ -842,25 +850,27 @@ class Replicas:
             head = read_header(value)
             # One that is past its stamp is here because this instance does not act on it: it keeps it (rule R2).
             if (
-                store_key[4:] not in theirs
+                store_key[RECORD_KEY] not in theirs
                 and head.expire_time_micros > draft.now
                 and (head.version, names[head.origin]) <= purged
             ):
                 dead.append(
                     Dead(
-                        store_key[4:],
+                        store_key[RECORD_KEY],
                         head.version,
                         head.publish_time_micros,
                         head.expire_time_micros,
                         names[head.origin],
-                        value[HEADER_BYTES:],
+                        value[PAYLOAD],
                     )
                 )
-                draft.heads[store_key] = value[:HEADER_BYTES]
-                draft.delete(topic, store_key[4:], store_key, value[:HEADER_BYTES], version=head.version + 1, origin=by)
+                draft.heads[store_key] = value[HEADER]
+                draft.delete(
+                    topic, store_key[RECORD_KEY], store_key, value[HEADER], version=head.version + 1, origin=by
+                )
         self._write_dropped(topic, source, dead)
         tally.dropped += len(dead)
-        return None if following is None else following[4:]
+        return None if following is None else following[RECORD_KEY]
 
     def _write_dropped(self, topic: Topic, source: str, dead: Sequence[Dead]) -> None:
         """Writes records down before they are dropped, for an operator to look at."""
@@ -902,7 +912,7 @@ class Replicas:
                     rows: list[bytes] = []
                     start = cursor.fill_keys_before(start, MADE_END, PURGE_MAX, rows)
                     visited += len(rows)
-                    dead = self._rocks.multi_get(TOMBSTONES, [row[12:] for row in rows])
+                    dead = self._rocks.multi_get(TOMBSTONES, [row[MADE_STORE_KEY] for row in rows])
                     if not purge.stage_rows(rows, dead):
                         start = None
             finally:
@@ -966,8 +976,8 @@ class Purge:
     def stage_rows(self, rows: Sequence[bytes], found: Sequence[bytes | None]) -> bool:
         """Looks at some, with what is stored under their keys. False: none of those that follow may go."""
         for row, value in zip(rows, found, strict=True):
-            sequence, store_key = unpack_i64(row[4:12]), row[12:]
-            topic = self._topics.get(int.from_bytes(store_key[:4], "big"))
+            sequence, store_key = unpack_i64(row[MADE_SEQUENCE]), row[MADE_STORE_KEY]
+            topic = self._topics.get(unpack_u32(store_key[TOPIC]))
             tombstone = None if value is None else decode_tombstone(value)
             if tombstone is None or tombstone.sequence != sequence:
                 self._remove(topic, row, store_key, None)  # it went with its topic, or a later one took its place

@@ -13,8 +13,9 @@ from typing import Final, TypeVar
 from sow_server.engine.disk.layout import (
     DELETE,
     EXPIRE,
-    HEADER_BYTES,
+    PAYLOAD,
     PUT,
+    RECORD_KEY,
     TOUCH,
     WITHDRAW,
     Changes,
@@ -127,9 +128,9 @@ def pack_rows(
         return column
 
     kinds = bytes((PUT,)) * len(keys)
-    payloads = [value[HEADER_BYTES:] for value in values]
+    payloads = [value[PAYLOAD] for value in values]
     if matches is not None:
-        shipped = [matches(key[4:], value) for key, value in zip(keys, values, strict=True)]
+        shipped = [matches(key[RECORD_KEY], value) for key, value in zip(keys, values, strict=True)]
         kinds = bytes([PUT if ships else WITHDRAW for ships in shipped])
         payloads = [payload if ships else b"" for payload, ships in zip(payloads, shipped, strict=True)]
     records, no_times, nothing = header_columns(values), [0] * len(buried), Column()
@@ -146,7 +147,7 @@ def pack_rows(
             nothing,
             nothing,
             nothing,
-            [key[4:] for key in ordered(rows)],
+            [key[RECORD_KEY] for key in ordered(rows)],
             ordered([*payloads, *[b""] * len(buried)]),
         )
     )

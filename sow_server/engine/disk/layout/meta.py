@@ -59,6 +59,10 @@ NEXT_SOURCE_KEY: Final = b"next_source"
 SOURCE_KEY: Final = b"source/"
 SEED_KEY: Final = b"seed/"
 
+SEED_STATE: Final = slice(0, 1)
+"""Of the row of a seed."""
+SEED_UPTO: Final = slice(1, None)
+"""Of the row of a seed: the last record key that came."""
 _STATS: Final = Struct(">12q")
 
 
