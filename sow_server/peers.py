@@ -1,18 +1,31 @@
-"""Joins replication to the store: what `sow_replication.ports` asks for, by what the engine offers.
+"""The store of the engine as replication asks for it: `sow_replication.ports.Store`.
 
-Nothing is decided here. Errors of the one become errors of the other, filters are compiled, tuples change their names.
+Both sides speak in the values of `sow_peering`. Here filter texts become matchers, names of topics become topics, and
+errors of the engine become `Refused`. Every other method is the engine's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sow.v1 import types_pb2
+from sow_peering import (
+    NOTHING_PURGED,
+    Checksums,
+    Identity,
+    JournalPart,
+    MergeCounts,
+    Packed,
+    Purged,
+    RecordVersion,
+    SeedPart,
+    SeedRange,
+)
 from sow_replication import ports
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.rocks import RocksError
-from sow_server.engine.replicas import comparing, merging, replicas
+from sow_server.engine.replicas import comparing, replicas
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -23,29 +36,24 @@ T = TypeVar("T")
 
 
 class PeerStore:
-    """`sow_replication.ports.Store`, on the engine's."""
+    """`sow_replication.ports.Store` on the engine's store."""
 
     def __init__(self, store: Store, clock: GuardedClock, *, name: str) -> None:
         self._store = store
         self._replicas = store.replicas
-        self._clock = clock
-        self._identity = ports.Identity(name, store.instance_id, store.epoch)
-
-    def now_micros(self) -> int:
-        """The time."""
-        return self._clock.now_micros()
-
-    # -- sending ----------------------------------------------------------------------------------------------------
-
-    @property
-    def identity(self) -> ports.Identity:
-        """Who this instance is."""
-        return self._identity
-
-    @property
-    def authoritative(self) -> bool:
-        """Whether its data were restored, and are to be taken as they are (rule J14)."""
-        return self._store.authoritative
+        self.identity: Final = Identity(name, store.instance_id, store.epoch)
+        self.authoritative: Final = store.authoritative
+        # The engine has these as the ports ask for them: nothing to translate.
+        self.now_micros: Final = clock.now_micros
+        self.topics: Final = store.replicas.topics
+        self.shares: Final = store.replicas.shares
+        self.peer: Final = store.replicas.peer
+        self.acknowledged: Final = store.replicas.acknowledged
+        self.reseeded: Final = store.replicas.reseeded
+        self.source: Final = store.replicas.source
+        self.answers: Final = store.replicas.answers
+        self.answer: Final = store.replicas.answer
+        self.check: Final = store.replicas.check
 
     def head(self) -> int:
         """The last sequence that is durable."""
@@ -53,135 +61,80 @@ class PeerStore:
 
     @property
     def topics_version(self) -> int:
-        """Rises whenever what is said of topics may be another."""
+        """Changes whenever the topics, or the answers about them, may have changed."""
         return self._replicas.version
 
-    def topics(self, pattern: str) -> list[ports.TopicKind]:
-        """The topics whose whole name matches."""
-        return [ports.TopicKind(*kind) for kind in self._replicas.topics(pattern)]
-
-    def shares(self, pattern: str, topic: str) -> bool:
-        """Whether a link with this pattern carries a topic of this name."""
-        return self._replicas.shares(pattern, topic)
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def read(
-        self, peer: ports.Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
-    ) -> ports.Piece:
-        """Changes for a peer."""
-        piece = _translated(
-            lambda: self._replicas.read(
-                replicas.Identity(*peer), after, topics=topics, select=_select(filter_text), bytes_max=bytes_max
-            )
-        )
-        return ports.Piece(
-            after,
-            piece.upto,
-            [ports.Packed(*chunk) for chunk in piece.chunks],
-            self._store.origins.names,
-            piece.first_commit_micros,
-            piece.last_commit_micros,
-            piece.lost,
-            self._kinds({topic for topic, _ in piece.chunks}),
+        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+    ) -> JournalPart:
+        """Reads changes for a peer."""
+        select = _select(filter_text)
+        return _translated(lambda: self._replicas.read(peer, after, topics=topics, select=select, bytes_max=bytes_max))
+
+    def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
+        """Reads rows of a topic for a peer."""
+        select = _select(filter_text)
+        return _translated(
+            lambda: self._replicas.seed(self._store.topics.find(topic), after_key, select=select, bytes_max=bytes_max)
         )
 
-    def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> ports.SeedPart:
-        """Rows for a peer."""
-        rows = _translated(
-            lambda: self._replicas.seed(
-                self._store.topics.find(topic), after_key, select=_select(filter_text), bytes_max=bytes_max
-            )
-        )
-        return ports.SeedPart(rows.chunk, self._store.origins.names, rows.upto_key, self._kinds({topic}))
-
-    def _kinds(self, names: Collection[str]) -> list[ports.TopicKind]:
-        return [ports.TopicKind(*kind) for kind in self._replicas.kinds(names)]
-
-    def purged(self, topic: str) -> ports.Purged:
-        """What has been purged of a topic's tombstones."""
+    def purged(self, topic: str) -> Purged:
+        """The purge mark of a topic."""
         found = self._store.topics.by_name.get(topic)
-        return ports.NOTHING_PURGED if found is None else ports.Purged(*self._replicas.purged(found))
+        return NOTHING_PURGED if found is None else self._replicas.purged(found)
 
-    def peer(self, name: str) -> ports.PeerState:
-        """What is remembered of a peer."""
-        peer = self._replicas.peer(name)
-        identity = None if peer.identity is None else ports.Identity(*peer.identity)
-        return ports.PeerState(identity, peer.acknowledged, peer.missed)
-
-    def acknowledged(self, name: str, identity: ports.Identity, sequence: int) -> None:
-        """A peer has everything up to there."""
-        self._replicas.acknowledged(name, replicas.Identity(*identity), sequence)
-
-    def reseeded(self, name: str) -> None:
-        """A peer has had everything anew."""
-        self._replicas.reseeded(name)
-
-    def save(self) -> None:
-        """Writes down what peers have acknowledged; once a second is often enough."""
-        self._replicas.save_peers()
-
-    # -- receiving --------------------------------------------------------------------------------------------------
-
-    def source(self, name: str) -> ports.SourceState | None:
-        """What is remembered of a sender."""
-        source = self._replicas.sources.get(name)
-        if source is None:
-            return None
-        return ports.SourceState(
-            identity=ports.Identity(*source.identity),
-            cursor=source.cursor,
-            wait_for=source.wait_for,
-            topics_pattern=source.topics,
-            filter=source.filter,
-            guarded=source.guarded,
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
+        """Checksums of a topic, bucket by bucket."""
+        return _translated(
+            lambda: comparing.checksums(self._store.cuts, self._store.origins, topic, buckets, now_micros)
         )
 
-    def answers(self, name: str, topics: Sequence[ports.TopicKind]) -> list[ports.TopicAnswer]:
-        """What is wanted of a sender's topics."""
-        found = self._replicas.answers(name, [replicas.Kind(*kind) for kind in topics])
-        return [_answer(kind.name, answer) for kind, answer in zip(topics, found, strict=True)]
+    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
+        """The versions of the records in some buckets."""
+        return _translated(
+            lambda: comparing.versions(self._store.cuts, self._store.origins, topic, buckets, wanted, now_micros)
+        )
 
-    def answer(self, name: str, topic: ports.TopicKind) -> ports.TopicAnswer:
-        """What is wanted of one of a sender's topics."""
-        return _answer(topic.name, self._replicas.answer(name, replicas.Kind(*topic)))
+    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
+        """Records and tombstones of some keys, and the names of origins."""
+        chunk = _translated(lambda: self._replicas.rows(self._store.topics.find(topic), keys))
+        return chunk, self._store.origins.names
+
+    # -- writing ----------------------------------------------------------------------------------------------------
 
     def begin(
         self,
-        identity: ports.Identity,
+        identity: Identity,
         *,
-        topics_pattern: str,
+        topics: str,
         filter_text: str,
         cursor: int,
-        guarded: bool,
+        missing_is_deleted: bool,
         done: ports.Done,
     ) -> None:
-        """From now on a sender is this one."""
+        """Starts anew with a source."""
         _submitted(
             done,
             lambda heard: self._replicas.begin(
-                replicas.Identity(*identity),
-                topics=topics_pattern,
+                identity,
+                topics=topics,
                 filter_text=filter_text,
                 cursor=cursor,
-                guarded=guarded,
+                missing_is_deleted=missing_is_deleted,
                 done=heard,
             ),
         )
 
     def wait_for(self, name: str, sequence: int, done: ports.Done) -> None:
-        """A sender has to have what is up to there here, first."""
+        """Stores that a source must first acknowledge a sequence of ours."""
         _submitted(done, lambda heard: self._replicas.wait_for(name, sequence, heard))
 
     def apply(
-        self,
-        name: str,
-        *,
-        after: int,
-        upto: int,
-        chunks: Sequence[ports.Packed],
-        origins: Sequence[str],
-        done: ports.Done,
+        self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: ports.Done
     ) -> None:
-        """Applies changes of a sender."""
+        """Applies changes of a source."""
         _submitted(
             done,
             lambda heard: self._replicas.apply(
@@ -190,38 +143,23 @@ class PeerStore:
         )
 
     def merge(
-        self,
-        name: str,
-        part: ports.SeedRange,
-        *,
-        chunk: bytes,
-        origins: Sequence[str],
-        purged: ports.Purged,
-        done: ports.Done,
+        self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: ports.Done
     ) -> None:
-        """Merges a part of a topic's snapshot."""
+        """Merges a part of a topic's seed."""
         _submitted(
             done,
-            lambda heard: self._replicas.merge(
-                name,
-                replicas.SeedRange(*part),
-                chunk=chunk,
-                origins=origins,
-                purged=merging.Purged(*purged),
-                done=heard,
-            ),
+            lambda heard: self._replicas.merge(name, part, chunk=chunk, origins=origins, purged=purged, done=heard),
         )
 
-    # -- tombstones -------------------------------------------------------------------------------------------------
+    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done, *, peer: str) -> None:
+        """Merges rows of a peer by version."""
+        _submitted(
+            done,
+            lambda heard: self._replicas.merge_rows(self._store.topics.find(topic), chunk, origins, heard, source=peer),
+        )
 
     def purge(
-        self,
-        upto: int,
-        *,
-        held: Collection[str],
-        made_before_micros: int,
-        unread: Collection[str],
-        done: ports.Done,
+        self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: ports.Done
     ) -> None:
         """Removes old tombstones."""
         _submitted(
@@ -229,38 +167,6 @@ class PeerStore:
             lambda heard: self._replicas.purge(
                 upto, held=held, made_before_micros=made_before_micros, unread=unread, done=heard
             ),
-        )
-
-    # -- comparing --------------------------------------------------------------------------------------------------
-
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
-        """Sums of checksums, and numbers of records, by bucket; and how many were left out."""
-        found = _translated(
-            lambda: comparing.checksums(self._store.cuts, self._store.origins, topic, buckets, now_micros)
-        )
-        return found.sums, found.records, found.unreadable
-
-    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[ports.Version]:
-        """The versions in some buckets."""
-        found = _translated(
-            lambda: comparing.versions(self._store.cuts, self._store.origins, topic, buckets, wanted, now_micros)
-        )
-        return [ports.Version(*version) for version in found]
-
-    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
-        """Records and tombstones of some keys."""
-        chunk = _translated(lambda: self._replicas.rows(self._store.topics.find(topic), keys))
-        return chunk, self._store.origins.names
-
-    def check(self, topic: ports.TopicKind) -> ports.TopicAnswer:
-        """Whether this instance can take a topic."""
-        return _answer(topic.name, replicas.Answer(refusal=self._replicas.check(replicas.Kind(*topic))))
-
-    def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done, *, peer: str) -> None:
-        """Merges rows by version."""
-        _submitted(
-            done,
-            lambda heard: self._replicas.merge_rows(self._store.topics.find(topic), chunk, origins, heard, source=peer),
         )
 
 
@@ -271,16 +177,9 @@ def _select(text: str) -> replicas.Select:
     return select
 
 
-def _answer(topic: str, answer: replicas.Answer) -> ports.TopicAnswer:
-    if answer.refusal is None:
-        return ports.TopicAnswer(topic, answer.wanted, answer.after_key)
-    refused = refusal(answer.refusal)
-    return ports.TopicAnswer(topic, reason=refused.reason, message=refused.message)
-
-
 def refusal(error: StoreError) -> ports.Refused:
-    """What replication is told of an error of the store."""
-    return ports.Refused(error.reason.value, error.message)  # type: ignore[arg-type]  # same numbers
+    """An error of the store, for replication."""
+    return ports.Refused(types_pb2.ErrorReason.ValueType(error.reason), error.message)  # the same numbers
 
 
 def _translated(call: Callable[[], T]) -> T:
@@ -293,10 +192,10 @@ def _translated(call: Callable[[], T]) -> T:
 
 
 def _submitted(done: ports.Done, submit: Callable[[replicas.Done], None]) -> None:
-    """Submits something, so that `done` hears whatever becomes of it."""
+    """Submits a request to the store; `done` hears the outcome, also where the store refuses it at once."""
 
-    def heard(result: merging.Counts | StoreError) -> None:
-        done(refusal(result) if isinstance(result, StoreError) else ports.Applied(*result))
+    def heard(result: MergeCounts | StoreError) -> None:
+        done(refusal(result) if isinstance(result, StoreError) else result)
 
     try:
         submit(heard)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_replication.ports import Identity, PeerState, Reason, Refused, SourceState
+from sow_peering import Identity, PeerState
+from sow_replication.ports import Reason, Refused, SourceState
 from sow_replication.sender import PROTOCOL
 
 
@@ -20,7 +21,7 @@ class Continue:
 class Begin:
     """Everything is to be seeded, changes come from the sender's head on."""
 
-    guarded: bool
+    missing_is_deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +57,28 @@ def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
         return objection
     row = known.row
     if row is None:
-        return Begin(guarded=False)
+        return Begin(missing_is_deleted=False)
     same = row.identity == peer
-    carries = (row.topics_pattern, row.filter) == (hello.topics_pattern, hello.filter)
+    carries = (row.topics, row.filter) == (hello.topics_pattern, hello.filter)
     if same and row.wait_for == 0:
-        if carries and row.cursor is not None and row.cursor <= hello.head_sequence:
+        if carries and row.cursor <= hello.head_sequence:
             return Continue(row.cursor)
         if not carries:
-            return Begin(guarded=False)  # nothing is dead: only what the link carries is another
+            return Begin(missing_is_deleted=False)  # nothing was lost or purged: only the pattern or filter differs
     if hello.authoritative and row.identity.epoch != peer.epoch:
-        return Begin(guarded=False)
-    # It may hold what is dead here.
+        return Begin(missing_is_deleted=False)
+    # The sender may hold rows that were deleted here.
     if known.sends is None:
-        return Begin(guarded=True)
+        return Begin(missing_is_deleted=True)
     if hello.waiting and own.name > peer.name:
-        return Begin(guarded=True)  # each would wait for the other
+        return Begin(missing_is_deleted=True)  # each would wait for the other
     if known.head == 0:
-        return Begin(guarded=False)  # nothing was ever here, so nothing is dead here, and there is nothing to wait for
+        # Nothing was ever here: so nothing was deleted here, and there is nothing to wait for.
+        return Begin(missing_is_deleted=False)
     if row.wait_for == 0:
         return Wait()
     if known.sends.identity == peer and known.sends.acknowledged >= row.wait_for:
-        return Begin(guarded=False)
+        return Begin(missing_is_deleted=False)
     return pending(own.name, peer.name)
 
 

@@ -34,10 +34,11 @@ from collections.abc import Callable
 from typing import Final
 
 from sow.v1 import replication_pb2, types_pb2
+from sow_peering import Identity, MergeCounts
 from sow_replication.backoff import OPERATORS, Backoff
 from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
 from sow_replication.options import Mode, NodeOptions, PeerOptions
-from sow_replication.ports import Applied, Identity, Reason, Refused, Store
+from sow_replication.ports import Reason, Refused, Store
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
 
@@ -317,7 +318,7 @@ class Node:
         out = self.outgoing.get(name)
         return out is not None and not out.peer.filter and out.peer.topics in (pattern, ".*")
 
-    def advanced(self, receiver: Receiver, result: Applied) -> None:
+    def advanced(self, receiver: Receiver, result: MergeCounts) -> None:
         """Of `receiver.Home`."""
         incoming = self._incoming_of(receiver)
         if incoming is not None:
@@ -443,7 +444,7 @@ class Node:
     def _call_purge(self, upto: int, held: frozenset[str], made_before: int, unread: list[str]) -> None:
         self._purging = True
 
-        def done(result: Applied | Refused) -> None:
+        def done(result: MergeCounts | Refused) -> None:
             self._purging = False
             if isinstance(result, Refused):
                 if not self._purge_trouble.is_like(result):
@@ -478,7 +479,7 @@ class Node:
 
     def _is_mutual(self, name: str) -> bool:
         source = self.store.source(name)
-        return source is not None and self._mutual(name, source.topics_pattern)
+        return source is not None and self._mutual(name, source.topics)
 
     # -- REPLICATED -------------------------------------------------------------------------------------------------
 

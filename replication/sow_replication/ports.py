@@ -17,135 +17,56 @@ stores read. Sequences are positions in one instance's journal, and mean nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from sow.v1 import types_pb2
+from sow_peering import (
+    Checksums,
+    Identity,
+    JournalPart,
+    MergeCounts,
+    Packed,
+    PeerState,
+    Purged,
+    RecordVersion,
+    SeedPart,
+    SeedRange,
+    TopicAnswer,
+    TopicKind,
+)
 
 Reason: TypeAlias = types_pb2.ErrorReason.ValueType
 """One of the vocabulary of reasons."""
 
 
-class Identity(NamedTuple):
-    """Who an instance is: name, id, and the epoch of its journal (rule J14)."""
+class SourceState(Protocol):
+    """The stored state of an instance that this one receives from."""
 
-    name: str
-    id: str
-    epoch: str
+    @property
+    def identity(self) -> Identity:
+        """The source."""
 
+    @property
+    def topics(self) -> str:
+        """The topics pattern of the link when it began. With another pattern or filter the state does not tell which
+        rows are here."""
 
-class TopicKind(NamedTuple):
-    """What matters of a topic between instances (rule R12)."""
+    @property
+    def filter(self) -> str:
+        """The filter of the link when it began."""
 
-    name: str
-    key: tuple[str, ...]
-    message_type: str
-    separator: bytes
-    acts: bool
-    """Whether it acts on expiration; may differ between instances (rule R2)."""
-    journal: bool = True
-    """Without a journal there is nothing to ship (rule J1)."""
+    @property
+    def cursor(self) -> int:
+        """The last sequence of its journal that has been applied."""
 
+    @property
+    def wait_for(self) -> int:
+        """Not 0: before its changes are taken, it must have acknowledged this sequence of ours (rule R4)."""
 
-class Packed(NamedTuple):
-    """A chunk of changes, or rows, of one topic."""
-
-    topic: str
-    chunk: bytes
-
-
-class Piece(NamedTuple):
-    """Some of the journal, from behind `after` up to `upto`, for one link."""
-
-    after: int
-    upto: int
-    """What is behind `after` and up to here is either in `chunks` or not for this link."""
-    chunks: Sequence[Packed]
-    origins: Sequence[str]
-    """Names of the instances that the chunks' origins point at."""
-    first_commit_micros: int = 0
-    """When the first of the commits passed over here was; 0: there was none."""
-    last_commit_micros: int = 0
-    lost: Sequence[str] = ()
-    """Topics of the link of which the journal has been pruned beyond `after`: they have to be seeded."""
-    kinds: Sequence[TopicKind] = ()
-    """Of the chunks' topics, as they were after the read: changes of another kind than the receiver was told must not
-    go to it."""
-
-
-class SeedPart(NamedTuple):
-    """The next rows of a topic, in the order of keys: records, and tombstones."""
-
-    chunk: bytes
-    """Empty: there are none."""
-    origins: Sequence[str]
-    upto_key: bytes
-    """The last key of this part. Empty: it reaches to the end of the topic."""
-    kinds: Sequence[TopicKind] = ()
-    """Of the topic, as in `Piece`."""
-
-
-class Purged(NamedTuple):
-    """The highest version among the purged tombstones of a topic, and its origin; (0, "") when there is none."""
-
-    version: int
-    origin: str
-
-
-NOTHING_PURGED = Purged(0, "")
-
-
-class PeerState(NamedTuple):
-    """What is remembered of a peer that this instance sends to."""
-
-    identity: Identity | None
-    """Who it was when it last acknowledged; None: it never has."""
-    acknowledged: int
-    """Of this instance's sequences; 0: nothing yet."""
-    missed: bool
-    """Tombstones have been purged by age that it had not acknowledged: what only it has may be dead (rule R4)."""
-
-
-class SourceState(NamedTuple):
-    """What is remembered of an instance that this one receives from."""
-
-    identity: Identity
-    cursor: int | None
-    """What of its journal has been applied. None: it begins anew, with seeds of everything."""
-    wait_for: int
-    """Not 0: before its changes are taken, it must have acknowledged this sequence of ours (rule R4)."""
-    topics_pattern: str
-    filter: str
-    """What the link carried when it began. Another pattern or filter: what it carried does not tell what is here."""
-    guarded: bool
-    """Until all topics that were to be seeded are: rows, of those that are not yet, that this instance does not have,
-    and that are not above what it has purged, are dead (rule R4)."""
-
-
-class TopicAnswer(NamedTuple):
-    """What a receiver says of one topic of a link."""
-
-    topic: str
-    wanted: bool = False
-    """It has to be seeded."""
-    after_key: bytes = b""
-    """Where its seed goes on."""
-    reason: Reason = types_pb2.ERROR_REASON_UNSPECIFIED
-    """Not UNSPECIFIED: the topic cannot be taken, and why."""
-    message: str = ""
-
-
-class Applied(NamedTuple):
-    """What became of changes or rows."""
-
-    applied: int = 0
-    superseded: int = 0
-    """Lost against a newer version that was there: what last-writer-wins discards (rule R3)."""
-    known: int = 0
-    """There already."""
-    dropped: int = 0
-    """Dead by what the sender, or this instance, has purged: dropped here, or not taken (rule R4)."""
-    refused: int = 0
-    """Not taken, as no publish could have made them (rule R13)."""
+    @property
+    def missing_is_deleted(self) -> bool:
+        """True until every topic is seeded. Until then, a row that this instance lacks and whose version is at or below
+        its purge mark counts as deleted (rule R4)."""
 
 
 class Refused(Exception):
@@ -157,25 +78,7 @@ class Refused(Exception):
         self.message = message
 
 
-Done: TypeAlias = Callable[[Applied | Refused], None]
-
-
-class SeedRange(NamedTuple):
-    """Which part of a topic's snapshot a chunk is."""
-
-    topic: str
-    first: bool
-    last: bool
-    after_key: bytes
-    upto_key: bytes
-
-
-class Version(NamedTuple):
-    """A live record for comparing: its version, and a checksum over version, origin, stamp and payload."""
-
-    key: bytes
-    version: int
-    checksum: int
+Done: TypeAlias = Callable[[MergeCounts | Refused], None]
 
 
 class Clock(Protocol):
@@ -209,7 +112,9 @@ class Sending(Protocol):
     def shares(self, pattern: str, topic: str) -> bool:
         """Whether a link with this pattern carries a topic of this name: one that is there, or would. Quick."""
 
-    def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
+    def read(
+        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+    ) -> JournalPart:
         """The changes of these topics behind `after`, but for those that came from `peer` itself, from its very id and
         epoch (rule R7: one that was restored may have lost what it sent), and for expiries that took place here (rule
         R2; one that came with a seed goes on: the row that it ended may never have been in this journal). About
@@ -257,7 +162,7 @@ class Receiving(Protocol):
         """What `answers` says of one of them; nothing is remembered. Quick, however many there are."""
 
     def begin(
-        self, identity: Identity, *, topics_pattern: str, filter_text: str, cursor: int, guarded: bool, done: Done
+        self, identity: Identity, *, topics: str, filter_text: str, cursor: int, missing_is_deleted: bool, done: Done
     ) -> None:
         """From now on the sender is this one, its changes come from behind `cursor` on, and each of its topics has to
         be seeded. What it had to wait for counts no more."""
@@ -298,11 +203,11 @@ class Tombstones(Protocol):
 class Comparing(Protocol):
     """What a store offers for verify and repair (rule R10). All of it reads, from any thread, but `merge_rows`."""
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
         """Sums of checksums modulo 2^64, and numbers, of the records that are not due by then, bucket by bucket; and
         how many were left out, as their key cannot be told in a message (rule R13)."""
 
-    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
+    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
         """The versions in some buckets, by key."""
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:

@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from sow.v1 import replication_pb2, types_pb2
+from sow_peering import Identity, MergeCounts, Packed, Purged, SeedRange, TopicAnswer, TopicKind
 from sow_replication.greeting import Begin, Continue, Decision, pending
 from sow_replication.options import NodeOptions
-from sow_replication.ports import Applied, Identity, Packed, Purged, Refused, SeedRange, Store, TopicAnswer, TopicKind
+from sow_replication.ports import Refused, Store
 from sow_replication.sender import TopicState, instance
 from sow_replication.skew import Skew
 
@@ -42,7 +43,7 @@ class Home(Protocol):
     def greeted(self, receiver: Receiver, hello: replication_pb2.Hello) -> Decision:
         """Decides about a sender. When the link is to be, it takes the place of another one of this name."""
 
-    def advanced(self, receiver: Receiver, result: Applied) -> None:
+    def advanced(self, receiver: Receiver, result: MergeCounts) -> None:
         """Something was applied, or the cursor has moved."""
 
     def ended(self, receiver: Receiver) -> None:
@@ -149,7 +150,7 @@ class Receiver:
             return self._welcome(hello, decision.cursor, decision.cursor, returning=returning)
         if isinstance(decision, Begin):
 
-            def begun(result: Applied | Refused) -> None:
+            def begun(result: MergeCounts | Refused) -> None:
                 if isinstance(result, Refused):
                     self.fail(result)
                 elif self.failure is None:
@@ -157,10 +158,10 @@ class Receiver:
 
             self._store.begin(
                 identity,
-                topics_pattern=hello.topics_pattern,
+                topics=hello.topics_pattern,
                 filter_text=hello.filter,
                 cursor=hello.head_sequence,
-                guarded=decision.guarded,
+                missing_is_deleted=decision.missing_is_deleted,
                 done=begun,
             )
             return None
@@ -252,7 +253,7 @@ class Receiver:
         self._moved_at = self._store.now_micros()
         self._bytes += size
 
-        def done(result: Applied | Refused) -> None:
+        def done(result: MergeCounts | Refused) -> None:
             self._bytes -= size
             if isinstance(result, Refused):
                 self.fail(result)
@@ -274,7 +275,7 @@ class Receiver:
         size = len(chunk)
         self._bytes += size
 
-        def done(result: Applied | Refused) -> None:
+        def done(result: MergeCounts | Refused) -> None:
             self._bytes -= size
             if isinstance(result, Refused):
                 self.fail(result)
@@ -306,7 +307,7 @@ class Receiver:
         else:
             self._tell(answer)
 
-    def _advanced(self, result: Applied) -> None:
+    def _advanced(self, result: MergeCounts) -> None:
         if self._target is not None and self.cursor >= self._target[1]:
             self.satisfied_probe = self._target[0]
             self._target = None
@@ -404,6 +405,6 @@ def _message(answer: TopicAnswer) -> replication_pb2.TopicAnswer:
         topic=answer.topic,
         state=_STATES[_state(answer)],
         after_key=answer.after_key,
-        reason=answer.reason,
+        reason=types_pb2.ErrorReason.ValueType(answer.reason),
         message=answer.message,
     )

@@ -16,7 +16,8 @@ from typing import Final
 from zlib import crc32
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
-from sow_replication.ports import Applied, Refused, TopicKind
+from sow_peering import MergeCounts, TopicKind
+from sow_replication.ports import Refused
 from sow_replication.verify import (
     MARGIN_MICROS,
     NOT_OF_THE_LINK,
@@ -204,11 +205,11 @@ async def merge_rows(
     )
 
 
-async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str], peer: str) -> Applied:
+async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str], peer: str) -> MergeCounts:
     """Merges rows; what became of them when that is durable. Raises Refused."""
-    answered: asyncio.Future[Applied | Refused] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[MergeCounts | Refused] = asyncio.get_running_loop().create_future()
 
-    def done(answer: Applied | Refused) -> None:
+    def done(answer: MergeCounts | Refused) -> None:
         if not answered.done():  # who asked may have gone
             answered.set_result(answer)
 

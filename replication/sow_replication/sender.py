@@ -42,15 +42,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
+from sow_peering import Identity, JournalPart, SeedPart, TopicKind
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_replication.ports import (
-    Identity,
-    Piece,
-    Refused,
-    SeedPart,
-    Store,
-    TopicKind,
-)
+from sow_replication.ports import Refused, Store
 from sow_replication.skew import Skew
 
 PROTOCOL: Final = 1
@@ -133,12 +127,12 @@ Read = JournalRead | SeedRead
 class Fetched(NamedTuple):
     """What a read gave."""
 
-    part: Piece | SeedPart
+    part: JournalPart | SeedPart
     message: replication_pb2.ReplicateRequest | None
     """None: nothing of it is for the link. It is large, so that nobody copies it but who reads it."""
 
 
-def changes_message(piece: Piece) -> replication_pb2.ReplicateRequest:
+def changes_message(piece: JournalPart) -> replication_pb2.ReplicateRequest:
     """The message for a piece; where the head is, and the clock, is told when it is sent."""
     message = replication_pb2.ReplicateRequest()
     changes = message.changes
@@ -386,7 +380,7 @@ class Sender:
         elif isinstance(result, Refused):
             self.fail(result)
         else:
-            assert isinstance(result.part, Piece), "what was read"
+            assert isinstance(result.part, JournalPart), "what was read"
             self._took_piece(read, result.part, result.message)
 
     def _told_otherwise(self, kinds: Sequence[TopicKind]) -> bool:
@@ -394,7 +388,9 @@ class Sender:
         known = self._topics
         return any(kind.name in known and known[kind.name].kind != kind for kind in kinds)
 
-    def _took_piece(self, read: JournalRead, piece: Piece, message: replication_pb2.ReplicateRequest | None) -> None:
+    def _took_piece(
+        self, read: JournalRead, piece: JournalPart, message: replication_pb2.ReplicateRequest | None
+    ) -> None:
         self._read_upto = piece.upto
         ready = _Ready(
             message,

@@ -21,11 +21,12 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from sow.v1 import admin_pb2, replication_pb2, replication_pb2_grpc, types_pb2
+from sow_peering import TopicKind
 from sow_replication.calls import Calls
 from sow_replication.greeting import not_accepted
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND
-from sow_replication.ports import Refused, TopicKind
+from sow_replication.ports import Refused
 from sow_replication.receiver import Receiver
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.sender import Fetched, Read, Sender

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
-from sow_replication.ports import Clock, Comparing, Identity, Refused, TopicKind, Version
+from sow_peering import Identity, RecordVersion, TopicKind
+from sow_replication.ports import Clock, Comparing, Refused
 
 BUCKETS_FIRST: Final = 1024
 BUCKETS_MAX: Final = 65_536
@@ -356,7 +357,7 @@ def buckets_for(records: int) -> int:
     return buckets
 
 
-def _differing(listed: Sequence[Version], others: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Differing]:
+def _differing(listed: Sequence[RecordVersion], others: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Differing]:
     """What differs between the versions here and those there, by key."""
     look: dict[bytes, Differing] = {}
     alone = dict(others)
@@ -437,7 +438,7 @@ def check(store: ComparingStore, kind: TopicKind) -> None:
     """Raises Refused when this instance cannot take such a topic of another (rule R12)."""
     answer = store.check(kind)
     if answer.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
-        raise Refused(answer.reason, answer.message)
+        raise Refused(types_pb2.ErrorReason.ValueType(answer.reason), answer.message)
 
 
 def own_topic(store: ComparingStore, name: str) -> TopicKind:
@@ -448,8 +449,8 @@ def own_topic(store: ComparingStore, name: str) -> TopicKind:
     raise Refused(types_pb2.ERROR_REASON_TOPIC_NOT_FOUND, f"there is no topic {name[:200]!r}")
 
 
-def _parts(versions: Sequence[Version]) -> Iterator[list[Version]]:
-    part: list[Version] = []
+def _parts(versions: Sequence[RecordVersion]) -> Iterator[list[RecordVersion]]:
+    part: list[RecordVersion] = []
     size = 0
     for version in versions:
         part.append(version)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.server import ServerProcess
 
 TREE = Path(__file__).parents[2]
-PACKAGES = ("sow_server", "sow", "sow_client", "sow_cli", "sow_replication", "sow_spark", "pyspark_sow")
+PACKAGES = ("sow_server", "sow", "sow_client", "sow_cli", "sow_peering", "sow_replication", "sow_spark", "pyspark_sow")
 TELL = f"import importlib, json; print(json.dumps([importlib.import_module(name).__path__[0] for name in {PACKAGES}]))"
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from sow.v1 import types_pb2
+from sow_peering import Identity, JournalPart, MergeCounts, Packed
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_replication.ports import Applied, Done, Identity, Packed, Piece, Refused
+from sow_replication.ports import Done, Refused
 from sow_replication.receiver import Receiver
 from tests.support.replica_world import (
     SECOND,
@@ -479,7 +480,7 @@ class StampsAnew(ModelStore):
 class PurgesTooEarly(ModelStore):
     """A tombstone goes whoever may not have it."""
 
-    def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> Applied:
+    def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> MergeCounts:
         return super()._purge(self.disk.head, (), made_before_micros, unread)
 
 
@@ -508,7 +509,9 @@ class SkipsWhatWasRefused(ModelStore):
 class ForgetsWhatItLost(ModelStore):
     """What the journal has lost is not told."""
 
-    def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
+    def read(
+        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+    ) -> JournalPart:
         piece = super().read(peer, after, topics=topics, filter_text=filter_text, bytes_max=bytes_max)
         return piece._replace(lost=())
 
@@ -516,7 +519,7 @@ class ForgetsWhatItLost(ModelStore):
 class AcknowledgesBeforeTheSync(ModelStore):
     """What was received is acknowledged once it is written."""
 
-    def _submit_for(self, job: Callable[[], Applied | Refused], done: Done) -> None:
+    def _submit_for(self, job: Callable[[], MergeCounts | Refused], done: Done) -> None:
         asked = self._sync_asked
         super()._submit_for(job, done)
         self._sync_asked = asked

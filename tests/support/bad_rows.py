@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from unittest import mock
 
+from sow_peering import NOTHING_PURGED, Identity, MergeCounts, SeedRange
 from sow_server.engine.disk.layout import PUT, Changes, Column, encode_changes
 from sow_server.engine.replicas import replicas
-from sow_server.engine.replicas.merging import NOTHING_PURGED, Counts
-from sow_server.engine.replicas.replicas import Identity, SeedRange
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import NEVER
 from tests.support.stores import START, Rig
@@ -61,17 +60,19 @@ def packed(rows: Sequence[Bad]) -> bytes:
 def greet(rig: Rig) -> None:
     """The peer has said Hello; it has all the topics that the instance has."""
     if PEER.name not in rig.store.replicas.sources:
-        answers: list[Counts | StoreError] = []
-        rig.store.replicas.begin(PEER, topics=".*", filter_text="", cursor=0, guarded=False, done=answers.append)
+        answers: list[MergeCounts | StoreError] = []
+        rig.store.replicas.begin(
+            PEER, topics=".*", filter_text="", cursor=0, missing_is_deleted=False, done=answers.append
+        )
         rig.answer(answers)
     rig.store.replicas.answers(PEER.name, rig.store.replicas.topics(".*"))
 
 
-def send(rig: Rig, topic: str, *rows: Bad, origins: Sequence[str] = (PEER.name,)) -> Counts:
+def send(rig: Rig, topic: str, *rows: Bad, origins: Sequence[str] = (PEER.name,)) -> MergeCounts:
     """The peer sends changes."""
     greet(rig)
     cursor = rig.store.replicas.sources[PEER.name].cursor
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     rig.store.replicas.apply(
         PEER.name,
         after=cursor,
@@ -83,10 +84,10 @@ def send(rig: Rig, topic: str, *rows: Bad, origins: Sequence[str] = (PEER.name,)
     return rig.answer(answers)
 
 
-def seed(rig: Rig, topic: str, *rows: Bad) -> Counts:
+def seed(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
     """The peer sends a snapshot."""
     greet(rig)
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     rig.store.replicas.merge(
         PEER.name,
         SeedRange(topic, True, True, b"", b""),
@@ -98,9 +99,9 @@ def seed(rig: Rig, topic: str, *rows: Bad) -> Counts:
     return rig.answer(answers)
 
 
-def mend(rig: Rig, topic: str, *rows: Bad) -> Counts:
+def mend(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
     """The peer sends rows for a repair."""
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     rig.store.replicas.merge_rows(rig.topic(topic), packed(rows), [PEER.name], answers.append, source=PEER.name)
     return rig.answer(answers)
 

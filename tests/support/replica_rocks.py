@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from sow_replication.ports import SeedPart
+from sow_peering import SeedPart
 from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
@@ -216,6 +216,9 @@ class RocksStore(PeerStore):
     def close(self) -> None:
         """Frees the directory."""
         self._rig.close()
+
+    def save(self) -> None:
+        self._rig.store.replicas.save_peers()
 
     # -- what is there ----------------------------------------------------------------------------------------------
 

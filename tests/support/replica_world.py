@@ -18,25 +18,23 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sow.v1 import replication_pb2, types_pb2
-from sow_replication.node import Node
-from sow_replication.options import NodeOptions
-from sow_replication.ports import (
-    Applied,
-    Done,
+from sow_peering import (
+    Checksums,
     Identity,
+    JournalPart,
+    MergeCounts,
     Packed,
     PeerState,
-    Piece,
     Purged,
-    Refused,
+    RecordVersion,
     SeedPart,
     SeedRange,
-    SourceState,
-    Store,
     TopicAnswer,
     TopicKind,
-    Version,
 )
+from sow_replication.node import Node
+from sow_replication.options import NodeOptions
+from sow_replication.ports import Done, Refused, SourceState, Store
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Fetched, Read, Sender, TopicState
 
@@ -101,9 +99,9 @@ class ModelTopic:
 class ModelSource:
     identity: Identity
     cursor: int
-    pattern: str
+    topics: str
     filter: str
-    guarded: bool
+    missing_is_deleted: bool
     wait_for: int = 0
     seeds: dict[str, bytes | None] = field(default_factory=dict)
     """None: seeded; else up to which key."""
@@ -235,7 +233,7 @@ class ModelStore:
         self._queue.append(job)
         self._sync_asked = self._sync_asked or sync
 
-    def _submit_for(self, job: Callable[[], Applied | Refused], done: Done) -> None:
+    def _submit_for(self, job: Callable[[], MergeCounts | Refused], done: Done) -> None:
         def run() -> Callable[[], None]:
             result = job()
             return lambda: done(result)
@@ -433,7 +431,9 @@ class ModelStore:
         found = self.disk.topics.get(topic)
         return pattern in (".*", topic) and (found is None or found.kind.journal)
 
-    def read(self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int) -> Piece:
+    def read(
+        self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
+    ) -> JournalPart:
         names: list[str] = []
         chunks: list[Packed] = []
         upto, size, first, last = after, 0, 0, 0
@@ -452,7 +452,7 @@ class ModelStore:
         else:
             upto = max(upto, head)
         lost = [name for name in sorted(topics) if name in self.disk.topics and self.disk.topics[name].floor > after]
-        return Piece(after, upto, chunks, names, first, last, lost)
+        return JournalPart(after, upto, chunks, names, first, last, lost)
 
     def _readable(self) -> int:
         """Peers are not sent what a power cut could take back (rule S7)."""
@@ -497,10 +497,7 @@ class ModelStore:
     # -- Receiving --------------------------------------------------------------------------------------------------
 
     def source(self, name: str) -> SourceState | None:
-        row = self.disk.sources.get(name)
-        if row is None:
-            return None
-        return SourceState(row.identity, row.cursor, row.wait_for, row.pattern, row.filter, row.guarded)
+        return self.disk.sources.get(name)
 
     def answers(self, name: str, topics: Sequence[TopicKind]) -> list[TopicAnswer]:
         row = self.disk.sources[name]
@@ -508,8 +505,8 @@ class ModelStore:
         carried = {answer.topic for answer in answers if not answer.reason}
         for topic in [topic for topic in row.seeds if topic not in carried]:
             del row.seeds[topic]
-        if row.guarded and not any(answer.wanted for answer in answers):
-            row.guarded = False
+        if row.missing_is_deleted and not any(answer.wanted for answer in answers):
+            row.missing_is_deleted = False
         return answers
 
     def answer(self, name: str, topic: TopicKind) -> TopicAnswer:
@@ -531,18 +528,25 @@ class ModelStore:
         return TopicAnswer(topic.name)
 
     def begin(
-        self, identity: Identity, *, topics_pattern: str, filter_text: str, cursor: int, guarded: bool, done: Done
+        self,
+        identity: Identity,
+        *,
+        topics: str,
+        filter_text: str,
+        cursor: int,
+        missing_is_deleted: bool,
+        done: Done,
     ) -> None:
-        def job() -> Applied:
-            self.disk.sources[identity.name] = ModelSource(identity, cursor, topics_pattern, filter_text, guarded)
-            return Applied()
+        def job() -> MergeCounts:
+            self.disk.sources[identity.name] = ModelSource(identity, cursor, topics, filter_text, missing_is_deleted)
+            return MergeCounts()
 
         self._submit_for(job, done)
 
     def wait_for(self, name: str, sequence: int, done: Done) -> None:
-        def job() -> Applied:
+        def job() -> MergeCounts:
             self.disk.sources[name].wait_for = sequence
-            return Applied()
+            return MergeCounts()
 
         self._submit_for(job, done)
 
@@ -553,7 +557,7 @@ class ModelStore:
 
     def _apply(
         self, name: str, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str]
-    ) -> Applied | Refused:
+    ) -> MergeCounts | Refused:
         row = self.disk.sources[name]
         changes = [(topic, key, change) for topic, chunk in chunks for key, change in unpack(chunk, origins)]
         refusal = self._refusal(row, [change for _, _, change in changes])
@@ -561,7 +565,7 @@ class ModelStore:
             refusal = Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "behind the cursor")
         if refusal is not None:
             return refusal
-        result = Applied()
+        result = MergeCounts()
         for topic, key, change in changes:
             if topic in self.disk.topics:
                 result = self._take(row, topic, key, change, result)
@@ -583,12 +587,12 @@ class ModelStore:
             return Refused(types_pb2.ERROR_REASON_CLOCK_SKEW, "a change is from the future")
         return None
 
-    def _take(self, row: ModelSource, topic: str, key: str, change: Row, result: Applied) -> Applied:
+    def _take(self, row: ModelSource, topic: str, key: str, change: Row, result: MergeCounts) -> MergeCounts:
         self._expire_if_due(topic, key)
         found = self.disk.topics[topic]
         kept = found.rows.get(key)
         dead = kept is None or (kept.row.payload is None and kept.row.rank < change.rank)
-        if dead and self._is_guarded(row, topic) and change.rank <= found.purged:
+        if dead and self._counts_missing_as_deleted(row, topic) and change.rank <= found.purged:
             if change.payload is not None:
                 self._bury(topic, key, change)
             return result._replace(dropped=result.dropped + 1)
@@ -612,8 +616,8 @@ class ModelStore:
         self._dropped.add((topic, key))
         self._put(topic, key, Row(row.version + 1, self._identity.name, 0, None), None)
 
-    def _is_guarded(self, row: ModelSource, topic: str) -> bool:
-        return row.guarded and row.seeds.get(topic, b"") is not None
+    def _counts_missing_as_deleted(self, row: ModelSource, topic: str) -> bool:
+        return row.missing_is_deleted and row.seeds.get(topic, b"") is not None
 
     def _wins(self, change: Row, kept: Row) -> bool:
         return change.rank > kept.rank
@@ -628,7 +632,7 @@ class ModelStore:
 
     def _merge(
         self, name: str, part: SeedRange, chunk: bytes, origins: Sequence[str], purged: Purged
-    ) -> Applied | Refused:
+    ) -> MergeCounts | Refused:
         row = self.disk.sources[name]
         rows = unpack(chunk, origins)
         refusal = self._refusal(row, [change for _, change in rows])
@@ -636,8 +640,8 @@ class ModelStore:
             return refusal
         topic = self.disk.topics.get(part.topic)
         if topic is None:
-            return Applied()
-        result = Applied()
+            return MergeCounts()
+        result = MergeCounts()
         for key, change in rows:
             result = self._take(row, part.topic, key, change, result)
         if purged.version:
@@ -663,7 +667,7 @@ class ModelStore:
     ) -> None:
         self._submit_for(lambda: self._purge(upto, held, made_before_micros, unread), done)
 
-    def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> Applied:
+    def _purge(self, upto: int, held: Collection[str], made_before_micros: int, unread: Collection[str]) -> MergeCounts:
         gone = 0
         for name, topic in self.disk.topics.items():
             for key, kept in list(topic.rows.items()):
@@ -680,14 +684,14 @@ class ModelStore:
                 topic.purged = max(topic.purged, kept.row.rank)
                 del topic.rows[key]
                 gone += 1
-        return Applied(gone)
+        return MergeCounts(gone)
 
     # -- Comparing: not part of this world --------------------------------------------------------------------------
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
         raise NotImplementedError
 
-    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
+    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
         raise NotImplementedError
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:

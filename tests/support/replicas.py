@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sow_peering import NOTHING_PURGED, Identity, MergeCounts, Purged, SeedRange
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import Tombstone, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
-from sow_server.engine.replicas.merging import NOTHING_PURGED, Counts, Purged
-from sow_server.engine.replicas.replicas import Identity, PeerSettings, ReplicaOptions, SeedRange
+from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
@@ -51,29 +51,34 @@ def everything(topic: Topic) -> RecordMatcher | None:
     return None
 
 
-def greet(sender: Rig, receiver: Rig, *, guarded: bool = False, cursor: int | None = None) -> None:
+def greet(sender: Rig, receiver: Rig, *, missing_is_deleted: bool = False, cursor: int | None = None) -> None:
     """The receiver begins to receive."""
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     at = sender.store.writer.synced_sequence if cursor is None else cursor
     receiver.store.replicas.begin(
-        identity(sender), topics=".*", filter_text="", cursor=at, guarded=guarded, done=answers.append
+        identity(sender),
+        topics=".*",
+        filter_text="",
+        cursor=at,
+        missing_is_deleted=missing_is_deleted,
+        done=answers.append,
     )
     receiver.answer(answers)
 
 
 def seed(
     sender: Rig, receiver: Rig, topic: str, *, purged: Purged = NOTHING_PURGED, bytes_max: int = 2**20
-) -> list[Counts]:
+) -> list[MergeCounts]:
     """Sends the snapshot of a topic, part by part."""
     name = sender.options.instance
     tell(sender, receiver)
     sender.store.sync()
-    counts: list[Counts] = []
+    counts: list[MergeCounts] = []
     after, first = b"", True
     while True:
         rows = sender.store.replicas.seed(sender.topic(topic), after, select=everything, bytes_max=bytes_max)
         part = SeedRange(topic, first, not rows.upto_key, after, rows.upto_key)
-        answers: list[Counts | StoreError] = []
+        answers: list[MergeCounts | StoreError] = []
         receiver.store.replicas.merge(
             name, part, chunk=rows.chunk, origins=sender.store.origins.names, purged=purged, done=answers.append
         )
@@ -88,12 +93,12 @@ def tell(sender: Rig, receiver: Rig) -> None:
     receiver.store.replicas.answers(sender.options.instance, sender.store.replicas.topics(".*"))
 
 
-def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
+def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
     """Sends the changes behind the receiver's cursor, and everything before the first time; and the acknowledgement
     comes back."""
     name = sender.options.instance
     sender.store.sync()
-    total = [0] * len(Counts())
+    total = [0] * len(MergeCounts())
     source = receiver.store.replicas.sources.get(name)
     if source is None or source.identity != identity(sender):
         greet(sender, receiver)
@@ -109,7 +114,7 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
         )
         if piece.upto == cursor:
             break
-        answers: list[Counts | StoreError] = []
+        answers: list[MergeCounts | StoreError] = []
         receiver.store.replicas.apply(
             name,
             after=cursor,
@@ -118,12 +123,12 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> Counts:
             origins=sender.store.origins.names,
             done=answers.append,
         )
-        result: Counts = receiver.answer(answers)
+        result: MergeCounts = receiver.answer(answers)
         total = [one + other for one, other in zip(total, result, strict=True)]
     sender.store.replicas.acknowledged(
         receiver.options.instance, identity(receiver), receiver.store.replicas.sources[name].cursor
     )
-    return Counts(*total)
+    return MergeCounts(*total)
 
 
 def purge(
@@ -132,7 +137,7 @@ def purge(
     """Purges tombstones until there is no more to do; how many."""
     gone = 0
     while True:
-        answers: list[Counts | StoreError] = []
+        answers: list[MergeCounts | StoreError] = []
         rig.store.replicas.purge(upto, held=held, made_before_micros=made_before, unread=unread, done=answers.append)
         applied = rig.answer(answers).applied
         if not applied:

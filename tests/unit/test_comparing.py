@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from sow_peering import Checksums, RecordVersion
 from sow_server.engine.disk.layout import header
 from sow_server.engine.disk.rocks import RECORDS, Batch
 from sow_server.engine.replicas import comparing
@@ -63,11 +64,11 @@ class Instance:
             )
             rocks.write(batch)
 
-    def checksums(self, buckets: int = 8, *, at: int = START) -> comparing.Checksums:
+    def checksums(self, buckets: int = 8, *, at: int = START) -> Checksums:
         """As the engine gives them."""
         return checksums(self.rig.store.cuts, self.rig.store.origins, TOPIC, buckets, at)
 
-    def versions(self, buckets: int, wanted: Sequence[int], *, at: int = START) -> list[comparing.ComparedVersion]:
+    def versions(self, buckets: int, wanted: Sequence[int], *, at: int = START) -> list[RecordVersion]:
         """As the engine gives them."""
         return versions(self.rig.store.cuts, self.rig.store.origins, TOPIC, buckets, wanted, at)
 

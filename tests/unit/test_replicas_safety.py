@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sow.v1.replication_pb2 import ReplicateRequest
+from sow_peering import JournalPart, MergeCounts, PeerState, Purged, SeedRange
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.sender import TopicState
@@ -30,8 +31,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
 from sow_server.engine.replicas import replicas
-from sow_server.engine.replicas.merging import Counts, Purged
-from sow_server.engine.replicas.replicas import MADE_END, Peer, SeedRange
+from sow_server.engine.replicas.replicas import MADE_END
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     Delete,
@@ -81,7 +81,7 @@ def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> 
     cursor = b.store.replicas.sources["a"].cursor
     a.run(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED))
 
-    def read() -> replicas.Piece:
+    def read() -> JournalPart:
         return a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
 
     assert (read().upto, read().chunks) == (cursor, [])
@@ -107,7 +107,7 @@ def test_what_was_acknowledged_to_a_sender_survives_a_power_cut(pair: tuple[Rig,
     assert b.store.replicas.sources["a"].cursor == cursor
 
 
-def test_a_source_is_guarded_against_only_until_all_that_it_sends_is_seeded(pair: tuple[Rig, Rig]) -> None:
+def test_missing_counts_as_deleted_only_until_every_topic_is_seeded(pair: tuple[Rig, Rig]) -> None:
     """R4: a topic that joins the link later is merged as any other; nothing of it was in the data that came back."""
     a, b = pair
     a.create_topic("later", BINARY._replace(journal=False))  # not sent
@@ -117,13 +117,13 @@ def test_a_source_is_guarded_against_only_until_all_that_it_sends_is_seeded(pair
     b.put("later", "other")
     b.delete("later", "other")
     purge(b, upto=b.store.writer.last_sequence)
-    greet(a, b, guarded=True)
+    greet(a, b, missing_is_deleted=True)
     seed(a, b, "t")
     tell(a, b)
     a.put("t", "1")
     ship(a, b)
     a.alter_topic("later", journal=True)
-    assert seed(a, b, "later") == [Counts(applied=1)]
+    assert seed(a, b, "later") == [MergeCounts(applied=1)]
     assert set(live(b, "later")) == {"lives"}
 
 
@@ -134,8 +134,8 @@ def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tup
     a.delete("t", "1")
     purging = threading.Thread(target=lambda: purge(a, made_before=2**60))
 
-    class Peers(dict[str, Peer]):
-        def get(self, name: str, default: Peer | None = None) -> Peer | None:  # type: ignore[override]  # as it is used
+    class Peers(dict[str, PeerState]):
+        def get(self, name: str, default: PeerState | None = None) -> PeerState | None:  # type: ignore[override]  # as it is used
             found = super().get(name, default)
             if threading.current_thread() is not purging and purging.ident is None:
                 purging.start()
@@ -145,7 +145,7 @@ def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tup
     a.store.replicas.peers = Peers(a.store.replicas.peers)
     a.store.replicas.acknowledged("b", identity(b), 1)
     purging.join()
-    assert a.store.replicas.peer("b") == Peer(identity(b), 1, missed=True)
+    assert a.store.replicas.peer("b") == PeerState(identity(b), 1, missed=True)
 
 
 def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
@@ -168,7 +168,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
         queue(*args)
 
     monkeypatch.setattr(b.store.commits, "run", run)
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     b.store.replicas.merge(
         "a",
         SeedRange("t", True, True, b"", b""),
@@ -229,10 +229,10 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     b.put("t", "other")
     b.delete("t", "other")
     purge(b, upto=b.store.writer.last_sequence)
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     chunk = a.store.replicas.rows(a.topic("t"), [b"old"])
     b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins.names, answers.append, source="a")
-    assert b.answer(answers) == Counts(dropped=1)
+    assert b.answer(answers) == MergeCounts(dropped=1)
     assert (live(b), tombstones(b)) == ({}, {})
     ship(b, a)
     assert set(live(a)) == {"old"}
@@ -247,7 +247,7 @@ def test_a_delete_goes_to_peers_without_what_it_has_removed(pair: tuple[Rig, Rig
     a.delete("t", "1")
     piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     assert [len(chunk) < 1000 for _, chunk in piece.chunks] == [True]
-    assert ship(a, b) == Counts(applied=1)
+    assert ship(a, b) == MergeCounts(applied=1)
     assert tombstones(b)["1"].version == tombstones(a)["1"].version
 
 
@@ -287,7 +287,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
     changes = decode_changes(0, chunk)
     empty = Column()
     none = Changes(0, changes.commit_time_micros, b"", empty, empty, empty, empty, empty, empty, empty, [], [])
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     b.store.replicas.apply(
         "a",
         after=after,
@@ -296,7 +296,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
         origins=a.store.origins.names,
         done=answers.append,
     )
-    assert b.answer(answers) == Counts()
+    assert b.answer(answers) == MergeCounts()
 
 
 def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
@@ -306,7 +306,7 @@ def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
     a, b = pair
     ship(a, b)
     monkeypatch.setattr(origins, "ORIGINS_MAX", 2)
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     part = SeedRange("t", True, True, b"", b"")
     b.store.replicas.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
     with pytest.raises(StoreError, match="origins"):
@@ -457,7 +457,7 @@ def test_after_a_loss_tombstones_are_counted_anew(pair: tuple[Rig, Rig]) -> None
     assert b.topic("t").statistics.tombstones == 1
     greet(a, b, cursor=0)
     tell(a, b)
-    answers: list[Counts | StoreError] = []
+    answers: list[MergeCounts | StoreError] = []
     b.store.replicas.apply(
         "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
     )

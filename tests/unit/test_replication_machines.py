@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from sow.v1 import replication_pb2, types_pb2
+from sow_peering import TopicAnswer, TopicKind
 from sow_replication.node import Node
 from sow_replication.options import SECOND, Mode, NodeOptions, PeerOptions
-from sow_replication.ports import Done, Refused, TopicAnswer, TopicKind
+from sow_replication.ports import Done, Refused
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
 from tests.support.replica_world import ModelStore

@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 
 from sow.v1 import types_pb2
+from sow_peering import Packed
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_replication.ports import Done, Packed
+from sow_replication.ports import Done
 from sow_replication.status import status
 from tests.support.replica_world import SECOND, Backup, Disk, Instance, Make, ModelStore, World
 

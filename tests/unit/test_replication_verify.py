@@ -17,9 +17,10 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
+from sow_peering import Checksums, Identity, MergeCounts, RecordVersion, TopicAnswer, TopicKind
 from sow_replication import repair as repairing
 from sow_replication import verify as verifying
-from sow_replication.ports import Applied, Done, Identity, Refused, TopicAnswer, TopicKind, Version
+from sow_replication.ports import Done, Refused
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.verify import Means, checksum, list_versions, verify
 
@@ -86,17 +87,21 @@ class FakeStore:
             if not row.dead and row.expire_time > now_micros
         }
 
-    def checksums(self, topic: str, buckets: int, now_micros: int) -> tuple[list[int], list[int], int]:
+    def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
         sums, records = [0] * buckets, [0] * buckets
         for key, (_, number) in self._live(topic, now_micros).items():
             bucket = zlib.crc32(key) % buckets
             sums[bucket] = (sums[bucket] + number) % 2**64
             records[bucket] += 1
-        return sums, records, self.unreadable
+        return Checksums(sums, records, self.unreadable)
 
-    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[Version]:
+    def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
         live = self._live(topic, now_micros).items()
-        return [Version(key, row.version, number) for key, (row, number) in live if zlib.crc32(key) % buckets in wanted]
+        return [
+            RecordVersion(key, row.version, number)
+            for key, (row, number) in live
+            if zlib.crc32(key) % buckets in wanted
+        ]
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
         found = [(key.decode(), self.rows_of[topic][key]) for key in keys if key in self.rows_of[topic]]
@@ -116,7 +121,7 @@ class FakeStore:
                 applied += 1
         self.merges.append(len(rows))
         # Durable a little later, as in life: who asks has to wait for it.
-        asyncio.get_running_loop().call_soon(done, Applied(applied, len(rows) - applied))
+        asyncio.get_running_loop().call_soon(done, MergeCounts(applied, len(rows) - applied))
 
 
 async def run(work: Callable[[], T]) -> T:
@@ -574,7 +579,7 @@ def test_a_peer_that_goes_away_ends_it_with_the_reason_and_what_was_answered_sta
 
 def test_an_answer_that_breaks_the_protocol_is_refused() -> None:
     world = World()
-    world.b.checksums = lambda topic, buckets, now_micros: ([0], [0], 0)  # type: ignore[method-assign]  # the peer is at fault
+    world.b.checksums = lambda topic, buckets, now_micros: Checksums([0], [0], 0)  # type: ignore[method-assign]  # the peer is at fault
 
     assert refused(world.verify)[0] == "PROTOCOL_MISMATCH"
 

@@ -9,12 +9,12 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
+from sow_peering import MergeCounts
 from sow_server.engine.commit import soundness
 from sow_server.engine.commit.dead_letters import post
 from sow_server.engine.disk.layout import DELETE, TOUCH
 from sow_server.engine.disk.rocks import RECORDS
 from sow_server.engine.durables.durables import DurableStage
-from sow_server.engine.replicas.merging import Counts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
 from sow_server.query.filtering import record_filter
@@ -41,7 +41,7 @@ UNSOUND: Final = {
     "published-before-time": (Bad(publish_time=-1), Reason.INVALID_ARGUMENT),
     "published-in-the-future": (Bad(publish_time=START + HOUR), Reason.INVALID_ARGUMENT),
 }
-WAYS: Final[dict[str, Callable[..., Counts]]] = {
+WAYS: Final[dict[str, Callable[..., MergeCounts]]] = {
     "changes": bad_rows.send,
     "seed": bad_rows.seed,
     "repair": bad_rows.mend,
@@ -68,7 +68,7 @@ def test_a_row_that_no_publish_could_have_made_is_refused_and_the_rest_is_taken(
     good = [Bad(key=b"a"), Bad(key="ü".encode())]
     with capture_logs() as logs:
         counts = WAYS[way](rig, "t", good[0], bad, good[1])
-    assert counts == Counts(applied=2, refused=1)
+    assert counts == MergeCounts(applied=2, refused=1)
     assert set(rig.live("t")) == {b"a", "ü".encode()}
     assert rig.store.unsound.refused == {("t", reason.name): 1}
     (line,) = [line for line in logs if line["event"] == "peer_rows_refused"]
@@ -80,7 +80,7 @@ def test_a_row_that_no_publish_could_have_made_is_refused_and_the_rest_is_taken(
 
 def test_a_batch_of_nothing_but_bad_rows_moves_the_cursor(rig: Rig) -> None:
     """The link would bring the same batch for ever."""
-    assert bad_rows.send(rig, "t", Bad(key=b"\xff"), Bad(key=b"")) == Counts(refused=2)
+    assert bad_rows.send(rig, "t", Bad(key=b"\xff"), Bad(key=b"")) == MergeCounts(refused=2)
     assert rig.store.replicas.sources["peer"].cursor == 2
     rig.reopen()
     assert rig.store.replicas.sources["peer"].cursor == 2
@@ -88,7 +88,7 @@ def test_a_batch_of_nothing_but_bad_rows_moves_the_cursor(rig: Rig) -> None:
 
 def test_halves_of_a_character_in_two_keys_do_not_make_one(rig: Rig) -> None:
     first, second = "ü".encode()[:1], "ü".encode()[1:]
-    assert bad_rows.send(rig, "t", Bad(key=first), Bad(key=second)) == Counts(refused=2)
+    assert bad_rows.send(rig, "t", Bad(key=first), Bad(key=second)) == MergeCounts(refused=2)
 
 
 def test_a_payload_with_another_key_than_the_rows_is_refused(rig: Rig) -> None:
@@ -96,14 +96,14 @@ def test_a_payload_with_another_key_than_the_rows_is_refused(rig: Rig) -> None:
     counts = bad_rows.send(
         rig, "k", Bad(b"1", b'{"id":1}'), Bad(b"2", b'{"id":3}'), Bad(b"4", b"{}"), Bad(b"5", b'{"id":5.0}', kind=TOUCH)
     )
-    assert counts == Counts(applied=2, refused=2)
+    assert counts == MergeCounts(applied=2, refused=2)
     assert set(rig.live("k")) == {b"1", b"5"}
 
 
 def test_an_origin_that_is_no_name_of_an_instance_is_not_remembered(rig: Rig) -> None:
     names = ["peer", "", "no name", "x" * 101, "fine"]
     rows = [Bad(key=b"%d" % number, origin=number) for number in range(5)]
-    assert bad_rows.send(rig, "t", *rows, origins=names) == Counts(applied=2, refused=3)
+    assert bad_rows.send(rig, "t", *rows, origins=names) == MergeCounts(applied=2, refused=3)
     assert set(rig.live("t")) == {b"0", b"4"}
     assert {"peer", "fine"} <= set(rig.store.origins.names)
     assert not set(names[1:4]) & set(rig.store.origins.names)
@@ -127,7 +127,7 @@ def test_limits_are_those_of_the_instance_that_takes_the_row(tmp_path: Path) -> 
     limits = rig.store.replicas.limits
     fits = Bad(b"k" * limits.key_bytes_max, b"x" * limits.payload_bytes_max)
     beyond = (fits._replace(key=fits.key + b"k"), fits._replace(payload=fits.payload + b"x"))
-    assert bad_rows.send(rig, "t", fits, *beyond) == Counts(applied=1, refused=2)
+    assert bad_rows.send(rig, "t", fits, *beyond) == MergeCounts(applied=1, refused=2)
 
 
 def test_a_copy_of_an_expired_record_may_be_longer_than_what_is_published(tmp_path: Path) -> None:
@@ -205,10 +205,10 @@ def test_a_removal_under_such_a_key_is_taken_where_there_is_a_row_and_is_nothing
     """So a repair at one instance mends all of them."""
     bad_rows.poison(rig, "t", Bad(key=b"\xff"))
     later = Bad(key=b"\xff", kind=DELETE, version=START + 1, payload=b"")
-    assert bad_rows.send(rig, "t", later) == Counts(applied=1)
+    assert bad_rows.send(rig, "t", later) == MergeCounts(applied=1)
     assert rig.stored("t") == {}
-    assert bad_rows.send(rig, "t", Bad(key=b"\xfe", kind=DELETE, payload=b"")) == Counts(known=1)
-    assert bad_rows.send(rig, "t", Bad(key=b"fine", kind=DELETE, payload=b"", version=-1)) == Counts(refused=1)
+    assert bad_rows.send(rig, "t", Bad(key=b"\xfe", kind=DELETE, payload=b"")) == MergeCounts(known=1)
+    assert bad_rows.send(rig, "t", Bad(key=b"fine", kind=DELETE, payload=b"", version=-1)) == MergeCounts(refused=1)
 
 
 # --- what is there already -------------------------------------------------------------------------------------------

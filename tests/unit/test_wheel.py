@@ -31,7 +31,7 @@ def test_top_level_names_say_whose_they_are(names: list[str]) -> None:
         name for name in top_level if not re.fullmatch(r"sow|sow_[a-z_]+|pyspark_sow|sow-[0-9.]+\.dist-info", name)
     }
     assert foreign == set()
-    assert {"sow", "sow_client", "sow_cli", "sow_replication", "sow_server"} <= top_level
+    assert {"sow", "sow_client", "sow_cli", "sow_peering", "sow_replication", "sow_server"} <= top_level
 
 
 def test_the_contract_and_its_stubs_are_inside(names: list[str]) -> None:

@@ -28,9 +28,10 @@ from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from itertools import compress
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 from zlib import crc32
 
+from sow_peering import Checksums, RecordVersion
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.disk.layout import EXPIRE_TIME, ORIGIN, PAYLOAD, VERSION, header_columns, i64, u16
@@ -47,24 +48,6 @@ _MODULUS_MASK: Final = 2**64 - 1
 _LENGTHS: Final = Struct(">HH").pack
 _Names: TypeAlias = dict[bytes, bytes]
 """Names, by the two bytes that stand for them in a header."""
-
-
-class Checksums(NamedTuple):
-    """One of each a bucket."""
-
-    sums: list[int]
-    """Of the records' checksums, modulo 2^64."""
-    records: list[int]
-    unreadable: int
-    """Records that were left out, as their key cannot be told in a message (rule R13); of the whole topic."""
-
-
-class ComparedVersion(NamedTuple):
-    """A live record."""
-
-    key: bytes
-    version: int
-    checksum: int
 
 
 def bucket_of(key: bytes, buckets: int) -> int:
@@ -98,7 +81,7 @@ def versions(
     now_micros: int,
     *,
     versions_max: int = VERSIONS_MAX,
-) -> list[ComparedVersion]:
+) -> list[RecordVersion]:
     """The versions of the records in the `wanted` ones of so many buckets that are not due by `now_micros`, by key.
     Reads all of the topic, from any thread.
 
@@ -113,7 +96,7 @@ def versions(
                 Reason.INVALID_ARGUMENT, f"bucket: {bucket} is not one of 0 to {buckets - 1}", field="bucket"
             )
         chosen[bucket] = True
-    found: list[ComparedVersion] = []
+    found: list[RecordVersion] = []
     for names, keys, values in _chunks(cuts, origins, topic, now_micros, Skips()):
         inside = [chosen[crc32(key) % buckets] for key in keys]
         if True not in inside:
@@ -126,7 +109,7 @@ def versions(
                 field="bucket",
             )
         version = header_columns(chosen_values).version
-        found += map(ComparedVersion, chosen_keys, version, _checksums(names, chosen_keys, chosen_values))
+        found += map(RecordVersion, chosen_keys, version, _checksums(names, chosen_keys, chosen_values))
     return found
 
 

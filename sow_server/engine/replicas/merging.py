@@ -14,6 +14,7 @@ from itertools import compress, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
+from sow_peering import NOTHING_PURGED, MergeCounts, Purged
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
@@ -39,26 +40,6 @@ _PUTS: Final = frozenset((PUT, TOUCH))
 _NEVER_BYTES: Final = i64(NEVER)
 
 
-class Purged(NamedTuple):
-    """The highest version of a tombstone that has been purged, and its origin's name."""
-
-    version: int = 0
-    origin: str = ""
-
-
-NOTHING_PURGED: Final = Purged()
-
-
-class Counts(NamedTuple):
-    """What became of changes."""
-
-    applied: int = 0
-    superseded: int = 0
-    known: int = 0
-    dropped: int = 0
-    refused: int = 0
-
-
 @dataclass(slots=True)
 class Tally:
     """Counts, as they come."""
@@ -69,9 +50,9 @@ class Tally:
     dropped: int = 0
     refused: int = 0
 
-    def counts(self) -> Counts:
+    def counts(self) -> MergeCounts:
         """What has been counted."""
-        return Counts(self.applied, self.superseded, self.known, self.dropped, self.refused)
+        return MergeCounts(self.applied, self.superseded, self.known, self.dropped, self.refused)
 
 
 class Dead(NamedTuple):

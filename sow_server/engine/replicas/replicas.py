@@ -34,6 +34,19 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from sow_peering import (
+    NOTHING_PURGED,
+    Identity,
+    JournalPart,
+    MergeCounts,
+    Packed,
+    PeerState,
+    Purged,
+    SeedPart,
+    SeedRange,
+    TopicAnswer,
+    TopicKind,
+)
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
@@ -72,16 +85,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
 from sow_server.engine.journal.chunks import Bounds, Heads, JournalCut, Retention
 from sow_server.engine.reading import Cuts
-from sow_server.engine.replicas.merging import (
-    NOTHING_PURGED,
-    Counts,
-    Dead,
-    Merge,
-    Purged,
-    Tally,
-    decoded,
-    earlier_numbers,
-)
+from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
 from sow_server.engine.replicas.shipping import pack_changes, pack_rows
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, RecordMatcher
@@ -124,24 +128,6 @@ class ReplicaOptions:
     lag_age_micros_max: int = 86_400 * MICROS
 
 
-class Identity(NamedTuple):
-    """Who an instance is: name, id, and the epoch of its journal (rule J14)."""
-
-    name: str
-    id: str
-    epoch: str
-
-
-class Peer(NamedTuple):
-    """What is remembered of an instance that this one sends to."""
-
-    identity: Identity | None = None
-    acknowledged: int = 0
-    """What it has of our journal."""
-    missed: bool = False
-    """Tombstones have gone by age that it had not acknowledged (RE4)."""
-
-
 class Source(NamedTuple):
     """What is remembered of an instance that this one receives from."""
 
@@ -156,60 +142,12 @@ class Source(NamedTuple):
     """What of its journal has been applied."""
     wait_for: int = 0
     """Not 0: nothing of it is taken before it has acknowledged this sequence of ours."""
-    guarded: bool = False
-    """What it alone has, and not above what has been purged here, is dead: until all that it sends has been seeded."""
+    missing_is_deleted: bool = False
+    """True until every topic is seeded. Until then, a row that this instance lacks and whose version is at or below its
+    purge mark counts as deleted (RE4)."""
 
 
-class Kind(NamedTuple):
-    """What of a topic has to be the same at both ends of a link (rule R12)."""
-
-    name: str
-    key: tuple[str, ...]
-    message_type: str
-    separator: bytes
-    acts: bool
-    journal: bool
-
-
-class Answer(NamedTuple):
-    """What is said of a source's topic."""
-
-    wanted: bool = False
-    after_key: bytes = b""
-    refusal: StoreError | None = None
-
-
-class Piece(NamedTuple):
-    """Some of the journal, for a peer."""
-
-    upto: int
-    chunks: list[tuple[str, bytes]]
-    """Topics and chunks."""
-    first_commit_micros: int
-    last_commit_micros: int
-    lost: list[str]
-    """Topics whose journal does not reach back, or has been switched off: what is passed over here is not in it."""
-
-
-class SeedRows(NamedTuple):
-    """Some of a topic's records and tombstones, for a peer."""
-
-    chunk: bytes
-    upto_key: bytes
-    """Empty: to the end."""
-
-
-class SeedRange(NamedTuple):
-    """Which part of a topic's snapshot it is."""
-
-    topic: str
-    first: bool
-    last: bool
-    after_key: bytes
-    upto_key: bytes
-
-
-Done = Callable[[Counts | StoreError], None]
+Done = Callable[[MergeCounts | StoreError], None]
 Select = Callable[[Topic], RecordMatcher | None]
 """The filter of a link on a topic; None: everything is for the peer."""
 
@@ -240,16 +178,16 @@ class Replicas:
         self._path = path
         self._options = options
         self._matches = {peer.name: matcher(peer.topics) for peer in options.peers}
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, PeerState] = {}
         self.sources: dict[str, Source] = {}
         self._load()
         self._covers: list[Callable[[str], bool]] = []
         self._cover()
-        self._kinds: dict[str, dict[str, Kind]] = {}
+        self._kinds: dict[str, dict[str, TopicKind]] = {}
         """By source: its topics, as it has told them."""
-        self._unguarded: set[str] = set()
-        """Sources of which all topics have been seeded, so that nothing of them is guarded against any more. Written
-        down with their next cursor."""
+        self._all_seeded: set[str] = set()
+        """Sources whose topics have all been seeded, so that `missing_is_deleted` ends for them. Stored with their next
+        cursor."""
         self._passed_over: dict[str, list[bytes]] = {}
         """By source: rows of seeds that do not hold any more once its cursor moves on."""
         self._marking = threading.Lock()
@@ -272,11 +210,11 @@ class Replicas:
             for key, value in rows.rows(PEER_KEY, PEER_KEY + b"\xff"):
                 fields = json.loads(value)
                 identity = Identity(*fields["identity"]) if fields["identity"] else None
-                self.peers[key[len(PEER_KEY) :].decode()] = Peer(identity, fields["acknowledged"], fields["missed"])
+                self.peers[key[len(PEER_KEY) :].decode()] = PeerState(
+                    identity, fields["acknowledged"], fields["missed"]
+                )
             for key, value in rows.rows(SOURCE_KEY, SOURCE_KEY + b"\xff"):
-                fields = json.loads(value)
-                fields["identity"] = Identity(*fields["identity"])
-                self.sources[key[len(SOURCE_KEY) :].decode()] = Source(**fields)
+                self.sources[key[len(SOURCE_KEY) :].decode()] = _decode_source(value)
         finally:
             rows.close()
 
@@ -313,22 +251,22 @@ class Replicas:
         topic = self._topics.by_name.get(name)
         return (topic is None or topic.settings.journal) and not name.startswith("_") and _matcher(pattern)(name)
 
-    def topics(self, pattern: str) -> list[Kind]:
+    def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches, by name; the store's own are never among them."""
         matches = matcher(pattern)
         by_name = self._topics.by_name
         return [_kind(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
 
-    def kinds(self, names: Collection[str]) -> list[Kind]:
+    def kinds(self, names: Collection[str]) -> list[TopicKind]:
         """Those of the topics with these names that there are."""
         by_name = self._topics.by_name
         return [_kind(by_name[name]) for name in sorted(names) if name in by_name]
 
     # -- peers: what they have, and what is held for them -----------------------------------------------------------
 
-    def peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> PeerState:
         """What is remembered of a peer."""
-        return self.peers.get(name, Peer())
+        return self.peers.get(name, PeerState())
 
     def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
         """A peer has everything up to there, on its disk. `save_peers` writes it down."""
@@ -337,7 +275,7 @@ class Replicas:
             # Another instance under the name, or its data restored: what was purged because the one before had
             # acknowledged it may be alive in this one.
             missed = before.missed or (before.identity is not None and before.identity != identity)
-            after = Peer(identity, sequence, missed)
+            after = PeerState(identity, sequence, missed)
             if after != before:
                 self.peers[name] = after
                 self._unsaved.add(name)
@@ -409,7 +347,9 @@ class Replicas:
 
     # -- reading for peers ------------------------------------------------------------------------------------------
 
-    def read(self, peer: Identity, after: int, *, topics: Collection[str], select: Select, bytes_max: int) -> Piece:
+    def read(
+        self, peer: Identity, after: int, *, topics: Collection[str], select: Select, bytes_max: int
+    ) -> JournalPart:
         """The durable changes of some topics behind a sequence, but for what came from the peer itself (RE3)."""
         upto = self._commits.synced_sequence
         source = self.sources.get(peer.name)
@@ -433,7 +373,7 @@ class Replicas:
         unread: Collection[str],
         select: Select,
         bytes_max: int,
-    ) -> Piece:
+    ) -> JournalPart:
         wanted: dict[int, tuple[Topic, RecordMatcher | None]] = {}
         lost: list[str] = []
         for name in names:
@@ -443,7 +383,7 @@ class Replicas:
             wanted[topic.id] = topic, select(topic)
             if name in unread or cut.floors.get(topic.id, 0) > after:
                 lost.append(name)
-        chunks: list[tuple[str, bytes]] = []
+        chunks: list[Packed] = []
         size = first = last = 0
         reached, walked = after, 0
         for commit in cut.commits(after, upto):
@@ -458,16 +398,19 @@ class Replicas:
                     continue
                 packed = pack_changes(value, run.first_sequence, matches)
                 if packed:
-                    chunks.append((topic.name, packed))
+                    chunks.append(Packed(topic.name, packed))
                     size += len(packed)
             walked += 1
             reached, last = commit.last_sequence, commit.commit_time_micros
             first = first or last
         else:
             reached = upto  # what lies behind the last commit has no changes
-        return Piece(max(after, reached), chunks, first, last, sorted(lost))
+        kinds = self.kinds({chunk.topic for chunk in chunks})
+        return JournalPart(
+            after, max(after, reached), chunks, self._known_origins.names, first, last, sorted(lost), kinds
+        )
 
-    def seed(self, topic: Topic, after_key: bytes, *, select: Select, bytes_max: int) -> SeedRows:
+    def seed(self, topic: Topic, after_key: bytes, *, select: Select, bytes_max: int) -> SeedPart:
         """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
         event loop: it waits for the next sync."""
         with self._commits.cut_lock:
@@ -494,7 +437,8 @@ class Replicas:
             tombstones.close()
         self._wait_for_sync(sequence)
         last = max([*keys[-1:], *list(dead)[-1:]], default=b"")[RECORD_KEY] if following is not None else b""
-        return SeedRows(pack_rows(keys, values, dead, select(topic)), last)
+        chunk = pack_rows(keys, values, dead, select(topic))
+        return SeedPart(chunk, self._known_origins.names, last, self.kinds({topic.name}))
 
     def _wait_for_sync(self, sequence: int) -> None:
         commits = self._commits
@@ -533,33 +477,37 @@ class Replicas:
             return Purged()
         return Purged(figures.purged_version, self._known_origins.names[figures.purged_origin])
 
+    def source(self, name: str) -> Source | None:
+        """The stored state of a source; None: it has never begun."""
+        return self.sources.get(name)
+
     # -- sources: how far they are ----------------------------------------------------------------------------------
 
     def begin(
-        self, identity: Identity, *, topics: str, filter_text: str, cursor: int, guarded: bool, done: Done
+        self, identity: Identity, *, topics: str, filter_text: str, cursor: int, missing_is_deleted: bool, done: Done
     ) -> None:
         """From now on a source is this one, its changes come from behind `cursor`, its topics are to be seeded."""
         name = identity.name
 
-        def stage_begin(draft: Draft) -> Callable[[], Counts]:
+        def stage_begin(draft: Draft) -> Callable[[], MergeCounts]:
             number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
             if number > SOURCES_MAX:
                 raise StoreError(
                     Reason.INTERNAL, f"{SOURCES_MAX} sources have begun here, and the journal has room for no more"
                 )
-            source = Source(identity, number, topics, filter_text, cursor, guarded=guarded)
+            source = Source(identity, number, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
             prefix = seeds_prefix(name)
             draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
             self._seeds_change(draft)
             draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
             self._put_source(draft, name, source)
 
-            def begun() -> Counts:
-                self._unguarded.discard(name)
+            def begun() -> MergeCounts:
+                self._all_seeded.discard(name)
                 self._cover()
                 for topic in self._topics.by_id.values():
                     topic.replicated = self.covers(topic.name)
-                return Counts()
+                return MergeCounts()
 
             return begun
 
@@ -568,25 +516,25 @@ class Replicas:
     def wait_for(self, name: str, sequence: int, done: Done) -> None:
         """Nothing of a source is taken before it has acknowledged this sequence of ours (RE4)."""
 
-        def stage_wait(draft: Draft) -> Callable[[], Counts]:
+        def stage_wait(draft: Draft) -> Callable[[], MergeCounts]:
             source = self.sources[name]
             self._put_source(draft, name, source._replace(wait_for=max(source.wait_for, sequence)))
-            return Counts
+            return MergeCounts
 
         self._commits.run(StagedBy(stage_wait), done)
 
-    def answers(self, name: str, kinds: Sequence[Kind]) -> list[Answer]:
+    def answers(self, name: str, kinds: Sequence[TopicKind]) -> list[TopicAnswer]:
         """What is wanted of a source's topics, which are all that it sends. What is known of others does not last:
         their changes are passed over from here on."""
         self._kinds[name] = {kind.name: kind for kind in kinds}
         found = [self.answer(name, kind) for kind in kinds]
         source = self.sources.get(name)
-        if source is not None and source.guarded and not any(answer.wanted for answer in found):
-            self._unguarded.add(name)
+        if source is not None and source.missing_is_deleted and not any(answer.wanted for answer in found):
+            self._all_seeded.add(name)
         taken = {
             seed_key(name, self._topics.by_name[kind.name].id)
             for kind, answer in zip(kinds, found, strict=True)
-            if answer.refusal is None
+            if not answer.reason
         }
         prefix = seeds_prefix(name)
         rows = self._rocks.cursor(META)
@@ -597,8 +545,15 @@ class Replicas:
             rows.close()
         return found
 
-    def check(self, kind: Kind) -> StoreError | None:
-        """Why a topic of another instance cannot be taken (rule R12); None: it can. It is read at both ends."""
+    def check(self, kind: TopicKind) -> TopicAnswer:
+        """Says whether this instance can take a topic of another instance (rule R12)."""
+        refusal = self._refusal(kind)
+        if refusal is None:
+            return TopicAnswer(kind.name)
+        return TopicAnswer(kind.name, reason=refusal.reason, message=refusal.message)
+
+    def _refusal(self, kind: TopicKind) -> StoreError | None:
+        """Why a topic of another instance cannot be taken (rule R12); None: it can. Both ends show the message."""
         topic = self._topics.by_name.get(kind.name)
         if topic is None or topic.reserved:
             return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
@@ -613,18 +568,19 @@ class Replicas:
                 return StoreError(Reason.TOPIC_DIFFERS, f"{kind.name} has {field} = {ends}")
         return None
 
-    def answer(self, name: str, kind: Kind) -> Answer:
+    def answer(self, name: str, kind: TopicKind) -> TopicAnswer:
         """What is wanted of one of a source's topics."""
-        refusal = self.check(kind)
-        if refusal is not None:
-            return Answer(refusal=refusal)
+        answer = self.check(kind)
+        if answer.reason:
+            return answer
         row = self._rocks.get(META, seed_key(name, self._topics.by_name[kind.name].id))
         if row is None:
-            return Answer(wanted=True)
-        return Answer(wanted=row[0] != _COMPLETE, after_key=row[SEED_UPTO] if row[0] != _COMPLETE else b"")
+            return TopicAnswer(kind.name, wanted=True)
+        wanted = row[0] != _COMPLETE
+        return TopicAnswer(kind.name, wanted, row[SEED_UPTO] if wanted else b"")
 
     def _put_source(self, draft: Draft, name: str, source: Source) -> None:
-        draft.batch.puts[META][source_key(name)] = json.dumps(source._asdict()).encode()
+        draft.batch.puts[META][source_key(name)] = _encode_source(source)
         draft.also.append(lambda: self.sources.__setitem__(name, source))
 
     # -- applying ---------------------------------------------------------------------------------------------------
@@ -643,7 +599,7 @@ class Replicas:
         CLOCK_SKEW is heard later, as every other refusal, and nothing is applied then."""
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
 
-        def stage_apply(draft: Draft) -> Callable[[], Counts]:
+        def stage_apply(draft: Draft) -> Callable[[], MergeCounts]:
             source = self._ready(name)
             if after > source.cursor:
                 raise StoreError(
@@ -667,8 +623,8 @@ class Replicas:
                 if passed_over := self._passed_over.get(name):
                     draft.batch.deletes[META] += passed_over
                     self._seeds_change(draft)
-                guarded = source.guarded and name not in self._unguarded
-                self._put_source(draft, name, source._replace(cursor=upto, guarded=guarded))
+                missing_is_deleted = source.missing_is_deleted and name not in self._all_seeded
+                self._put_source(draft, name, source._replace(cursor=upto, missing_is_deleted=missing_is_deleted))
             return tally.counts
 
         self._commits.run(StagedBy(stage_apply), done)
@@ -689,11 +645,11 @@ class Replicas:
         tally = Tally()
         position = part.after_key + b"\0" if part.after_key else b""
 
-        def stage_merge(draft: Draft) -> Callable[[], Counts | None]:
+        def stage_merge(draft: Draft) -> Callable[[], MergeCounts | None]:
             nonlocal position
             topic = self._takeable(name, part.topic)
             if topic is None:
-                return Counts
+                return MergeCounts
             source, before = self._ready(name), self._rocks.get(META, seed_key(name, topic.id))
             if part.first:
                 before = bytes((_UNDER_WAY if before is None or before[0] == _UNDER_WAY else _AGAIN,))
@@ -714,8 +670,10 @@ class Replicas:
                 self._purged_by(draft, topic, purged)
             draft.source = source.number
             if changes is not None:
-                guarded = source.guarded and name not in self._unguarded and before[0] == _UNDER_WAY
-                guard = self.purged(topic) if guarded else NOTHING_PURGED
+                missing_is_deleted = (
+                    source.missing_is_deleted and name not in self._all_seeded and before[0] == _UNDER_WAY
+                )
+                guard = self.purged(topic) if missing_is_deleted else NOTHING_PURGED
                 merge = Merge(draft, topic, names, tally, guard=guard, snapshot=True)
                 merge.apply(changes, own, self._faults(draft, name, topic, changes, bad_names))
                 self._write_dropped(topic, name, merge.not_taken)
@@ -725,7 +683,7 @@ class Replicas:
             draft.batch.puts[META][seed_key(name, topic.id)] = reached
             return tally.counts
 
-        def merged(result: Counts | StoreError | None) -> None:
+        def merged(result: MergeCounts | StoreError | None) -> None:
             if result is not None:
                 done(result)
                 return
@@ -742,7 +700,7 @@ class Replicas:
         where it is. Raises StoreError BATCH_DAMAGED at once."""
         changes = decoded(topic.name, chunk)
 
-        def stage_rows(draft: Draft) -> Callable[[], Counts]:
+        def stage_rows(draft: Draft) -> Callable[[], MergeCounts]:
             if self._topics.by_id.get(topic.id) is not topic:
                 raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
             self._check_skew(draft, [changes])
@@ -795,7 +753,7 @@ class Replicas:
     def _takeable(self, source: str, name: str) -> Topic | None:
         """The topic of this instance for a source's; None where it has none, or another one."""
         kind = self._kinds.get(source, {}).get(name)
-        if kind is None or self.check(kind) is not None:
+        if kind is None or self._refusal(kind) is not None:
             return None
         return self._topics.by_name[name]
 
@@ -902,7 +860,7 @@ class Replicas:
         """Removes a bounded number of the oldest tombstones: up to a sequence, but for the topics `held`, or made
         before a time; for these see RE4. `done` hears how many."""
 
-        def stage_purge(draft: Draft) -> Callable[[], Counts]:
+        def stage_purge(draft: Draft) -> Callable[[], MergeCounts]:
             cursor = self._rocks.cursor(TOMBSTONES, fill_cache=False)
             purge = Purge(draft, self._topics.by_id, self._known_origins.names, upto, held, made_before_micros)
             start: bytes | None = self._purge_from
@@ -920,10 +878,10 @@ class Replicas:
             if purge.missed:
                 self._stage_missed(draft, purge, unread)
 
-            def purged() -> Counts:
+            def purged() -> MergeCounts:
                 self._purge_from = start or MADE_ORDER
                 self.purged_total += purge.gone
-                return Counts(applied=purge.gone)
+                return MergeCounts(applied=purge.gone)
 
             return purged
 
@@ -1015,9 +973,9 @@ _COMPLETE: Final = 1
 _AGAIN: Final = 2
 
 
-def _kind(topic: Topic) -> Kind:
+def _kind(topic: Topic) -> TopicKind:
     settings = topic.settings
-    return Kind(
+    return TopicKind(
         topic.name,
         settings.key,
         settings.message_type.value,
@@ -1025,6 +983,20 @@ def _kind(topic: Topic) -> Kind:
         topic.acts,
         settings.journal,
     )
+
+
+def _encode_source(source: Source) -> bytes:
+    """A source as JSON. On disk the last field has an older name."""
+    fields = source._asdict()
+    fields["guarded"] = fields.pop("missing_is_deleted")
+    return json.dumps(fields).encode()
+
+
+def _decode_source(value: bytes) -> Source:
+    fields = json.loads(value)
+    fields["identity"] = Identity(*fields["identity"])
+    fields["missing_is_deleted"] = fields.pop("guarded", False)
+    return Source(**fields)
 
 
 def _dropped_name(topic: str, source: str) -> str:
@@ -1038,5 +1010,5 @@ def _shown(value: object) -> str:
     return json.dumps(value.decode("latin-1") if isinstance(value, bytes) else value)
 
 
-def _encode_peer(peer: Peer) -> bytes:
+def _encode_peer(peer: PeerState) -> bytes:
     return json.dumps(peer._asdict()).encode()
