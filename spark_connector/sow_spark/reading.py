@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 
 from sow_client import SowError
 from sow_spark.connection import connect, retried
-from sow_spark.decoding import Decoder, Misfit
+from sow_spark.converting import Misfit
+from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import PayloadForm, Reading

@@ -38,8 +38,9 @@ from pyspark.sql.types import (
 )
 
 from sow_client import PackedRecords
-from sow_spark import decoding
-from sow_spark.decoding import Decoder, Misfit
+from sow_spark import documents
+from sow_spark.converting import Misfit
+from sow_spark.decoding import Decoder
 from sow_spark.options import ParseMode
 from sow_spark.schemas import inferred, layout
 
@@ -433,11 +434,11 @@ def test_every_document_of_the_sample_fits_what_is_inferred(pairs: list[list[tup
 def test_a_pyspark_that_cannot_be_told_the_zone_of_times_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: PySpark 4.1 has no such argument, and nothing could be read with it."""
     schema = StructType().add("at", TimestampType()).add("n", LongType())
-    wanted = decoding._arrow_schema(schema)
+    wanted = documents.arrow_schema(schema)
 
     def of_4_1(schema: StructType, timestamp_utc: bool = True) -> pa.Schema:
         return wanted
 
-    monkeypatch.setattr(decoding, "to_arrow_schema", of_4_1)
-    assert decoding._arrow_schema(schema) == wanted
+    monkeypatch.setattr(documents, "to_arrow_schema", of_4_1)
+    assert documents.arrow_schema(schema) == wanted
     assert wanted.field("at").type == pa.timestamp("us", "UTC")

@@ -42,7 +42,8 @@ from pyspark.sql.types import (
 )
 
 from sow_server.filters import Meta, compile_filter, parse
-from sow_spark.decoding import Decoder, Misfit
+from sow_spark.converting import Misfit
+from sow_spark.decoding import Decoder
 from sow_spark.filters import combined, pushed
 from sow_spark.options import ParseMode
 from sow_spark.schemas import METADATA_COLUMNS, layout

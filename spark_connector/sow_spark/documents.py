@@ -1,0 +1,202 @@
+"""Json documents into Arrow columns: a fast way over a whole batch, and the careful way of `converting`.
+
+[1]  The fast way is Arrow's reader of JSON. The result never depends on which way was taken: the fast way is given up
+     wherever it refuses a document, or could give a different result.
+[2]  A document that does not fit raises `Misfit` (FAILFAST), has null for the value that does not fit (PERMISSIVE), or
+     is left out (DROPMALFORMED). PERMISSIVE raises, too, where nothing around the value may be null.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampNTZType,
+)
+
+from sow_client import PackedRecords
+from sow_spark.converting import Misfit, NoFit, binary, converter, parsed
+from sow_spark.options import ParseMode
+
+RUN: Final = 500
+"""Documents of a batch that the fast way refuses are tried again in runs of so many, so that one odd document does not
+make the whole batch slow."""
+
+
+class Documents:
+    """Json documents by the fields of a schema."""
+
+    def __init__(self, fields: StructType, mode: ParseMode) -> None:
+        self._mode = mode
+        self._types: list[DataType] = [field.dataType for field in fields.fields]
+        self._names = fields.names
+        self._targets: list[pa.DataType] = [field.type for field in arrow_schema(fields)]
+        self._required = [not field.nullable for field in fields.fields]
+        self._converters = [
+            converter(field.dataType, field.nullable, f"/{field.name}", mode == "PERMISSIVE") for field in fields.fields
+        ]
+        # A schema with a map in it, or with anything else that Arrow's reader does not make, has no fast way.
+        self._fast = (
+            pa.schema([(field.name, _readable(field.dataType)) for field in fields.fields])
+            if all(_is_readable(field.dataType) for field in fields.fields)
+            else None
+        )
+
+    def decode(self, packed: PackedRecords) -> tuple[list[pa.Array], list[int]]:
+        """A column for each field, without the rows that are dropped; and these. Raises Misfit."""
+        if packed.count == 0:
+            return [pa.array([], kind) for kind in self._targets], []
+        if (fast := self._read(packed.payloads, packed.count)) is not None:
+            return fast, []
+        if self._fast is None or packed.count <= RUN:
+            return self._carefully(packed, 0, packed.count)
+        pieces: list[list[pa.Array]] = []
+        dropped: list[int] = []
+        offsets = memoryview(packed.payload_offsets).cast("i")
+        view = pa.py_buffer(packed.payloads)
+        for start in range(0, packed.count, RUN):
+            end = min(start + RUN, packed.count)
+            run = view.slice(offsets[start], offsets[end] - offsets[start])
+            piece = self._read(run, end - start)
+            if piece is None:
+                piece, gone = self._carefully(packed, start, end)
+                dropped += gone
+            pieces.append(piece)
+        return [pa.concat_arrays(column) for column in zip(*pieces, strict=True)], dropped
+
+    def _read(self, documents: bytes | pa.Buffer, count: int) -> list[pa.Array] | None:
+        """The fast way; None where it must not be taken.
+
+        Arrow reads nothing but objects, and json topics hold nothing else (rule K2).
+        """
+        if self._fast is None:
+            return None
+        source = documents if isinstance(documents, pa.Buffer) else pa.py_buffer(documents)
+        try:
+            table = pa_json.read_json(
+                pa.BufferReader(source),
+                # One block, so that a line feed inside a document is white space like any other.
+                read_options=pa_json.ReadOptions(use_threads=False, block_size=source.size + 1),
+                parse_options=pa_json.ParseOptions(explicit_schema=self._fast, unexpected_field_behavior="ignore"),
+            )
+            if table.num_rows != count:
+                return None
+            columns = []
+            for index, column in enumerate(table.columns):
+                array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+                if self._required[index] and array.null_count:
+                    return None
+                columns.append(_converted(array, self._types[index], self._targets[index]))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, _Differs):
+            return None
+        return columns
+
+    def _carefully(self, packed: PackedRecords, start: int, end: int) -> tuple[list[pa.Array], list[int]]:
+        offsets = memoryview(packed.payload_offsets).cast("i")
+        columns: list[list[object]] = [[] for _ in self._names]
+        dropped: list[int] = []
+        plan = list(zip(self._names, self._converters, columns, strict=True))
+        for row in range(start, end):
+            try:
+                document = parsed(packed.payloads[offsets[row] : offsets[row + 1]])
+                values = [convert(document.get(name)) for name, convert, _ in plan]
+            except Misfit as misfit:
+                if self._mode == "DROPMALFORMED":
+                    dropped.append(row)
+                    continue
+                if self._mode == "FAILFAST" or misfit.path or any(self._required):
+                    misfit.row = row
+                    raise
+                values = [None] * len(plan)  # not a document at all
+            for (_, _, column), value in zip(plan, values, strict=True):
+                column.append(value)
+        return [pa.array(column, kind) for column, kind in zip(columns, self._targets, strict=True)], dropped
+
+
+# ---- the fast way: what Arrow's reader is told to read, and what is made of it ----
+
+
+class _Differs(Exception):
+    """The fast way might not give what the careful one does."""
+
+
+def _is_readable(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_readable(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_readable(kind.elementType)
+    return not isinstance(kind, MapType)
+
+
+def _readable(kind: DataType) -> pa.DataType:
+    """The type as which Arrow's reader is to read it: everything nullable, and as text what it reads otherwise than we
+    do: bytes, dates, times without a zone."""
+    if isinstance(kind, StructType):
+        return pa.struct([(field.name, _readable(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return pa.list_(pa.field("element", _readable(kind.elementType)))
+    if isinstance(kind, (BinaryType, DateType, TimestampNTZType)):
+        return pa.string()
+    target: pa.DataType = arrow_schema(StructType().add("x", kind)).field(0).type
+    return target
+
+
+def _converted(array: pa.Array, kind: DataType, target: pa.DataType) -> pa.Array:
+    """What was read as `_readable(kind)`, as `target`. Raises _Differs, also for a null where there may be none."""
+    if isinstance(kind, StructType):
+        children = []
+        for index, field in enumerate(kind.fields):
+            child = array.field(index)
+            if not field.nullable and child.null_count:
+                # Children of a null struct are null too, and may be.
+                if array.flatten()[index].filter(array.is_valid()).null_count:
+                    raise _Differs
+            children.append(_converted(child, field.dataType, target.field(index).type))
+        return pa.Array.from_buffers(target, len(array), array.buffers()[:1], array.null_count, array.offset, children)
+    if isinstance(kind, ArrayType):
+        if array.offset:
+            raise _Differs  # never seen: the reader makes its arrays anew
+        values = array.values
+        if not kind.containsNull and values.null_count:
+            raise _Differs
+        element = _converted(values, kind.elementType, target.value_type)
+        return pa.Array.from_buffers(target, len(array), array.buffers()[:2], array.null_count, 0, [element])
+    if isinstance(kind, DateType):
+        return _cast_if(array, r"^\d{4}-\d{2}-\d{2}$", target)
+    if isinstance(kind, TimestampNTZType):
+        return _cast_if(array, r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$", target)
+    if isinstance(kind, BinaryType):
+        try:
+            return pa.array([None if text is None else binary(text) for text in array.to_pylist()], target)
+        except NoFit:
+            raise _Differs from None
+    if isinstance(kind, DecimalType):
+        array.validate(full=True)  # the reader does not look whether the digits in front of the point are too many
+    if isinstance(kind, FloatType) and pc.any(pc.is_inf(array)).as_py():
+        raise _Differs  # a number that is too large, which the reader does not refuse
+    return array
+
+
+def _cast_if(texts: pa.Array, pattern: str, target: pa.DataType) -> pa.Array:
+    if pc.all(pc.match_substring_regex(texts, pattern)).as_py() is False:
+        raise _Differs
+    return texts.cast(target)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects, with times in UTC: that is what PySpark 4.1, which cannot be told, takes."""
+    told = inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if "timezone" in told else to_arrow_schema(schema)
