@@ -1,4 +1,4 @@
-"""By this package Spark finds the data source `sow` by itself: it looks for modules named `pyspark_*`."""
+"""Lets Spark find the data source `sow` by itself: Spark looks for modules named `pyspark_*`."""
 
 from sow_spark import SowDataSource as DefaultSource
 

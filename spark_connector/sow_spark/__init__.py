@@ -4,7 +4,7 @@
     spark.dataSource.register(sow_spark.SowDataSource)
     spark.read.format("sow").option("server", "127.0.0.1:7450").option("topic", "orders").load()
 
-docs/spark.md has the options and what they promise.
+docs/spark.md describes the options and their guarantees.
 """
 
 from sow_spark.source import SowDataSource

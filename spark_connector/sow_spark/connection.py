@@ -1,6 +1,6 @@
-"""Clients made of options, for the driver and for tasks; and how long to try again.
+"""Clients made of options, for the driver and for tasks, and retries.
 
-A planner process and a task each open a client of their own and close it at their end: connections cannot be pickled.
+Each planner process and each task opens its own client and closes it at its end, because connections cannot be pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Answer = TypeVar("_Answer")
 
 
 def connect(connecting: Connecting) -> Client:
-    """A client for these options; it connects at its first call. Use it in a `with` block."""
+    """A client for these options. It connects at its first call. Use it in a `with` block."""
     tls = None
     if connecting.tls:
         tls = Tls(
@@ -44,9 +44,9 @@ def retried(
     now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> _Answer:
-    """What `call` returns, called again while the server is Unavailable, for the option `retryFor`.
+    """Returns the result of `call`, and repeats the call while the server is Unavailable, for the option `retryFor`.
 
-    Only for calls that may be made twice. Everything else that `call` raises is passed on at once.
+    Only for calls that may be made twice. Any other exception of `call` is passed on at once.
     """
     give_up = now() + connecting.retry_for_micros / 1e6
     seconds = FIRST_PAUSE_SECONDS
@@ -54,7 +54,7 @@ def retried(
         try:
             return call()
         except Unavailable as error:
-            # Spread, so that the tasks of a job do not come back all at once.
+            # Random, so that the tasks of a job do not come back all at once.
             wait = max(seconds * random.uniform(0.5, 1.0), error.retry_after or 0.0)
             if now() + wait > give_up:
                 raise

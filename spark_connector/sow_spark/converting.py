@@ -63,7 +63,7 @@ SHOWN_MAX: Final = 100
 
 
 class Misfit(Exception):
-    """A document that does not fit the schema: which of the batch, where in it, what was found, what was expected."""
+    """A document that does not fit the schema: its row in the batch, the path, the found and the expected value."""
 
     def __init__(self, path: str, found: str, expected: str, row: int = -1) -> None:
         super().__init__(path, found, expected, row)
@@ -78,7 +78,7 @@ class Misfit(Exception):
 
 
 class Number(str):
-    """A number as it is written: no digit of a decimal is lost, and text columns get it unchanged."""
+    """A number as it is written. No digit of a decimal is lost, and text columns get it unchanged."""
 
     __slots__ = ()
 
@@ -96,13 +96,13 @@ def parsed(payload: bytes) -> dict[str, object]:
     return document
 
 
-# ---- the careful way: a function for each type ----
+# ---- a function for each type ----
 
 Convert: TypeAlias = Callable[[object], object]
 
 
 def converter(kind: DataType, nullable: bool, path: str, permissive: bool) -> Convert:
-    """A function from a value of a document to what pyarrow takes for the type. It raises Misfit."""
+    """A function from a value of a document to pyarrow's input for the type. It raises Misfit."""
     convert = _convert_to(kind, path, permissive)
     if permissive and nullable:
 
@@ -120,14 +120,14 @@ def converter(kind: DataType, nullable: bool, path: str, permissive: bool) -> Co
 
     def required(value: object) -> object:
         if value is None:
-            raise Misfit(path, "null, or nothing", f"{kind.simpleString()}, not null")
+            raise Misfit(path, "null, or no value", f"{kind.simpleString()}, not null")
         return convert(value)
 
     return required
 
 
 def _convert_to(kind: DataType, path: str, permissive: bool) -> Convert:
-    """The same for values that are not null."""
+    """The function for values that are not null."""
     if isinstance(kind, StructType):
         return _struct_converter(kind, path, permissive)
     if isinstance(kind, ArrayType):
@@ -174,7 +174,7 @@ def _struct_converter(kind: StructType, path: str, permissive: bool) -> Convert:
 
 
 class NoFit(Exception):
-    """A value that a scalar type does not take."""
+    """A value that does not fit a scalar type."""
 
 
 def _scalar_converter(kind: DataType) -> Convert:
@@ -208,7 +208,7 @@ _SPECIAL_NUMBERS: Final = {
     **dict.fromkeys(("Infinity", "+Infinity", "INF", "+INF"), float("inf")),
     **dict.fromkeys(("-Infinity", "-INF"), float("-inf")),
 }
-"""What `to_json` makes of the numbers that JSON does not have, and other ways to write them that Spark reads."""
+"""The texts of `to_json` for numbers that JSON does not have, and other forms of them that Spark reads."""
 
 
 def _double(value: object) -> float:
@@ -225,7 +225,7 @@ def _double(value: object) -> float:
 def _float(value: object) -> float:
     if type(value) is not Number:
         return _double(value)
-    # From the text: by way of a double some would be rounded twice.
+    # From the text: through a double some numbers would be rounded twice.
     number: float = pa.scalar(str(value)).cast(pa.float32()).as_py()
     if not isfinite(number):
         raise NoFit
@@ -260,7 +260,7 @@ def _text(value: object) -> str:
     text = str(value) if isinstance(value, str) else "".join(_written(value))
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape and no text has
+    except UnicodeEncodeError:  # half of a surrogate pair: JSON can escape it, but no text contains it
         raise NoFit from None
     return text
 
@@ -299,7 +299,7 @@ def binary(value: object) -> bytes:
         raise NoFit
     try:
         return base64.b64decode(value, validate=True)
-    except ValueError:  # also what is not ASCII
+    except ValueError:  # also for characters that are not ASCII
         raise NoFit from None
 
 
@@ -307,7 +307,7 @@ def _nothing(value: object) -> None:
     raise NoFit
 
 
-# ---- dates and times: by arithmetic, as Python's own end at the years 1 and 9999, and at 24 h ----
+# ---- dates and times: by arithmetic, because Python's own types end at the years 1 and 9999, and at 24 h ----
 
 _DATE: Final = r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
 _TIME: Final = r"[T ]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?)?"
@@ -321,9 +321,9 @@ _DAY_MICROS: Final = 86_400_000_000
 
 
 def _day(year: str, month: str, day: str) -> int:
-    """Days since the epoch. Raises ValueError for one that no calendar has."""
+    """Days since the epoch. Raises ValueError for a day that no calendar has."""
     cycles, rest = divmod(int(year), 400)
-    # rest + 400: the year 0 is not one of Python's.
+    # rest + 400: Python has no year 0.
     return date(rest + 400, int(month), int(day)).toordinal() - _EPOCH_DAY + (cycles - 1) * _CYCLE
 
 

@@ -29,10 +29,10 @@ _REASONS: Final = (None, "touched", "deleted", "expired", "match")
 
 
 class Decoder:
-    """Makes Arrow batches of packed records; one for each task."""
+    """Makes Arrow batches of packed records. Each task has one."""
 
     def __init__(self, layout: Layout, form: PayloadForm, mode: ParseMode, *, only_puts: bool = False) -> None:
-        """With `only_puts` changes that are none are left out."""
+        """With `only_puts` all changes except puts are left out."""
         self._only_puts = only_puts
         self._layout = layout
         self._form = form
@@ -48,12 +48,12 @@ class Decoder:
             needed.append("payload")
         if self._only_puts:
             needed.append("op")
-        # The count of an empty selection would still be known, but no server has promised that.
+        # An empty selection would still give the count, but no server guarantees that.
         return tuple(dict.fromkeys(needed)) or ("version",)
 
     @property
     def lines(self) -> bool:
-        """Whether payloads have to come as lines."""
+        """Whether payloads must come as lines."""
         return self._documents is not None
 
     def decode(self, packed: PackedRecords) -> pa.RecordBatch:
@@ -85,7 +85,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _whole(self, packed: PackedRecords) -> tuple[pa.Array, pa.Array | None]:
-        """Payloads as one column, and which rows are kept of them."""
+        """Payloads as one column, and the indexes of the kept rows (None: all)."""
         if self._form == "binary":
             return _packed(pa.binary(), packed.count, packed.payload_offsets, packed.payloads), None
         texts = _packed(pa.string(), packed.count, packed.payload_offsets, packed.payloads)
@@ -116,7 +116,7 @@ class Decoder:
 
 
 def _packed(kind: pa.DataType, count: int, offsets: bytes, data: bytes) -> pa.Array:
-    """Texts or bytes without copying them: the wire has Arrow's layout."""
+    """Texts or bytes without a copy: the wire has Arrow's layout."""
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
@@ -148,7 +148,7 @@ _METADATA: Final[dict[str, Callable[[PackedRecords], pa.Array]]] = {
     "_publish_time": lambda packed: _words(_MOMENT, packed.count, packed.publish_times),
     "_expire_time": _expire_time,
     "_origin": _origin,
-    # Records of a snapshot have neither: each was put.
+    # Records of a snapshot have no op and no reason: each was put.
     "_op": lambda packed: _named(_OPS, packed.ops, packed.count, _PUT[0]),
     "_reason": lambda packed: _named(_REASONS, packed.reasons, packed.count, 0),
     "_sequence": lambda packed: _words(pa.int64(), packed.count, packed.sequences),
@@ -163,7 +163,7 @@ _SOURCES: Final[Mapping[str, PackedColumn]] = {
     "_reason": "op",
     "_sequence": "sequence",
 }
-"""Which packed column fills which of ours."""
+"""The packed column for each metadata column."""
 
 
 def _payloads(packed: PackedRecords) -> Iterator[bytes]:

@@ -32,12 +32,12 @@ from sow_spark.converting import Misfit, NoFit, binary, converter, parsed
 from sow_spark.options import ParseMode
 
 RUN: Final = 500
-"""Documents of a batch that the fast way refuses are tried again in runs of so many, so that one odd document does not
-make the whole batch slow."""
+"""If the fast way refuses a batch, it tries runs of this many documents, so that one odd document does not make the
+whole batch slow."""
 
 
 class Documents:
-    """Json documents by the fields of a schema."""
+    """Decodes json documents into the fields of a schema."""
 
     def __init__(self, fields: StructType, mode: ParseMode) -> None:
         self._mode = mode
@@ -48,7 +48,7 @@ class Documents:
         self._converters = [
             converter(field.dataType, field.nullable, f"/{field.name}", mode == "PERMISSIVE") for field in fields.fields
         ]
-        # A schema with a map in it, or with anything else that Arrow's reader does not make, has no fast way.
+        # A schema with a map, or another type that Arrow's reader does not make, has no fast way.
         self._fast = (
             pa.schema([(field.name, _readable(field.dataType)) for field in fields.fields])
             if all(_is_readable(field.dataType) for field in fields.fields)
@@ -56,7 +56,7 @@ class Documents:
         )
 
     def decode(self, packed: PackedRecords) -> tuple[list[pa.Array], list[int]]:
-        """A column for each field, without the rows that are dropped; and these. Raises Misfit."""
+        """A column for each field without the dropped rows, and the dropped rows. Raises Misfit."""
         if packed.count == 0:
             return [pa.array([], kind) for kind in self._targets], []
         if (fast := self._read(packed.payloads, packed.count)) is not None:
@@ -78,9 +78,9 @@ class Documents:
         return [pa.concat_arrays(column) for column in zip(*pieces, strict=True)], dropped
 
     def _read(self, documents: bytes | pa.Buffer, count: int) -> list[pa.Array] | None:
-        """The fast way; None where it must not be taken.
+        """The fast way. None if it must not be taken.
 
-        Arrow reads nothing but objects, and json topics hold nothing else (rule K2).
+        Arrow reads only objects, and json topics hold only objects (rule K2).
         """
         if self._fast is None:
             return None
@@ -88,7 +88,7 @@ class Documents:
         try:
             table = pa_json.read_json(
                 pa.BufferReader(source),
-                # One block, so that a line feed inside a document is white space like any other.
+                # One block, so that a line feed inside a document is ordinary white space.
                 read_options=pa_json.ReadOptions(use_threads=False, block_size=source.size + 1),
                 parse_options=pa_json.ParseOptions(explicit_schema=self._fast, unexpected_field_behavior="ignore"),
             )
@@ -126,11 +126,11 @@ class Documents:
         return [pa.array(column, kind) for column, kind in zip(columns, self._targets, strict=True)], dropped
 
 
-# ---- the fast way: what Arrow's reader is told to read, and what is made of it ----
+# ---- the fast way: types for Arrow's reader, and the conversion of its result ----
 
 
 class _Differs(Exception):
-    """The fast way might not give what the careful one does."""
+    """The fast way might give another result than the careful one."""
 
 
 def _is_readable(kind: DataType) -> bool:
@@ -142,8 +142,8 @@ def _is_readable(kind: DataType) -> bool:
 
 
 def _readable(kind: DataType) -> pa.DataType:
-    """The type as which Arrow's reader is to read it: everything nullable, and as text what it reads otherwise than we
-    do: bytes, dates, times without a zone."""
+    """The type for Arrow's reader. Everything is nullable. Types that the reader parses differently from `converting`
+    are read as text: bytes, dates, times without a zone."""
     if isinstance(kind, StructType):
         return pa.struct([(field.name, _readable(field.dataType)) for field in kind.fields])
     if isinstance(kind, ArrayType):
@@ -155,20 +155,21 @@ def _readable(kind: DataType) -> pa.DataType:
 
 
 def _converted(array: pa.Array, kind: DataType, target: pa.DataType) -> pa.Array:
-    """What was read as `_readable(kind)`, as `target`. Raises _Differs, also for a null where there may be none."""
+    """An array that was read as `_readable(kind)`, as `target`. Raises _Differs, also for a null that is not
+    allowed."""
     if isinstance(kind, StructType):
         children = []
         for index, field in enumerate(kind.fields):
             child = array.field(index)
             if not field.nullable and child.null_count:
-                # Children of a null struct are null too, and may be.
+                # Children of a null struct are null, too, which is allowed.
                 if array.flatten()[index].filter(array.is_valid()).null_count:
                     raise _Differs
             children.append(_converted(child, field.dataType, target.field(index).type))
         return pa.Array.from_buffers(target, len(array), array.buffers()[:1], array.null_count, array.offset, children)
     if isinstance(kind, ArrayType):
         if array.offset:
-            raise _Differs  # never seen: the reader makes its arrays anew
+            raise _Differs  # never seen: the reader makes new arrays
         values = array.values
         if not kind.containsNull and values.null_count:
             raise _Differs
@@ -184,9 +185,9 @@ def _converted(array: pa.Array, kind: DataType, target: pa.DataType) -> pa.Array
         except NoFit:
             raise _Differs from None
     if isinstance(kind, DecimalType):
-        array.validate(full=True)  # the reader does not look whether the digits in front of the point are too many
+        array.validate(full=True)  # the reader does not check the number of digits before the point
     if isinstance(kind, FloatType) and pc.any(pc.is_inf(array)).as_py():
-        raise _Differs  # a number that is too large, which the reader does not refuse
+        raise _Differs  # the reader does not refuse a number that is too large
     return array
 
 
@@ -197,6 +198,7 @@ def _cast_if(texts: pa.Array, pattern: str, target: pa.DataType) -> pa.Array:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects, with times in UTC: that is what PySpark 4.1, which cannot be told, takes."""
+    """The Arrow schema that Spark expects, with times in UTC. PySpark 4.1 has no argument for that and always uses
+    UTC."""
     told = inspect.signature(to_arrow_schema).parameters
     return to_arrow_schema(schema, timezone="UTC") if "timezone" in told else to_arrow_schema(schema)

@@ -1,21 +1,21 @@
 """Rows as JSON documents: Arrow record batches in, the bytes of one document per row out.
 
-The texts are made a column at a time, in Arrow; Python touches the values only of the rarer types (binary, intervals)
-and of strings that need escaping. Guarantees:
+The texts are made a column at a time, in Arrow. Python touches only values of the rarer types (binary, intervals), and
+strings that need escaping. Guarantees:
 
-N1  Every document is valid JSON as long as the strings are valid UTF-8; others are passed on, for the server to refuse.
-N2  Integers and decimals are written whole; floats in their shortest form that reads back as the same float, with `.0`
-    where they are integral, so that they are inferred as floats again.
-N3  The text of a value depends on that value and its type alone, not on its batch.
-N4  A batch is worked on in pieces of at most `PIECE_BYTES`, so that large rows neither overflow Arrow's 32-bit offsets
-    nor take more memory than that, times a small number.
+    [1]  Every document is valid JSON if the strings are valid UTF-8. Other strings are passed on, and the server
+         refuses them.
+    [2]  Integers and decimals are written whole. Floats are written in the shortest form that reads back as the same
+         float, with `.0` if they are integral, so that they are inferred as floats again.
+    [3]  The text of a value depends only on the value and its type, not on its batch.
+    [4]  A batch is processed in pieces of at most `PIECE_BYTES`. So large rows do not overflow Arrow's 32-bit offsets,
+         and need at most a small multiple of that memory.
 
-The conventions are those of Spark's `to_json`: null fields are left out (in arrays and maps they are `null`); NaN and
-the infinities, which no row that is published has (`all_finite`), are the strings "NaN", "Infinity", "-Infinity" in
-what is shown of a row; decimals are numbers; binary is base64; dates are
-`2026-01-31`; intervals are Spark's `INTERVAL '1 02:03:04' DAY TO SECOND`. One differs: times keep their microseconds,
-`2026-01-31T12:00:00.000Z`, with six digits where three do not suffice; to_json cuts them off. Those with a zone are
-written in UTC.
+The conventions are those of Spark's `to_json`. Null fields are left out (in arrays and maps they are `null`). Decimals
+are numbers, binary is base64, dates are `2026-01-31`, intervals are Spark's `INTERVAL '1 02:03:04' DAY TO SECOND`. NaN
+and the infinities are the strings "NaN", "Infinity", "-Infinity", but only in error messages: no published row has them
+(`all_finite`). One convention differs: times keep their microseconds, `2026-01-31T12:00:00.000Z`, with six digits where
+three do not suffice, whereas to_json cuts them off. Times with a zone are written in UTC.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sow_spark.errors import SowSourceError
 
 PIECE_BYTES: Final = 32 * 1024 * 1024
 NESTING_MAX: Final = 64
-"""Deeper types are refused: no document of a topic is nested like that."""
+"""Deeper types are refused: no document of a topic is nested so deep."""
 
-# pyarrow is not annotated: arrays are `Any` for the type checker, wherever they come from.
+# pyarrow is not annotated: for the type checker all arrays are `Any`.
 Array: TypeAlias = pa.Array
 
 _NEEDS_ESCAPE: Final = r'["\\\x00-\x1f]'
@@ -55,8 +55,8 @@ _ESCAPES: Final[dict[bytes, bytes]] = {bytes([code]): b"\\u%04x" % code for code
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """JSON texts of a column: `values`, each in `quote`s; null where the value is null. Adding the quotes is left to
-    whoever joins the texts, as it would be a pass of its own here."""
+    """JSON texts of a column: `values`, each in `quote`s, null where the value is null. The quotes are added when the
+    texts are joined, because adding them here would be another pass."""
 
     values: Array
     quote: bytes = b""
@@ -71,7 +71,7 @@ class _Text:
 def documents(batch: pa.RecordBatch, *, write_nulls: bool = False) -> list[bytes]:
     """One JSON object per row, with a member per column in their order.
 
-    Raises SowSourceError (SCHEMA_UNSUPPORTED) for a type that has no JSON form; `check_schema` tells before.
+    Raises SowSourceError (SCHEMA_UNSUPPORTED) for a type that has no JSON form. `check_schema` checks this beforehand.
     """
     found: list[bytes] = []
     for piece in pieces(batch):
@@ -86,10 +86,11 @@ def documents(batch: pa.RecordBatch, *, write_nulls: bool = False) -> list[bytes
 
 
 def all_finite(array: Array) -> bool:
-    """Whether no float in the array, however deep, is NaN or infinite. A few microseconds for a column of others."""
+    """Whether all floats in the array, at any depth, are finite. Takes a few microseconds for a column without
+    floats."""
     kind, types = array.type, pa.types
     if types.is_floating(kind):
-        # Null where it is null, and then left out.
+        # Null where the value is null; `all` ignores these.
         return pc.all(pc.is_finite(array.cast(pa.float32()) if types.is_float16(kind) else array)).as_py() is not False
     if types.is_dictionary(kind):
         return all_finite(array.dictionary)
@@ -106,7 +107,7 @@ def all_finite(array: Array) -> bool:
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts of whole rows, of about `PIECE_BYTES` (N4)."""
+    """The batch in parts of whole rows, of about `PIECE_BYTES` [4]."""
     rows = batch.num_rows
     if rows == 0:
         return
@@ -114,13 +115,14 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if size <= PIECE_BYTES or rows == 1:
         yield batch
         return
-    half = rows // 2  # halving meets skewed rows, too
+    half = rows // 2  # halving also handles rows of very different size
     yield from pieces(batch.slice(0, half))
     yield from pieces(batch.slice(half))
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Raises SowSourceError (SCHEMA_UNSUPPORTED), naming the column, where `documents` would for any such batch."""
+    """Raises SowSourceError (SCHEMA_UNSUPPORTED) with the column's name if `documents` would for a batch of this
+    schema."""
     for field in schema:
         _text(pa.array([], field.type), field.name, False)
 
@@ -129,7 +131,7 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def _join(*parts: Array | bytes) -> Array:
-    """The parts of each row, one after the other; null where one of them is null."""
+    """The parts of each row joined. Null where one of them is null."""
     return pc.binary_join_element_wise(
         *[pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts],
         pa.scalar(b"", pa.binary()),
@@ -140,8 +142,9 @@ def _objects(names: Sequence[str], texts: Sequence[_Text], rows: int, *, write_n
     """A JSON object of each row."""
     if not texts:
         return pa.array([b"{}"] * rows, pa.binary())
-    # Members in front of the first one that is never missing carry their comma behind them, those after it in front: so
-    # no comma depends on whether another member is there. Where all may be missing, the first comma is cut off.
+    # The pivot is the first member that is never missing. Members before it have their comma after them, members after
+    # it have their comma before them. So no comma depends on another member. If there is no pivot, the first comma is
+    # cut off.
     pivot = next((index for index, text in enumerate(texts) if write_nulls or not text.values.null_count), -1)
     parts: list[Array | bytes] = []
     constant = b"{" if pivot >= 0 else b""  # constant text that is not in `parts` yet
@@ -163,7 +166,7 @@ def _objects(names: Sequence[str], texts: Sequence[_Text], rows: int, *, write_n
         constant = b""
     if pivot >= 0:
         return _join(*parts, constant + b"}")
-    # Not binary_slice, which cannot take the first byte off nothing.
+    # Not binary_slice, which fails on an empty value.
     members = pc.ascii_ltrim(_join(*parts).view(pa.string()), characters=",").view(pa.binary())
     return _join(b"{", members, b"}")
 
@@ -218,7 +221,7 @@ def _scalar(array: Array, where: str) -> _Text:
 
 
 def _escaped(array: Array) -> Array:
-    """The contents of JSON strings. Bytes that are not UTF-8 stay as they are (N1)."""
+    """The contents of JSON strings. Bytes that are not UTF-8 stay unchanged [1]."""
     mask = pc.match_substring_regex(array, _NEEDS_ESCAPE)
     if not pc.any(mask).as_py():
         return array
@@ -231,7 +234,7 @@ def _floats(array: Array) -> Array:
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     text = array.cast(pa.string()).cast(pa.binary())
-    # Arrow writes 1 for 1.0, but 1e+22 for 1e22: a point is missing where there is neither point nor exponent.
+    # Arrow writes 1 for 1.0, but 1e+22 for 1e22: `.0` is needed where there is neither point nor exponent.
     whole = pc.equal(pc.floor(array), array)
     if pc.any(whole).as_py():
         whole = pc.and_(whole, pc.and_(pc.is_finite(array), pc.invert(pc.match_substring_regex(text, "[.e]"))))
@@ -246,10 +249,10 @@ def _floats(array: Array) -> Array:
 
 
 def _times(array: Array) -> Array:
-    """`2026-01-31T12:00:00.000Z`; without the Z where there is no zone; six digits where three do not suffice."""
+    """`2026-01-31T12:00:00.000Z`, without the Z if there is no zone, with six digits where three do not suffice."""
     zoned = array.type.tz is not None
     naive = pa.timestamp("us")
-    # A time with a zone is a count of microseconds since the epoch: taken as one without, it is shown in UTC.
+    # A time with a zone is a count of microseconds since the epoch. As a time without a zone it is shown in UTC.
     micros = array.cast(pa.timestamp("us", array.type.tz), safe=False).view(pa.int64()).view(naive)
     millis = pc.floor_temporal(micros, unit="millisecond")
     fine = pc.not_equal(millis, micros)
@@ -297,7 +300,8 @@ def _variant(value: dict[str, bytes]) -> bytes:
 def _struct(array: Array, where: str, write_nulls: bool, depth: int) -> _Text:
     kind = array.type
     fields = [kind.field(index) for index in range(kind.num_fields)]
-    # flatten() hands the struct's own nulls down; they are put back at the end, so that a null struct is null, not {}.
+    # flatten() pushes the struct's own nulls into the children. They are restored at the end: a null struct is null,
+    # not {}.
     children = array.flatten()
     texts = [
         _text(child, f"{where}.{field.name}", write_nulls, depth + 1)
@@ -330,7 +334,7 @@ def _map(array: Array, where: str, write_nulls: bool, depth: int) -> _Text:
 
 
 def _offsets(array: Array) -> tuple[Array, int, int]:
-    """Offsets that begin at 0, and the range of values that they are into."""
+    """Offsets that begin at 0, and the range of values that they refer to."""
     if len(array) == 0:
         return pa.array([0], pa.int32()), 0, 0
     offsets = array.offsets
@@ -350,5 +354,5 @@ def _nulled(texts: Array, array: Array) -> Array:
     return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.binary()))
 
 
-def _unsupported(where: str, what: str) -> SowSourceError:
-    return SowSourceError("SCHEMA_UNSUPPORTED", f"column {where} {what}", "leave it out, or cast it to string")
+def _unsupported(where: str, problem: str) -> SowSourceError:
+    return SowSourceError("SCHEMA_UNSUPPORTED", f"column {where} {problem}", "leave it out, or cast it to string")

@@ -1,11 +1,11 @@
-"""What a Spark job shows when something is wrong: one exception whose first line says what, why, and what to do.
+"""The one exception of the connector. Its first line says the reason, the event and the remedy.
 
-Spark prints the last lines of a Python traceback inside a Java one, and cuts long ones. So everything that matters is
-in the first line of the text: `REASON: what happened; hint`. Guarantees:
+Spark prints the last lines of a Python traceback inside a Java one, and cuts long texts. So the first line of the text
+has everything important: `REASON: message; hint`. Guarantees:
 
-E1  A `SowError` of the client never leaves the connector as it is: `readable` makes a `SowSourceError` of it, with the
-    server's reason in front and a hint where there is one to give.
-E2  Every exception here survives pickling: some cross process borders.
+    [1]  A `SowError` of the client never leaves the connector unchanged: `readable` makes a `SowSourceError` of it,
+         which begins with the server's reason and has a hint where one helps.
+    [2]  Every exception here survives pickling, because some cross process borders.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from sow_client import SowError
 
 
 class SowSourceError(Exception):
-    """What the data source raises on purpose. `reason` is the server's (docs/errors.md), or one of the few below.
+    """Every deliberate error of the data source. `reason` is the server's (docs/errors.md), or one of those below.
 
-    OPTION_INVALID: an option is unknown, missing or wrong. SCHEMA_UNKNOWN: nothing to infer a schema from.
-    SCHEMA_UNSUPPORTED: a type that cannot be read or written. ROW_MALFORMED: a payload or a row does not fit the
-    schema. DATA_LOST: changes that a stream was to read are gone.
+    OPTION_INVALID: an option is unknown, missing or wrong. SCHEMA_UNKNOWN: there are no records to infer a schema from.
+    SCHEMA_UNSUPPORTED: a type cannot be read or written. ROW_MALFORMED: a payload or a row does not fit the schema.
+    DATA_LOST: changes that a stream has still to read are gone. ROWS_DIFFER, INPUT_CUT, INPUT_UNKNOWN: a task cannot be
+    recorded as finished (see docs/spark.md).
     """
 
     def __init__(self, reason: str, message: str, hint: str = "") -> None:
@@ -42,27 +43,28 @@ def option_error(option: str, message: str) -> SowSourceError:
 
 HINTS: Final[Mapping[str, str]] = {
     "UNREACHABLE": "check the option server, and that executors can reach it, too",
-    "TOPIC_NOT_FOUND": "check the option topic; `sow topics` lists what there is",
-    "FILTER_INVALID": "see docs/filters.md; the option filter is sent as it is",
+    "TOPIC_NOT_FOUND": "check the option topic; `sow topics` lists all topics",
+    "FILTER_INVALID": "see docs/filters.md; the option filter is sent unchanged",
     "EXPORT_NOT_FOUND": "run the action again on a newly loaded DataFrame, or give a longer lease",
     "LOAD_NOT_FOUND": "run the write again, or give a longer lease",
     "NO_JOURNAL": "streams need the journal of the topic: set its retention",
     "BOOKMARK_MALFORMED": "give startingFrom a bookmark as it was received, a time, earliest or latest",
-    "TIME_IN_FUTURE": "give startingFrom a time that has come; compare the clocks",
+    "TIME_IN_FUTURE": "give startingFrom a time that is not in the future; compare the clocks",
     "UNIMPLEMENTED": "the server is older than this connector",
     "PERMISSION_DENIED": "check the tls options",
 }
-"""What to do about a reason, where that is not plain from the message."""
+"""The remedy for a reason, where the message does not make it plain."""
 
 
 def readable(error: SowError, doing: str) -> SowSourceError:
-    """The error to show for a client's error; `doing` says what was tried, such as "reading part 3 of orders"."""
+    """The error to show for a client's error. `doing` names the attempted action, such as "reading part 3 of
+    orders"."""
     return SowSourceError(error.reason, f"{doing}: {error.message}", HINTS.get(error.reason, ""))
 
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turns a `SowError` from inside into what `readable` makes of it."""
+    """Turns a `SowError` raised inside the block into a `SowSourceError`, by `readable`."""
     try:
         yield
     except SowError as error:

@@ -1,6 +1,6 @@
-"""Batches as large as Spark likes them: what the server sends in pieces of some 400 KiB, put together.
+"""Joins the server's pieces of some 400 KiB into batches of the size that Spark prefers.
 
-Each Arrow batch costs Spark and the decoder a fixed amount on top of its rows: at 2,000 rows a third of the whole.
+Each Arrow batch has a fixed cost for Spark and for the decoder. At 2,000 rows it is a third of the whole.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import numpy as np
 from sow_client import PackedRecords
 
 ROWS: Final = 10_000
-"""As many as Spark puts into an Arrow batch itself."""
+"""The number of rows that Spark itself puts into an Arrow batch."""
 PAYLOAD_BYTES: Final = 2 * 2**20
 
 
 def gathered(pieces: Iterable[PackedRecords], *, rows: int = ROWS) -> Iterator[PackedRecords]:
-    """The same records in the same order, in batches of at least `rows` or `PAYLOAD_BYTES`, but for the last ones."""
+    """The same records in the same order, in batches of at least `rows` or `PAYLOAD_BYTES`.
+
+    A batch is smaller at the end, and where the next piece has other names of origins.
+    """
     held: list[PackedRecords] = []
     count = size = 0
     for piece in pieces:
@@ -37,8 +40,8 @@ def gathered(pieces: Iterable[PackedRecords], *, rows: int = ROWS) -> Iterator[P
 
 
 def _alike(one: PackedRecords, other: PackedRecords) -> bool:
-    """Whether numbers of origins mean the same in both: names come as they are needed, and not at all where all records
-    have the same one."""
+    """Whether the numbers of origins mean the same in both. A piece has only the names that it needs, and no numbers if
+    all of its records have one origin."""
     return one.origin_names == other.origin_names and bool(one.origins) == bool(other.origins)
 
 
@@ -56,7 +59,7 @@ def _joined(pieces: Sequence[PackedRecords]) -> PackedRecords:
 
 
 def _offsets(pieces: Sequence[bytes]) -> bytes:
-    """Offsets into the joined column; empty where the column was not asked for."""
+    """Offsets into the joined column; empty if the column was not requested."""
     if not pieces[0]:
         return b""
     found = [np.zeros(1, np.int32)]

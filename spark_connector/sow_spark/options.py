@@ -1,13 +1,14 @@
-"""Options of the data source: the texts that Spark hands over, parsed once into frozen values.
+"""Options of the data source: the texts from Spark, parsed once into frozen values.
 
 Guarantees:
 
-O1  What is unknown is refused with the near miss, also an option of the other direction (`ttl` when reading).
-O2  Every error names the option as documented, whatever case the user wrote it in: Spark lower-cases the keys.
-O3  The results are plain values: they are pickled to executors as they are.
+    [1]  An unknown option is refused with the near miss. An option of the other direction (`ttl` when reading) is
+         refused, too.
+    [2]  Every error names the option as documented, although Spark passes the names in lower case.
+    [3]  The results are plain values, which are pickled to executors.
 
-`Reading` and `Writing` are the two directions; a stream reads and writes with the same ones as a batch. docs/spark.md
-explains them, under the names in `READ_OPTIONS` and `WRITE_OPTIONS`.
+`Reading` and `Writing` are the two directions. A stream uses the same values as a batch. docs/spark.md explains the
+options, under the names in `READ_OPTIONS` and `WRITE_OPTIONS`.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ INFER_RECORDS_MAX: Final = 1_000_000
 LEASE_MICROS_MAX: Final = 24 * 3_600 * 1_000_000
 
 PayloadForm: TypeAlias = Literal["columns", "string", "binary"]
-"""How a payload becomes columns: a column for each field of a json document, or one column `payload`."""
+"""The form in which a payload becomes columns: a column for each field of a json document, or one column `payload`."""
 ParseMode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
-"""What becomes of a document that does not fit the schema: the job fails, the field is null, the row is left out."""
+"""The treatment of a document that does not fit the schema: the job fails, the field is null, the row is left out."""
 MetadataColumns: TypeAlias = Literal["true", "false", "changes"]
-"""Those of records, none, or those of changes, too."""
+"""The metadata columns of records, none, or also those of changes."""
 WriteMode: TypeAlias = Literal["publish", "delta"]
 """Whether rows replace records or are merged into them."""
 BadRows: TypeAlias = Literal["fail", "drop"]
-"""What becomes of a row that the server refuses, such as one without a key."""
+"""The treatment of a row that the server refuses, such as one without a key."""
 Nulls: TypeAlias = Literal["omit", "write"]
 """Whether a null column is left out of the document, or written as null."""
 OnDelete: TypeAlias = Literal["delete", "ignore", "fail"]
-"""What becomes of rows that tell of a removal: their `_op` is delete or expire."""
+"""The treatment of rows whose `_op` is delete or expire."""
 Durability: TypeAlias = Literal["fsync", "buffered", "replicated"]
-"""When a write is acknowledged (rule P5)."""
+"""The durability at which a write is acknowledged (rule P5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """How to reach the server, from the driver and from every executor."""
+    """The connection to the server, from the driver and from every executor."""
 
     server: str = DEFAULT_SERVER
     tls_ca: str | None = None
@@ -59,7 +60,7 @@ class Connecting:
     """Bound of a call that has one answer."""
     connect_timeout_micros: int = 5_000_000
     retry_for_micros: int = 60_000_000
-    """How long a call is tried again while the server cannot be reached."""
+    """A call is repeated for this long while the server cannot be reached."""
 
     @property
     def tls(self) -> bool:
@@ -75,15 +76,15 @@ class Reading:
     topic: str
     filter: str = ""
     export: str | None = None
-    """Of a batch: name of an export that the program has opened itself; None: one is opened for the read."""
+    """Batch: name of an export that the program has opened itself. None: the read opens one."""
     push_filters: bool = False
-    """Of a batch: take Spark's filters, where its setting for that is on. Each DataFrame is then for one filter."""
+    """Batch: push Spark's filters, if Spark's setting is on. Then use each DataFrame with one filter only."""
     partitions: int = 0
-    """About how many parts; 0: as the server finds apt (batch), or by the entries of a micro-batch (stream)."""
+    """Approximate number of parts. 0: the server chooses (batch), or by the entries of a micro-batch (stream)."""
     infer_records: int = 1_000
-    """How many records are looked at to infer a schema."""
+    """Number of records in the sample for inferring a schema."""
     metadata: MetadataColumns = "true"
-    """Which metadata columns an inferred schema has; "false": none, and no column is filled with metadata."""
+    """The metadata columns of an inferred schema. "false": none, and no column is filled with metadata."""
     payload: PayloadForm | None = None
     """None: columns for json topics, binary for others."""
     mode: ParseMode = "FAILFAST"
@@ -92,17 +93,17 @@ class Reading:
     batch_size: int = 0
     """Records per batch; 0: the server's default."""
     starting_from: str | datetime = "latest"
-    """Of a stream: "earliest", "latest", a time, or a bookmark."""
+    """Stream: "earliest", "latest", a time, or a bookmark."""
     max_records_per_batch: int = 0
-    """Of a stream: entries of the journal that a micro-batch holds at most; 0: no limit."""
+    """Stream: maximum number of journal entries in a micro-batch. 0: no limit."""
     max_bytes_per_batch: int = 0
-    """Likewise in bytes."""
+    """Stream: the same limit in bytes."""
     fail_on_data_loss: bool = True
     pin_name: str | None = None
-    """Of a stream: the durable subscription that keeps the journal for it; None: a name is drawn, and kept in the
-    checkpoint."""
+    """Stream: the durable subscription that keeps the journal for it. None: a random name, which the checkpoint
+    keeps."""
     pin_lease_micros: int = 3_600_000_000
-    """The pin goes when the query has not renewed it for this long."""
+    """The pin is removed if the query has not renewed it for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Writing:
     expire_time_column: str | None = None
     key_column: str | None = None
     payload: PayloadForm | None = None
-    """How a document is made: of columns, or it is in the one column that is left. None: of columns."""
+    """The source of a document: the columns, or the one column that has it. None: the columns."""
     on_delete: OnDelete = "delete"
     on_bad_row: BadRows = "fail"
     nulls: Nulls = "omit"
@@ -126,10 +127,10 @@ class Writing:
     batch_size: int = 0
     """Rows per request; 0: the client's default."""
     lease_micros: int = 0
-    """Of overwrite: lease of the load; 0: the server's default."""
+    """Overwrite: lease of the load. 0: the server's default."""
     writer_id: str | None = None
-    """Of a stream: names its publishers; a query that is to go on where another one stopped has the same. None: the id
-    that Spark keeps in the checkpoint."""
+    """Stream: names its publishers. A query that continues another one has the same id. None: the id that Spark keeps
+    in the checkpoint."""
 
 
 _COMMON: Final = (
@@ -163,7 +164,7 @@ READ_OPTIONS: Final = (
     "pinName",
     "pinLease",
 )
-"""What reading takes. `path`, the argument of `load()`, is another name of `topic`."""
+"""The options of reading. `path`, the argument of `load()`, is another name of `topic`."""
 WRITE_OPTIONS: Final = (
     *_COMMON,
     "mode",
@@ -182,7 +183,8 @@ WRITE_OPTIONS: Final = (
     "queryName",
     "checkpointLocation",
 )
-"""What writing takes. `queryName` and `checkpointLocation` are Spark's own: it hands them over with a stream's."""
+"""The options of writing. `queryName` and `checkpointLocation` are Spark's own, and come with the options of a
+stream."""
 
 
 def parse_reading(options: Mapping[str, str]) -> Reading:
@@ -191,7 +193,7 @@ def parse_reading(options: Mapping[str, str]) -> Reading:
     if given.text("export") is not None:
         for name in ("filter", "partitions", "lease"):
             if given.text(name) is not None:
-                raise option_error(name, "and export exclude each other: it is settled when the export is opened")
+                raise option_error(name, "and export exclude each other: it is set when the export is opened")
     return Reading(
         connecting=_connecting(given),
         topic=given.topic(),
@@ -257,7 +259,7 @@ _Word = TypeVar("_Word", bound=str)
 
 
 class _Given:
-    """The options as given; each method reads one of them, or its default."""
+    """The given options. Each method reads one of them, or its default."""
 
     def __init__(
         self, options: Mapping[str, str], known: Iterable[str], others: Iterable[str], what: str, other: str
@@ -275,7 +277,7 @@ class _Given:
             raise option_error(key, f"is unknown; {hint}")
 
     def text(self, name: str) -> str | None:
-        """A text; None where it is missing. An empty one is refused."""
+        """A text. None if it is missing. An empty text is refused."""
         value = self._values.get(name.lower())
         if value is not None and not value.strip():
             raise option_error(name, "is empty")
@@ -334,7 +336,7 @@ class _Given:
         return micros
 
     def size(self, name: str) -> int:
-        """A size in bytes; 0 where it is missing."""
+        """A size in bytes. 0 if it is missing."""
         value = self.text(name)
         if value is None:
             return 0
@@ -347,7 +349,8 @@ class _Given:
         return size
 
     def start(self, name: str) -> str | datetime:
-        """Where a stream begins. A time without a zone is UTC; what is neither a word nor a time is a bookmark."""
+        """The start of a stream. A time without a zone is UTC. A value that is neither a word nor a time is a
+        bookmark."""
         value = (self.text(name) or "latest").strip()
         if value.lower() in ("earliest", "latest"):
             return value.lower()
@@ -364,7 +367,7 @@ class _Given:
 
 
 def _hint(name: str, value: str) -> str:
-    """`mode` has two meanings; whoever mixes them up is told."""
+    """`mode` has two meanings; this hint is for users who mix them up."""
     if name != "mode":
         return ""
     if value.strip().lower() in get_args(WriteMode):

@@ -1,14 +1,15 @@
 """Batch overwrite: the rows of a DataFrame become the topic's content, all or nothing.
 
-The tasks stage their rows in a load, where nobody sees them; the commit of the job names the attempts that count, and
-the server does the rest by itself. Guarantees:
+The tasks stage their rows invisibly in a load. The commit of the job names the attempts that count, and the server then
+applies them by itself. Guarantees:
 
-V1  Until the commit the topic is as it was; a job that fails before it leaves it so, and what is staged goes with the
-    load: aborted, or when its lease ends.
-V2  Of the attempts at a partition only the one that Spark has accepted counts, with exactly the rows that it staged.
-V3  `save()` returns when the server has applied everything. Should it lose sight of the server for longer than
-    `retryFor`, it fails and says so, and the load goes on.
-V4  Records that others change between the begin of the job and its end stay as those have left them.
+    [1]  Before the commit the topic stays as it was. A job that fails before the commit leaves it so. Its staged rows
+         go with the load, which is aborted or ends with its lease.
+    [2]  Of the attempts at a partition only the one that Spark has accepted counts, with exactly the rows that it
+         staged.
+    [3]  `save()` returns when the server has applied everything. If the server is unreachable for longer than
+         `retryFor`, `save()` fails and says so, and the load continues at the server.
+    [4]  Records that others change between the beginning and the end of the job keep those changes.
 """
 
 from __future__ import annotations
@@ -43,18 +44,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Staged(Written):
-    """What a task has staged."""
+    """The rows that a task has staged."""
 
     attempt: int = 0
 
 
 class OverwritingWriter(DataSourceArrowWriter):
-    """The writer of an overwrite. Made on the driver, pickled to tasks, and back on the driver for the commit."""
+    """The writer of an overwrite. It is made on the driver, pickled to tasks, and used on the driver again for the
+    commit."""
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
-        """Opens the load. Raises SowSourceError for what is wrong with options, schema or topic."""
+        """Opens the load. Raises SowSourceError for a fault in options, schema or topic."""
         if writing.mode == "delta":
-            raise option_error("mode", "delta and overwrite exclude each other: what is replaced is no base of a merge")
+            raise option_error(
+                "mode", "delta and overwrite exclude each other: a replaced record is no base for a merge"
+            )
         if "_op" in schema.names:
             raise SowSourceError(
                 "SCHEMA_UNSUPPORTED",
@@ -113,13 +117,13 @@ class OverwritingWriter(DataSourceArrowWriter):
                 return Staged(partition, stager.staged, bad.count, tuple(bad.samples), attempt=attempt)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Makes what was staged the topic's content, and returns once it is."""
+        """Makes the staged rows the topic's content, and returns once they are."""
         writing = self._writing
         silent = [str(index) for index, message in enumerate(messages) if not isinstance(message, Staged)]
         if silent:
             raise SowSourceError(
                 "INPUT_CUT",
-                f"partitions {', '.join(silent[:10])} of {len(messages)} did not tell what they staged for "
+                f"partitions {', '.join(silent[:10])} of {len(messages)} did not report their staged rows for "
                 f"{writing.topic}: nothing is replaced",
                 "run the write again",
             )
@@ -148,18 +152,18 @@ class OverwritingWriter(DataSourceArrowWriter):
                     )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The job has failed: drops what was staged, unless it is committed already."""
+        """The job has failed: drops the staged rows, unless they are committed already."""
         log_summary(self._writing, "aborted overwrite", messages)
         try:
             with connect(self._writing.connecting) as client:
                 client.abort_load(self._load_id)
         except SowError as error:
-            # LOAD_COMMITTED: it was the commit's answer that was lost. Otherwise the lease ends it.
+            # LOAD_COMMITTED: the load is committed, and only the answer was lost. Otherwise its lease ends it.
             log.warning("load %s of %s was not aborted: %s", self._load_id, self._writing.topic, error)
 
     @contextmanager
     def _renewed(self, client: Client) -> Iterator[None]:
-        """Renews the lease meanwhile, also while no rows come; each task does, as long as one runs."""
+        """Renews the lease inside the block, also while no rows come. Each running task does this."""
         ended = threading.Event()
 
         def renew() -> None:
@@ -167,7 +171,7 @@ class OverwritingWriter(DataSourceArrowWriter):
                 try:
                     client.renew_load(self._load_id)
                 except NotFound:
-                    return  # staging says so
+                    return  # staging raises the error
                 except SowError as error:
                     log.warning("load %s was not renewed: %s", self._load_id, error)
 

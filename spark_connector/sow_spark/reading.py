@@ -1,13 +1,14 @@
-"""Batch reads: a consistent export of the topic, opened by the driver, whose parts the tasks stream as Arrow batches.
+"""Batch reads: the driver opens a consistent export of the topic, and the tasks stream its parts as Arrow batches.
 
 Guarantees:
 
-R1  All rows of a DataFrame are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rule Q1).
-R2  A task yields a whole part or raises; one that is run again reads the same part again.
-R3  The lease of the export is renewed for as long as a task reads, however slowly its rows are taken.
-R4  Pushed filters change what is read, never what comes out: Spark gets all of them back (see `sow_spark.filters`).
-    They are taken only where the user asks for it (`pushFilters`): Spark reads a DataFrame that was loaded once, and is
-    used with several filters, by the last of them.
+    [1]  All rows of a DataFrame are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rules
+         Q1, Q6).
+    [2]  A task yields a whole part or raises. A repeated task reads the same part again.
+    [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken.
+    [4]  Pushed filters change the records that are read, but never the result: Spark also gets all filters back (see
+         `sow_spark.filters`). Filters are pushed only on request (`pushFilters`): if a DataFrame is loaded once and
+         used with several filters, Spark reads it by the last one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ExportPartition(InputPartition):
 
 class SnapshotReader(DataSourceReader):
     """Reads a snapshot of a topic. Spark calls `partitions` in the driver, and `read` in tasks, on a pickled copy that
-    was made before: what a task has to know is in its partition."""
+    was made before. So everything that a task has to know is in its partition."""
 
     def __init__(self, reading: Reading, schema: StructType) -> None:
         """Raises SowSourceError for a schema that cannot be read."""
@@ -70,7 +71,8 @@ class SnapshotReader(DataSourceReader):
                 check_form(self._layout, form)
             export = self._export(client, form)
         lease_seconds = export.lease.total_seconds()
-        # A topic without a matching record has no part; Spark makes one of its own, which `read` knows.
+        # A topic without a matching record has no part. Spark then makes a partition of its own, which `read`
+        # recognises.
         return [ExportPartition(export.id, part, lease_seconds, form) for part in range(len(export.parts))]
 
     def _export(self, client: Client, form: PayloadForm) -> Export:
@@ -79,7 +81,7 @@ class SnapshotReader(DataSourceReader):
             export = retried(reading.connecting, lambda: client.renew_export(name))
             if export.topic != reading.topic:
                 raise SowSourceError(
-                    "OPTION_INVALID", f"option export: {name} is one of topic {export.topic}, not of {reading.topic}"
+                    "OPTION_INVALID", f"option export: {name} is an export of topic {export.topic}, not {reading.topic}"
                 )
             return export
         user = reading.filter
@@ -87,7 +89,7 @@ class SnapshotReader(DataSourceReader):
         if self._filters:
             from sow_spark.filters import combined
 
-            # Of a payload that is not taken apart nothing is a field.
+            # A payload as one column has no fields.
             fields = self._layout if form == "columns" else replace(self._layout, fields=StructType())
             text = combined(user, self._filters, fields, reading.mode)
 
@@ -104,8 +106,8 @@ class SnapshotReader(DataSourceReader):
         except SowError as error:
             if error.reason != "FILTER_INVALID" or text == user:
                 raise
-        # The user's alone: either it is what is wrong, and the position in the message is right, or what we made of
-        # Spark's is more than this server takes.
+        # The user's filter alone. Either the fault is there, and then the position in the message is right. Or our text
+        # of Spark's filters is more than this server accepts.
         return retried(reading.connecting, lambda: opened(user))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -127,11 +129,11 @@ class SnapshotReader(DataSourceReader):
 
 
 class FilteringReader(SnapshotReader):
-    """The same, with Spark's filters pushed into the export. A class of its own, as Spark refuses one that has
-    `pushFilters` while spark.sql.python.filterPushdown.enabled is off."""
+    """Reads a snapshot with Spark's filters pushed into the export. It is a separate class because Spark refuses a
+    reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Remembers the filters, and leaves all of them to Spark, too (R4)."""
+        """Remembers the filters, and also leaves all of them to Spark [4]."""
         self._filters = tuple(filters)
         return filters
 
@@ -143,9 +145,9 @@ def batches(
     *,
     rows: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """What `records(columns, lines)` gives, as Arrow batches of about `rows` (0: as fits).
+    """The records of `records(columns, lines)`, as Arrow batches of about `rows` (0: the default).
 
-    Raises SowSourceError (ROW_MALFORMED) for a record that does not fit: it reads once more, to tell its key."""
+    Raises SowSourceError (ROW_MALFORMED) for a record that does not fit. It reads again to find the record's key."""
     done = 0
     for packed in gathered(records(decoder.columns, decoder.lines), rows=rows or ROWS):
         try:
@@ -163,7 +165,7 @@ def batches(
 
 
 def _key_at(records: Iterator[PackedRecords], row: int) -> str:
-    """The key of a record by its position; the same call gives the same records."""
+    """The key of a record by its position. Repeating the call gives the same records."""
     for packed in records:
         if row < packed.count:
             offsets = memoryview(packed.key_offsets).cast("i")
@@ -174,7 +176,7 @@ def _key_at(records: Iterator[PackedRecords], row: int) -> str:
 
 @contextmanager
 def renewed(renew: Callable[[], object], lease_seconds: float) -> Iterator[None]:
-    """Calls `renew` on a thread of its own, some times in each lease. Where that fails the reading itself will tell."""
+    """Calls `renew` on a thread, a few times per lease. If a renewal fails, the reading itself raises the error."""
     over = threading.Event()
 
     def renewing() -> None:
@@ -190,4 +192,4 @@ def renewed(renew: Callable[[], object], lease_seconds: float) -> Iterator[None]
     try:
         yield
     finally:
-        over.set()  # not joined: it may wait for an answer, and whoever closes the client ends that
+        over.set()  # not joined: it may wait for an answer, and closing the client ends that

@@ -1,13 +1,14 @@
-"""Rows of a DataFrame as records: which column is key, lifetime or payload, and which rows cannot be records at all.
+"""Rows of a DataFrame as records: the columns for key, lifetime and payload, and the rows that cannot be records.
 
-The plan is made on the driver, from the schema, the options and the topic, and pickled to the tasks; it turns batches
-into columns as the client's bulk calls take them. Guarantees:
+The plan is made on the driver, from the schema, the options and the topic, and pickled to the tasks. It turns batches
+into columns for the client's bulk calls. Guarantees:
 
-R1  What is wrong with the schema or the options is found on the driver, before anything is written, and named.
-R2  A row that cannot be a record (no key, no payload, a lifetime that is none) never stops the others: it is counted
-    and told with its number, and what becomes of the job is the option `onBadRow`.
-R3  Metadata columns of a read (`_key`, `_version`, …) and columns with a role are not written into the payload, so that
-    what was read can be written. `_key` is the key on topics without key fields where no `keyColumn` is given.
+    [1]  A fault of the schema or the options is found on the driver, before anything is written, and named.
+    [2]  A row that cannot be a record (no key, no payload, an invalid lifetime) never stops the others. It is counted
+         and reported with its number, and the option `onBadRow` decides whether the job fails.
+    [3]  Metadata columns of a read (`_key`, `_version`, …) and columns with a role are not written into the payload, so
+         a DataFrame that was read can be written. On topics without key fields `_key` is the key unless `keyColumn` is
+         given.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from sow_spark.options import OnDelete, Writing
 from sow_spark.schemas import METADATA_COLUMNS
 
 SECONDS_MAX: Final = 4 * 10**12
-"""Longer lifetimes are cut to this, which the server refuses as too long: in microseconds it still fits 64 bits."""
+"""Longer lifetimes are cut to this. It fits 64 bits in microseconds, and the server refuses it as too long."""
 SAMPLE_CHARACTERS: Final = 200
 
 _TTL = types_pb2.LIFETIME_KIND_TTL
@@ -60,16 +61,16 @@ LifetimeForm: TypeAlias = Literal["seconds", "interval", "text", "expire_time"]
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What writing has to know of its topic."""
+    """The facts about a topic that writing needs."""
 
     message_type: str
     keyed: bool
-    """It has key fields: keys come from the payload (K3)."""
+    """The topic has key fields: keys come from the payload (rule K3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that was not written, and why. `row` counts from 0 in its partition."""
+    """A row that was not written, and the reason. `row` counts from 0 in its partition."""
 
     row: int
     reason: str
@@ -79,7 +80,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Puts:
-    """Rows to publish, in columns; those of the optional columns that say nothing are None."""
+    """Rows to publish, in columns. An optional column without a value is None."""
 
     rows: Sequence[int]
     payloads: list[bytes]
@@ -90,7 +91,7 @@ class Puts:
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """Records to delete: by their keys, or, on topics with key fields, by a document that has those."""
+    """Records to delete: by their keys or, on topics with key fields, by documents that have the key fields."""
 
     rows: Sequence[int]
     keys: list[str] | None
@@ -99,7 +100,7 @@ class Removals:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """What each column is for."""
+    """The role of each column."""
 
     payload: tuple[str, ...]
     whole: bool
@@ -113,7 +114,7 @@ class RowPlan:
     write_nulls: bool
 
     def steps(self, batch: pa.RecordBatch, first_row: int, bad: list[BadRow]) -> Iterator[Puts | Removals]:
-        """What to do for a batch, in its order. `first_row` is the number of its first row; bad rows go to `bad`."""
+        """The actions for a batch, in its order. `first_row` is the number of its first row. Bad rows go to `bad`."""
         rows: Sequence[int] = range(first_row, first_row + batch.num_rows)
         faults: dict[int, tuple[str, str]] = {}
         removals = self._removals(batch, faults)
@@ -156,18 +157,19 @@ class RowPlan:
     def _refuse_not_finite(
         self, batch: pa.RecordBatch, removals: list[bool] | None, faults: dict[int, tuple[str, str]]
     ) -> None:
-        """JSON has no NaN and no infinities (rule K2). What is removed is not written, so it may have them."""
+        """JSON has no NaN and no infinities (rule K2). Rows that remove records are not written, so they may have
+        them."""
         for name in self.payload:
             column = batch.column(name)
             if all_finite(column):
                 continue
-            for index in range(batch.num_rows):  # seldom: row by row, as each is told by itself
+            for index in range(batch.num_rows):  # rare; row by row, because each bad row is reported separately
                 row = column.slice(index, 1)
                 if all_finite(row) or (removals is not None and removals[index]):
                     continue
                 try:
                     path = not_finite(row.to_pylist(maps_as_pydicts="lossy")[0]) or ""
-                except (ValueError, OverflowError):  # a time beside it that Python does not have
+                except (ValueError, OverflowError):  # another value of the row is a time beyond Python's range
                     path = ""
                 faults.setdefault(
                     index, ("PAYLOAD_MALFORMED", f"column {name}: /{name}{path} is NaN or infinite, which JSON lacks")
@@ -220,7 +222,7 @@ class RowPlan:
     def _lifetimes(
         self, batch: pa.RecordBatch, faults: dict[int, tuple[str, str]]
     ) -> tuple[list[int] | None, list[int] | None]:
-        """Kinds and microseconds, for the rows that have a lifetime of their own."""
+        """Kinds and microseconds of the rows' own lifetimes."""
         if self.lifetime is None:
             return None, None
         column = batch.column(self.lifetime)
@@ -284,7 +286,7 @@ def _cut(column: pa.Array, bound: float) -> pa.Array:
 
 
 def _indices(mask: pa.Array) -> list[int]:
-    """Where the mask is true; nearly always nowhere, so that this is asked first."""
+    """The indexes where the mask is true. It is nearly always false everywhere, so this is checked first."""
     if not pc.any(mask).as_py():
         return []
     found: list[int] = pc.indices_nonzero(mask).to_pylist()
@@ -292,7 +294,7 @@ def _indices(mask: pa.Array) -> list[int]:
 
 
 def _shown(batch: pa.RecordBatch, index: int) -> str:
-    """A row for people, cut short."""
+    """A shortened row, for people."""
     try:
         return shown(documents(batch.slice(index, 1))[0])
     except (pa.ArrowInvalid, SowSourceError):
@@ -300,7 +302,7 @@ def _shown(batch: pa.RecordBatch, index: int) -> str:
 
 
 def shown(payload: bytes) -> str:
-    """A payload for people, cut short."""
+    """A shortened payload, for people."""
     text = payload[: 4 * SAMPLE_CHARACTERS].decode(errors="replace")
     return text if len(text) <= SAMPLE_CHARACTERS else f"{text[:SAMPLE_CHARACTERS]}…"
 
@@ -309,8 +311,8 @@ def shown(payload: bytes) -> str:
 
 
 def look_up_topic(client: Client, writing: Writing, schema: StructType) -> TopicFacts:
-    """What the server knows of the topic. One that it does not know is taken for one that the first publish creates
-    (K1) where the rows bring their keys; the server refuses them where it does not."""
+    """The server's facts about the topic. If the server does not know the topic, and the rows bring their keys, it is
+    taken for one that the first publish creates (rule K1). If the server does not create it, it refuses the rows."""
     try:
         settings = client.describe_topic(writing.topic).settings
     except NotFound:
@@ -321,7 +323,7 @@ def look_up_topic(client: Client, writing: Writing, schema: StructType) -> Topic
 
 
 def plan_rows(schema: StructType, writing: Writing, topic: TopicFacts) -> RowPlan:
-    """What each column is for. Raises SowSourceError: OPTION_INVALID, SCHEMA_UNSUPPORTED."""
+    """The role of each column. Raises SowSourceError: OPTION_INVALID, SCHEMA_UNSUPPORTED."""
     _check_names(schema)
     key = _key_column(schema, writing, topic)
     lifetime, form = _lifetime_column(schema, writing)
@@ -364,7 +366,7 @@ def _check_names(schema: StructType) -> None:
 
 
 def _column(schema: StructType, option: str, name: str) -> StructField:
-    """The column that an option names; in another case where only one matches, as Spark does."""
+    """The column that an option names. As in Spark, upper and lower case may differ if only one column matches."""
     if name in schema.names:
         return schema[name]
     found = [field for field in schema if field.name.lower() == name.lower()]
@@ -385,9 +387,7 @@ def _key_column(schema: StructType, writing: Writing, topic: TopicFacts) -> str 
     elif "_key" in schema.names:
         field = schema["_key"]
     else:
-        raise option_error(
-            "keyColumn", f"is missing: topic {writing.topic} has no key fields, so each row has to bring its key"
-        )
+        raise option_error("keyColumn", f"is missing: topic {writing.topic} has no key fields, so each row needs a key")
     if not isinstance(field.dataType, StringType | IntegralType | DateType):
         raise option_error(
             "keyColumn", f"column {field.name} is {field.dataType.simpleString()}; cast it to string, as keys are text"
@@ -456,5 +456,5 @@ def _check_type(kind: DataType, where: str, depth: int) -> None:
             pass
 
 
-def _unsupported(where: str, what: str) -> SowSourceError:
-    return SowSourceError("SCHEMA_UNSUPPORTED", f"column {where} {what}", "leave it out, or cast it to string")
+def _unsupported(where: str, problem: str) -> SowSourceError:
+    return SowSourceError("SCHEMA_UNSUPPORTED", f"column {where} {problem}", "leave it out, or cast it to string")

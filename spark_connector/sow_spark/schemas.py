@@ -1,10 +1,10 @@
-"""Which columns a DataFrame of a topic has, where each comes from, and what is inferred where nobody says.
+"""The columns of a DataFrame of a topic, the source of each, and the inference of a schema.
 
 Guarantees:
 
-C1  A `Layout` knows every column's source, or its making is refused with an error that names the column.
-C2  Inference is a function of the sample alone: `merged` is commutative and associative up to the order of fields.
-C3  Every document of the sample fits the schema that is inferred from it (rules as in `sow_spark.decoding`).
+    [1]  A `Layout` knows the source of every column. Otherwise it is not made, and an error names the column.
+    [2]  Inference is a function of the sample alone: `merged` is commutative and associative up to the order of fields.
+    [3]  Every document of the sample fits the schema inferred from it, by the rules of `sow_spark.converting`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sow_client import Client, Topic
 
 PAYLOAD: Final = "payload"
-"""The one column of a payload that is not taken apart."""
+"""The column for whole payloads."""
 RECORD_COLUMNS: Final[Mapping[str, DataType]] = {
     "_key": StringType(),
     "_version": LongType(),
@@ -53,41 +53,42 @@ RECORD_COLUMNS: Final[Mapping[str, DataType]] = {
     "_expire_time": TimestampType(),
     "_origin": StringType(),
 }
-"""Metadata of a record; `_expire_time` is null for one that never expires."""
+"""Metadata of a record. `_expire_time` is null for a record that never expires."""
 CHANGE_COLUMNS: Final[Mapping[str, DataType]] = {
     "_op": StringType(),
     "_reason": StringType(),
     "_sequence": LongType(),
 }
-"""Metadata of a change: "put", "delete" or "expire"; why, mostly null; its position in the journal."""
+"""Metadata of a change: its kind ("put", "delete" or "expire"), its cause (mostly null), its position in the
+journal."""
 METADATA_COLUMNS: Final[Mapping[str, DataType]] = {**RECORD_COLUMNS, **CHANGE_COLUMNS}
 _NULLABLE: Final = frozenset({"_expire_time", "_reason"})
 DECIMAL_DIGITS_MAX: Final = 38
-_LONG_DIGITS: Final = 20  # what Spark counts a long as, beside a decimal
+_LONG_DIGITS: Final = 20  # the digits of a long, as Spark counts them when it meets a decimal
 
 
-# ---- where columns come from ----
+# ---- the sources of columns ----
 
 
 @dataclass(frozen=True)  # no slots: StructType has a cached hash that pickling by slots does not restore
 class Layout:
-    """The columns of a DataFrame, by where they come from."""
+    """The columns of a DataFrame, by their source."""
 
     schema: StructType
-    """All of them, in order."""
+    """All columns, in order."""
     metadata: tuple[str, ...]
-    """Names of those that the record's metadata fill."""
+    """Names of the columns filled with the record's metadata."""
     fields: StructType
-    """Those that come from the payload: fields of the document, or the one column `payload`."""
+    """Columns filled from the payload: fields of the document, or the one column `payload`."""
 
     @property
     def has_op(self) -> bool:
-        """Whether a delete can be told from a put."""
+        """Whether rows show the difference between a delete and a put."""
         return "_op" in self.metadata
 
 
 def layout(schema: StructType, *, metadata: bool) -> Layout:
-    """Where the columns of `schema` come from. Without `metadata` all of them are fields of the payload.
+    """The sources of the columns of `schema`. Without `metadata` all columns are fields of the payload.
 
     Raises SowSourceError (SCHEMA_UNSUPPORTED).
     """
@@ -103,7 +104,7 @@ def layout(schema: StructType, *, metadata: bool) -> Layout:
             raise unsupported(
                 field.name,
                 f"is filled with metadata, which is {expected.simpleString()}, not {field.dataType.simpleString()}",
-                "for a field of the payload of that name give metadata=false",
+                "to read a field of the payload with that name, give metadata=false",
             )
         if field.name in _NULLABLE and not field.nullable:
             raise unsupported(field.name, "can be null: it must be nullable")
@@ -165,7 +166,7 @@ def check_form(found: Layout, form: PayloadForm) -> None:
 
 
 def form_of(reading: Reading, found: Layout, message_type: str) -> PayloadForm:
-    """How payloads become columns: what the option says, else as fits the topic's message type and the schema."""
+    """The form in which payloads become columns: by the option, else by the topic's message type and the schema."""
     form = reading.payload
     if form is None:
         kinds = {field.name: field.dataType for field in found.fields.fields}
@@ -187,9 +188,9 @@ def form_of(reading: Reading, found: Layout, message_type: str) -> PayloadForm:
 
 
 def infer(reading: Reading) -> StructType:
-    """The schema of a topic: by a sample of its records where payloads become columns, with the metadata columns.
+    """The schema of a topic, with the metadata columns. If payloads become columns, it is inferred from sample records.
 
-    Raises SowSourceError: the topic is unknown, or there is nothing to look at (SCHEMA_UNKNOWN).
+    Raises SowSourceError if the topic is unknown, or there is no sample (SCHEMA_UNKNOWN).
     """
     with translated(f"looking at topic {reading.topic}"), connect(reading.connecting) as client:
         topic = retried(reading.connecting, lambda: client.describe_topic(reading.topic))
@@ -202,7 +203,7 @@ def infer(reading: Reading) -> StructType:
 
 
 def with_metadata(fields: Iterable[StructField], reading: Reading) -> StructType:
-    """Fields of a payload, and the metadata columns that the options ask for; these win where a field has the name."""
+    """Fields of a payload, and the requested metadata columns. A metadata column wins over a field of the same name."""
     if reading.metadata == "false":
         return StructType(list(fields))
     added = METADATA_COLUMNS if reading.metadata == "changes" else RECORD_COLUMNS
@@ -229,18 +230,18 @@ def _sampled(client: Client, topic: Topic, reading: Reading) -> list[StructField
         ],
     )
     if not payloads:
-        what = "has no record that matches the option filter" if reading.filter else "has no records"
+        problem = "has no record that matches the option filter" if reading.filter else "has no records"
         raise SowSourceError(
             "SCHEMA_UNKNOWN",
-            f"topic {reading.topic} {what}, so there is nothing to infer a schema from",
+            f"topic {reading.topic} {problem}, so there is nothing to infer a schema from",
             'give one: spark.read.schema("id LONG, …")',
         )
     return inferred(payloads).fields
 
 
 def inferred(payloads: Iterable[bytes]) -> StructType:
-    """The schema that all these json documents fit, as Spark's JSON source infers it: what was only ever null is a
-    string, and fields that hold nothing but `{}` are left out. Fields are in the order in which they first appear."""
+    """The schema that all these json documents fit, as Spark's JSON source infers it: a field that is always null is a
+    string, and fields that are always `{}` are left out. Fields are in the order of their first appearance."""
     seen: _Seen = {}
     for payload in payloads:
         document = json.loads(payload, parse_int=_number, parse_float=_Float)
@@ -338,7 +339,7 @@ def _digits(kind: DataType) -> int:
 
 
 def _finished(kind: _Kind) -> DataType | None:
-    """The type in Spark's terms; None for an object without fields."""
+    """The type in Spark's terms. None for an object without fields."""
     if kind is None:
         return StringType()
     if isinstance(kind, DataType):

@@ -1,8 +1,8 @@
-"""The data source itself: what Spark calls, handed on to the module that does it.
+"""The data source itself: the interface that Spark calls. Each call goes on to the module that handles it.
 
-Spark runs each of these in a short-lived planner process of its own, and pickles the instance from one to the next: an
-instance holds the options and nothing else. The modules that do the work are imported where they are needed, as every
-one of these processes pays for its imports.
+Spark runs each of these calls in a short-lived planner process of its own, and pickles the instance from one to the
+next. So an instance holds only the options. The modules that do the work are imported inside the methods, because each
+of these processes pays for its imports.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class SowDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format(...)` takes."""
+        """The name for `format(...)`."""
         return "sow"
 
     # ---- reading ----
 
     def schema(self) -> StructType:
-        """The schema that is inferred where the user gives none."""
+        """The inferred schema, if the user gives none."""
         from sow_spark.options import parse_reading
         from sow_spark.schemas import infer
 
@@ -47,8 +47,8 @@ class SowDataSource(DataSource):
         from sow_spark.reading import FilteringReader, SnapshotReader
 
         reading = parse_reading(self.options)
-        # Not by itself: Spark (4.1 to 4.3) keeps one plan for a DataFrame that was loaded, that of the last filters it
-        # has pushed, and gives it to every other use of it, also without a filter: rows would be missing.
+        # Only on request: Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last,
+        # and uses it for every other use of the DataFrame, also without a filter. Rows would be missing.
         kind = FilteringReader if reading.push_filters and _filters_are_pushed() else SnapshotReader
         return kind(reading, schema)
 
@@ -62,7 +62,7 @@ class SowDataSource(DataSource):
     # ---- writing ----
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Publishes rows, or replaces the topic's content by them."""
+        """Publishes rows, or replaces the topic's content with them."""
         from sow_spark.options import parse_writing
 
         writing = parse_writing(self.options)
@@ -83,11 +83,12 @@ class SowDataSource(DataSource):
 
 
 def _filters_are_pushed() -> bool:
-    """Whether this process was started by Spark to push filters down.
+    """Whether Spark has started this process to push filters down.
 
-    A reader that has `pushFilters` is refused while spark.sql.python.filterPushdown.enabled is off, and nothing tells a
-    data source how that is set. But Spark pushes filters in a worker program of its own, which it runs only while the
-    setting is on. Should a version of Spark name it otherwise, filters are not pushed, and the result is the same.
+    Spark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off, and a data source
+    cannot read this setting. But Spark pushes filters in a worker program of its own, which it runs only while the
+    setting is on. If a version of Spark gives the program another name, filters are not pushed, and the result is the
+    same.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

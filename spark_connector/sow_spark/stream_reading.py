@@ -1,19 +1,19 @@
 """Streaming reads: the changes of a topic, in ranges of its journal.
 
 An offset is a position, `{"epoch", "sequence"}`, with the name of the query's pin: the durable subscription that keeps
-the journal for it. As the name is in the checkpoint, a query that is started again goes on under it. It also has the
-time when the topic was created: another topic of the name, made since, has none of the changes still to be read.
+the journal for it. The name is in the checkpoint, so a restarted query continues under it. An offset also has the time
+of the topic's creation: a topic of the same name that was created since then has none of the changes still to be read.
 
 Guarantees:
 
-T1  A micro-batch is a range of positions, and reads the same changes whenever it is read, each change once. Those of
-    one key are in one partition, in their order: so what publishes them as they come, into another topic, ends with
-    the last one.
-T2  What the query has not committed is kept in the journal while it runs, and for `pinLease` after, as far as the
-    topic's limits allow. Where it is gone all the same, the query fails (DATA_LOST), or goes on with the earliest
-    change there is and says so in the log (failOnDataLoss=false); never silently.
-T3  Of a delete and an expiry the columns hold the record that went. A schema without `_op`, in which it would look like
-    one that is there, gets puts only.
+    [1]  A micro-batch is a range of positions. It gives the same changes whenever it is read, each change once. The
+         changes of one key are in one partition, in their order. So a query that publishes them to another topic as
+         they come ends with the last one of each key.
+    [2]  The journal keeps uncommitted changes while the query runs, and for `pinLease` afterwards, as far as the
+         topic's limits allow. If they are gone all the same, the query fails (DATA_LOST), or continues with the
+         earliest change and logs this (failOnDataLoss=false). It never skips changes silently.
+    [3]  For a delete and an expiry the columns hold the removed record. A schema without `_op` gets puts only, because
+         a removed record would look like a present one.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # PySpark 4.1 has neither limits nor AvailableNow; it asks for nothing but the head
+except ImportError:  # PySpark 4.1 has neither limits nor AvailableNow; it asks only for the head
     if not TYPE_CHECKING:
         ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = SupportsTriggerAvailableNow = object
 
 ENTRIES_PER_SHARE: Final = 20_000
-"""Without the option `partitions` a micro-batch has a partition for so many entries,"""
+"""Without the option `partitions` a micro-batch has one partition for this many entries,"""
 SHARES: Final = 8
-"""and at most so many: each goes through the whole range, and leaves the others' keys out."""
+"""and at most this many partitions: each one reads the whole range, and skips the keys of the others."""
 SHARES_MAX: Final = 1_000
-"""More the server does not divide into."""
+"""The server's limit."""
 
 _log: Final = logging.getLogger("sow_spark")
 _Answer = TypeVar("_Answer")
 
 
 class Offset(TypedDict, total=False):
-    """A position in the journal; `pin` where the user has not named the pin."""
+    """A position in the journal. `pin` is set if the user has not named the pin."""
 
     epoch: str
     sequence: int
     pin: str
     created: str
-    """When the topic was created."""
+    """The time of the topic's creation."""
 
 
 def offset_of(bookmark: str, pin: str | None, created: str | None = None) -> Offset:
@@ -103,8 +103,8 @@ class ChangesPartition(InputPartition):
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a topic. Spark keeps one in a process of its own for the life of a query; tasks have pickled copies, made
-    before anything was called, and know what is in their partition."""
+    """Follows a topic. Spark keeps one reader in a separate process for the life of a query. Tasks have pickled copies,
+    made before any call, and know only their partition."""
 
     def __init__(self, reading: Reading, schema: StructType) -> None:
         """Raises SowSourceError for a schema that cannot be read."""
@@ -112,19 +112,19 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise SowSourceError("OPTION_INVALID", "option export: a stream reads changes, not an export")
         self._reading = reading
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false")
-        self._life: ExitStack | None = None  # what stop() ends
+        self._life: ExitStack | None = None  # closed by stop()
         self._client: Client | None = None
-        self._pinned: str | None = None  # the position that the pin is at
+        self._pinned: str | None = None  # the position of the pin
         self._form: PayloadForm | None = None
-        self._target: str | None = None  # where AvailableNow ends
+        self._target: str | None = None  # the end for AvailableNow
         self._head: str | None = None
-        self._last: Offset | None = None  # for PySpark 4.1, which does not say where it is
+        self._last: Offset | None = None  # for PySpark 4.1, which does not pass its position
 
-    # ---- where a query begins, and how far it goes ----
+    # ---- the offsets of a query ----
 
     # Spark's stubs say `dict`; the keys are those of Offset.
     def initialOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
-        """Where a new query begins, by `startingFrom`."""
+        """The start of a new query, by `startingFrom`."""
         return self._begin(self._reading.starting_from)
 
     def _begin(self, where: str | datetime) -> Offset:
@@ -136,7 +136,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:  # type: ignore[override]  # noqa: N802  # Spark's name
-        """Where the next micro-batch ends: at the head, or sooner by the limit that Spark gives."""
+        """The end of the next micro-batch: the head, or an earlier position by Spark's limit."""
         if start is None:
             return self._head_offset()
         created = self._created()
@@ -149,12 +149,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = self._plan_from(start, target, *self._limits(limit))
         self._head = plan.head
         if not plan.entries and plan.start == bookmark_of(start) and start.get("created") == created:
-            return start  # what happens in other topics is no batch
+            return start  # changes of other topics make no batch
         return offset_of(plan.end, start.get("pin"), created)
 
     def _head_offset(self) -> Offset:
-        """For PySpark 4.1, which says neither where the query is nor how far to go: the head. What a query that is
-        started again has not committed is kept by its former pin until its first commit."""
+        """For PySpark 4.1, which passes neither the position of the query nor a limit: the head. The former pin of a
+        restarted query keeps its uncommitted changes until its first commit."""
         if self._last is None:
             return self._begin("latest")
         self._last = offset_of(
@@ -163,7 +163,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._last
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """The limit of the options; of two of them Spark hears of one, and both count."""
+        """The limit of the options. If there are two, Spark is told one, and both are applied."""
         if self._reading.max_records_per_batch:
             return ReadMaxRows(self._reading.max_records_per_batch)
         if self._reading.max_bytes_per_batch:
@@ -179,26 +179,26 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return 0, 0
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Settles where the query ends: at the present head."""
+        """Sets the end of the query: the present head."""
         self._target = self._plan("looking for the head", "latest").start
 
     def reportLatestOffset(self) -> Offset | None:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The head, for the query's progress."""
         return None if self._head is None else offset_of(self._head, None)
 
-    # ---- what a micro-batch reads ----
+    # ---- the changes of a micro-batch ----
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]
         """The changes after `start` up to `end`, in parts."""
         if bookmark_of(start) == bookmark_of(end):
             return []
         self._check_created(end, self._created())
-        self._pin(start)  # a query that is started again begins with this, if its last batch was not finished
+        self._pin(start)  # a restarted query begins with this call if its last batch was not finished
         form = self._payload_form()
         plan = self._plan_from(start, bookmark_of(end))
         if not plan.entries:
             return []
-        # A batch that is run again has to have the same partitions: they follow from the range and the options alone.
+        # A repeated batch must have the same partitions, so they depend only on the range and the options.
         shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
         return [ChangesPartition(plan.start, plan.end, share, shares, form) for share in range(shares)]
 
@@ -218,7 +218,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     columns=columns,
                     lines=lines,
                     batch_size=reading.batch_size,
-                    # What records were before the batch is not looked up, so that it is the same when it is read again.
+                    # No previous record from before the batch is looked up, so a repeated read gives the same changes.
                     history=partition.start if reading.filter else None,
                     share=(partition.share, partition.shares),
                 )
@@ -228,15 +228,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
 
     def commit(self, end: Offset) -> None:  # type: ignore[override]
-        """Lets go of the journal up to `end`."""
+        """Releases the journal up to `end`."""
         try:
             self._pin(end)
         except SowSourceError as error:
-            # The next call will tell whether the server is there; until then the journal keeps more than it must.
+            # The next call shows whether the server is reachable. Until then the journal keeps more than necessary.
             _log.warning("%s", error)
 
     def stop(self) -> None:
-        """Ends the renewing of the pin, which stays for `pinLease`: the query may be started again."""
+        """Stops renewing the pin, which stays for `pinLease`: the query may be restarted."""
         if self._life is not None:
             self._life.close()
             self._life = self._client = None
@@ -244,7 +244,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- the server ----
 
     def _call(self, doing: str, call: Callable[[Client], _Answer]) -> _Answer:
-        """An answer of the server, asked again while it is not there."""
+        """The result of a call, which is repeated while the server is unreachable."""
         if self._client is None:
             self._life = ExitStack()
             self._client = self._life.enter_context(connect(self._reading.connecting))
@@ -268,8 +268,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _plan_from(self, start: Offset, end: str | None, max_entries: int = 0, max_bytes: int = 0) -> ChangesPlan:
-        """The range after an offset; where the journal does not reach back to it, after the earliest position, if that
-        is allowed."""
+        """The range after an offset. If the journal does not reach back to it, the range after the earliest position,
+        if the options allow that."""
         try:
             return self._plan("planning a micro-batch", bookmark_of(start), end, max_entries, max_bytes)
         except SowSourceError as error:
@@ -288,27 +288,27 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return topic.create_time.isoformat()
 
     def _check_created(self, offset: Offset, created: str) -> None:
-        """Raises DATA_LOST, or says so in the log, where the topic is not the one of the offset any more."""
+        """Raises or logs DATA_LOST if the topic is no longer the one of the offset."""
         if offset.get("created", created) != created:
             self._lost(offset, f"the topic was deleted, and another one created at {created}")
 
     def _check_loss(self, error: SowSourceError, start: Offset) -> None:
-        """Raises DATA_LOST, or says so in the log; any other error is raised as it is."""
+        """Raises or logs DATA_LOST. Any other error is raised unchanged."""
         if error.reason not in _LOSSES:
             raise error
         self._lost(start, error.reason)
 
     def _lost(self, start: Offset, why: str) -> None:
-        """Raises DATA_LOST, or says so in the log."""
+        """Raises or logs DATA_LOST."""
         lost = SowSourceError(
             "DATA_LOST",
             f"changes of topic {self._reading.topic} after {bookmark_of(start)} are gone ({why})",
             "start a query with a new checkpoint, from a snapshot or from earliest; "
-            "or give failOnDataLoss=false to go on with the earliest change there is",
+            "or give failOnDataLoss=false to continue with the earliest change",
         )
         if self._reading.fail_on_data_loss:
             raise lost
-        _log.warning("%s: going on with the earliest change there is", lost.message)
+        _log.warning("%s: continuing with the earliest change", lost.message)
 
     def _payload_form(self) -> PayloadForm:
         if self._form is None:
@@ -317,10 +317,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._form
 
     def _pin(self, offset: Offset) -> None:
-        """Keeps the journal after an offset, under the query's name, and goes on doing so."""
+        """Pins the journal after an offset, under the query's pin, and renews the pin from then on."""
         name = self._reading.pin_name or offset.get("pin")
         if name is None:
-            return  # a checkpoint of a query that had named its pin, and does not any more
+            return  # a checkpoint of a query that named its pin then, and does not now
         bookmark = bookmark_of(offset)
         if bookmark == self._pinned:
             return  # it is renewed in the background

@@ -1,20 +1,21 @@
-"""Stream write: each micro-batch of a query is published once, whatever is killed and restarted.
+"""Stream write: each micro-batch of a query is published once, through kills and restarts.
 
 A partition of a query is one publisher, `spark-<query>-<partition>`, and its units are the query's batches. Guarantees:
 
-B1  That a partition of a batch is published whole is recorded with its last rows, in one commit; an attempt that comes
-    later, in the same run or after a restart from the checkpoint, publishes nothing.
-B2  Of the attempts before that at most one goes on: each fences the ones before it, and publishes all rows again. So
-    rows of a batch that was cut off may be published twice; each row's last publish is the one that stays.
-B3  The query is known by the id that Spark keeps in its checkpoint, or by the option `writerId`.
+    [1]  One commit writes the last rows of a partition of a batch and records that the partition is published whole. A
+         later attempt, in the same run or after a restart from the checkpoint, publishes nothing.
+    [2]  Of the attempts before that at most one continues: each attempt fences the earlier ones, and publishes all rows
+         again. So rows of a batch that was cut off may be published twice; the last publish of each row stays.
+    [3]  The query is known by the id that Spark keeps in its checkpoint, or by the option `writerId`.
 
-B1 rests on Spark's promise that a batch which is run again has the same rows in the same partitions; it breaks where
-the number of partitions depends on the size of the cluster. A partition that comes back with another number of rows is
-refused (ROWS_DIFFER) rather than taken for done. Removals (`_op`) are applied in the order of the rows, and again when
-a batch is run again: they are not part of B1, and need not be, as they are the same twice.
+[1] relies on Spark's promise that a repeated batch has the same rows in the same partitions. The promise does not hold
+    where the number of partitions depends on the size of the cluster. A partition that comes back with another number
+    of rows is refused (ROWS_DIFFER) rather than taken for finished. Removals (`_op`) are applied in the order of the
+    rows, and again when a batch is repeated. [1] does not cover them, because applying them twice gives the same
+    result.
 
-Spark itself refuses outputMode update for data sources in Python, and complete is refused here, as a batch that is all
-there is would have to replace the topic: both are what `foreachBatch` is for.
+Spark itself refuses outputMode update for data sources in Python. This module refuses outputMode complete, because each
+batch would have to replace the topic. Use `foreachBatch` for both.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ if TYPE_CHECKING:
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""Local properties that Spark sets for the tasks of a micro-batch."""
+"""The local properties that Spark sets for the tasks of a micro-batch."""
 _WRITER_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,150}")
 
 
 class StreamPublishingWriter(DataSourceStreamArrowWriter):
-    """The writer of a stream; Spark makes a new one for each batch, and for each commit."""
+    """The writer of a stream. Spark makes a new one for each batch, and for each commit."""
 
     def __init__(self, writing: Writing, schema: StructType, overwrite: bool) -> None:
-        """Raises SowSourceError for what is wrong with options, schema, output mode or topic."""
+        """Raises SowSourceError for a fault in options, schema, output mode or topic."""
         if overwrite:
             raise SowSourceError(
                 "OPTION_INVALID",
                 "outputMode complete would replace the topic by every batch",
                 "use foreachBatch: with outputMode update and mode('append') the topic keeps each key's last row, with "
-                "outputMode complete and mode('overwrite') just the rows of the last batch",
+                "outputMode complete and mode('overwrite') it keeps only the rows of the last batch",
             )
         if writing.writer_id is not None and not _WRITER_ID.fullmatch(writing.writer_id):
             raise option_error("writerId", f"{writing.writer_id!r} is not 1 to 150 characters of [A-Za-z0-9_.:-]")
@@ -73,9 +74,9 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
         return publish(self._writing, self._plan, iterator, publisher_id, int(batch) + 1, partition)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """The batch is published: tells the figures."""
+        """The batch is published: logs the figures."""
         log_summary(self._writing, f"batch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """The batch has failed, and is run again when the query is."""
+        """The batch has failed. It runs again when the query does."""
         log_summary(self._writing, f"aborted batch {batchId}", messages)

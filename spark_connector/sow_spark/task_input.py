@@ -1,12 +1,12 @@
-"""Whether a task has been given all of its rows.
+"""Checks that a task has received all of its rows.
 
-Spark hands a Python writer its rows as an Arrow stream over a socket. When what is upstream fails (a function of the
-user, a lost shuffle block, a kill), it closes its end of the socket, and an Arrow stream that ends so looks to its
-reader like one that is whole: the iterator just ends, early. Spark fails the task, but nothing tells the writer, which
-would then record a part of its rows as all of them.
+Spark gives a Python writer its rows as an Arrow stream over a socket. If something upstream fails (a function of the
+user, a lost shuffle block, a kill), Spark closes its end of the socket. The reader cannot distinguish an Arrow stream
+that ends this way from a whole one: the iterator just ends, early. Spark fails the task, but does not tell the writer,
+which would then record a part of its rows as all of them.
 
-What can be told apart is the socket: after a whole stream Spark sends a mark that its worker program reads later, after
-a cut one there is nothing. So we look at what comes next, without taking it.
+The socket shows the difference. After a whole stream Spark sends a mark, which its worker program reads later. After a
+cut stream nothing follows. So we peek at the next bytes without taking them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sow_spark.errors import SowSourceError
 
 _MARK: Final = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
 _INPUTS: Final = ("infile", "sock_file")
-"""What the worker programs of PySpark call the stream from the JVM, in the frame at the bottom of each task."""
+"""Names of the stream from the JVM in PySpark's worker programs, in the frame at the bottom of each task."""
 
 
 class _Peekable(Protocol):
@@ -29,26 +29,26 @@ class _Peekable(Protocol):
 
 
 def require_whole_input() -> None:
-    """Returns when the iterator that a task was given has ended because there are no more rows.
+    """Returns if the task's iterator has ended because there are no more rows.
 
-    To be called in the task's thread, after the iterator has ended. Raises SowSourceError INPUT_CUT when the rows ended
-    early, and INPUT_UNKNOWN when this version of PySpark does not let us see.
+    Call it in the task's thread, after the iterator has ended. Raises SowSourceError: INPUT_CUT if the rows ended
+    early, INPUT_UNKNOWN if this version of PySpark does not show it.
     """
     stream = _stream_from_spark()
     if stream is None:
         raise SowSourceError(
             "INPUT_UNKNOWN",
             "this version of PySpark does not show whether a task has seen all of its rows",
-            "nothing is recorded as finished that may not be",
+            "the task is not recorded as finished",
         )
-    # Blocks until Spark has sent the mark, which it does right behind the rows, or has closed its end. A part of it may
-    # be all that is there yet; peek does not wait for the rest.
+    # Blocks until Spark has sent the mark, right after the rows, or has closed its end. Possibly only a part of the
+    # mark has arrived yet; peek does not wait for the rest.
     seen = stream.peek(len(_MARK))[: len(_MARK)]
     if not seen or not _MARK.startswith(seen):
         raise SowSourceError(
             "INPUT_CUT",
             "the rows of this task ended early",
-            "what failed is upstream of the writer, see the other errors",
+            "the failure is upstream of the writer, see the other errors",
         )
 
 

@@ -1,16 +1,16 @@
-"""Batch append: the rows of a DataFrame are published, or merged as deltas, by the tasks as they come.
+"""Batch append: the tasks publish the rows of a DataFrame, or merge them as deltas, as they come.
 
 Each partition of a job is one publisher, `spark-<job>-<partition>`, and one unit of its work. Guarantees:
 
-A1  A retried or speculative attempt publishes all of its rows again, under a higher epoch, which fences the attempts
-    before it: of two attempts at most one goes on. Rows may come in another order than before, so that sequences alone
-    would take the wrong ones for duplicates.
-A2  An attempt that has published all of its rows records that with the last of them, in one commit; attempts after it
-    change nothing. It does so only when its input was whole (`task_input`), and no row was bad unless they are dropped.
-A3  A job that was aborted fences its publishers: a task that lives on somewhere publishes no more.
-A4  Append is not atomic: rows of a job that fails stay published. Publishing them again is harmless.
+    [1]  A retried or speculative attempt publishes all of its rows again, under a higher epoch, which fences the
+         earlier attempts: of two attempts at most one continues. Rows may come in another order than before, so
+         sequences alone would take the wrong rows for duplicates.
+    [2]  One commit writes the last rows of an attempt and records the unit as finished. Later attempts change nothing.
+         A unit is finished only if the input was whole (`task_input`), and no row was bad, unless bad rows are dropped.
+    [3]  An aborted job fences its publishers: a task that still runs somewhere publishes no more.
+    [4]  Append is not atomic: rows of a job that fails stay published. Publishing them again is harmless.
 
-`publish` is shared with the stream writer, whose units are its micro-batches.
+The stream writer, whose units are its micro-batches, also uses `publish`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
 SAMPLES_MAX: Final = 5
 BAD_ROWS_MAX: Final = 1_000
-"""With `onBadRow=fail` a task gives up once it has seen so many; below that it goes on, so that the count is right."""
+"""With `onBadRow=fail` a task gives up after this many bad rows. Below that it continues, so that the count is
+right."""
 PARTITIONS_FENCED_MAX: Final = 10_000
 ROWS_PER_REQUEST: Final = 2_000
-"""Twice as many as a publisher sends by itself: nobody waits for single rows here."""
+"""Twice a publisher's default: nobody waits for single rows here."""
 DELETED_AT_ONCE: Final = 1_000
 
 log = logging.getLogger(__name__)
@@ -52,22 +53,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has done; goes back to the driver."""
+    """The result of a task, for the driver."""
 
     partition: int
     rows: int
-    """Rows that were published, deletes included, or had been by the attempt that finished this partition."""
+    """Rows published by this attempt, or by the earlier one that finished this partition; deletes included."""
     bad: int = 0
     samples: tuple[BadRow, ...] = ()
     again: bool = False
-    """An earlier attempt had finished: nothing was published."""
+    """An earlier attempt had finished the partition: this one published nothing."""
 
 
 class PublishingWriter(DataSourceArrowWriter):
-    """The writer of an append. Made on the driver, pickled to tasks, and back on the driver for the commit."""
+    """The writer of an append. It is made on the driver, pickled to tasks, and used on the driver again for the
+    commit."""
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
-        """Raises SowSourceError for what is wrong with options, schema or topic."""
+        """Raises SowSourceError for a fault in options, schema or topic."""
         with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
             topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
         self._writing = writing
@@ -82,17 +84,17 @@ class PublishingWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Everything is published: tells the figures."""
+        """Everything is published: logs the figures."""
         log_summary(self._writing, "write", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The job has failed: what was published stays (A4), and nothing more is (A3)."""
+        """The job has failed: published rows stay [4], and no more rows are published [3]."""
         log_summary(self._writing, "aborted write", messages)
         fence(self._writing, [f"spark-{self._job}-{partition}" for partition in range(len(messages))])
 
 
 def task_context() -> TaskContext:
-    """The task that this code runs in."""
+    """The running task."""
     task = TaskContext.get()
     assert task is not None, "write is called in tasks only"
     return task
@@ -103,15 +105,15 @@ def task_context() -> TaskContext:
 
 @dataclass(slots=True)
 class BadRows:
-    """Counts the rows of a task that were not written, and keeps the first of them. Two threads add to it: the task's,
-    and the one of the publisher's answers."""
+    """Counts the rows of a task that were not written, and keeps the first of them. Two threads add to it: the task's
+    thread, and the thread of the publisher's answers."""
 
     count: int = 0
     samples: list[BadRow] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, rows: Sequence[BadRow]) -> None:
-        """Takes note of more."""
+        """Adds bad rows."""
         if not rows:
             return
         with self._lock:
@@ -119,7 +121,7 @@ class BadRows:
             self.samples += rows[: SAMPLES_MAX - len(self.samples)]
 
     def check(self, writing: Writing, partition: int, *, last: bool) -> None:
-        """Raises SowSourceError with `onBadRow=fail`, once there are many, or at the end of the rows."""
+        """With `onBadRow=fail`, raises SowSourceError once there are `BAD_ROWS_MAX`, or at the end of the rows."""
         if writing.on_bad_row == "drop" or self.count < (1 if last else BAD_ROWS_MAX):
             return
         raise SowSourceError(
@@ -157,8 +159,8 @@ def log_summary(writing: Writing, what: str, messages: Sequence[WriterCommitMess
 
 
 def fence(writing: Writing, publisher_ids: Sequence[str]) -> None:
-    """Begins a new epoch of each publisher, so that nobody goes on under an older one. As far as the server lets us:
-    the job has failed already, and that is the error to show."""
+    """Begins a new epoch of each publisher, so that no task continues under an older one. Errors are only logged: the
+    job has failed already, and its error is the one to show."""
     try:
         with connect(writing.connecting) as client:
             for publisher_id in publisher_ids[:PARTITIONS_FENCED_MAX]:
@@ -171,9 +173,9 @@ def fence(writing: Writing, publisher_ids: Sequence[str]) -> None:
 
 
 class HandedOver:
-    """The rows that were handed to a bulk call and are not settled yet, so that a refused one can be shown.
+    """The rows in a bulk call that are not settled yet, so that an error can show a refused row.
 
-    Holds on to about as many payloads as the call itself. Two threads use it: the task's, and the answers'.
+    It holds about as many payloads as the call itself. Two threads use it: the task's, and that of the answers.
     """
 
     def __init__(self) -> None:
@@ -182,13 +184,13 @@ class HandedOver:
         self._end = 0
 
     def add(self, puts: Puts) -> None:
-        """These are handed over next."""
+        """Adds the rows that are handed over next."""
         with self._lock:
             self._underway.append((self._end, puts))
             self._end += len(puts.payloads)
 
     def refused(self, refusals: Iterable[Refusal]) -> list[BadRow]:
-        """The rows that were refused; their indexes count all that was handed over."""
+        """The refused rows. The indexes of refusals count all rows handed over."""
         found = []
         with self._lock:
             for refusal in refusals:
@@ -200,7 +202,7 @@ class HandedOver:
         return found
 
     def settled(self, rows: int) -> None:
-        """So many of all that was handed over are settled, from the first on."""
+        """Notes that the first `rows` of all rows handed over are settled."""
         with self._lock:
             while self._underway and self._underway[0][0] + len(self._underway[0][1].payloads) <= rows:
                 self._underway.popleft()
@@ -208,7 +210,7 @@ class HandedOver:
 
 @dataclass(slots=True)
 class _Acks:
-    """Follows what the server answers, in the publisher's thread."""
+    """Follows the server's answers, in the publisher's thread."""
 
     bad: BadRows
     handed_over: HandedOver = field(default_factory=HandedOver)
@@ -216,7 +218,7 @@ class _Acks:
     settled: int = 0
 
     def on_ack(self, ack: Ack) -> None:
-        """An answer has come."""
+        """Handles an answer."""
         self.applied += ack.applied + ack.duplicates
         if ack.refusals:
             self.bad.add(self.handed_over.refused(ack.refusals))
@@ -227,7 +229,7 @@ class _Acks:
 def publish(
     writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], publisher_id: str, unit: int, partition: int
 ) -> Written:
-    """Publishes all rows of a partition as one unit of a publisher, unless an earlier attempt has (A1, A2)."""
+    """Publishes all rows of a partition as one unit of a publisher, unless an earlier attempt has [1], [2]."""
     doing = f"writing partition {partition} to {writing.topic}"
     with translated(doing), connect(writing.connecting) as client:
         opened = retried(writing.connecting, lambda: client.open_publisher(publisher_id, unit=unit))
@@ -238,7 +240,7 @@ def publish(
         except SowError as error:
             if error.reason != "PUBLISHER_FENCED":
                 raise
-            # Usual where Spark speculates: a newer attempt has begun, or the job was given up.
+            # Usual with speculative execution: a newer attempt has begun, or the job was aborted.
             raise SowSourceError(error.reason, f"{doing}: a newer attempt of this task has taken over") from None
 
 
@@ -256,7 +258,7 @@ def _publish_new(
     acks = _Acks(bad)
     removed = 0
     rows = 0
-    # In the publisher's name: a late delete of an attempt that was fenced would take what the newer one has put.
+    # In the publisher's name: otherwise a late delete of a fenced attempt would remove records of the newer one.
     delete = partial(
         client.sow_delete,
         writing.topic,
@@ -275,7 +277,7 @@ def _publish_new(
         epoch=epoch,
         unit=unit,
         on_ack=acks.on_ack,
-        on_refusal=lambda _: None,  # they are counted by `on_ack`, where their rows are known
+        on_refusal=lambda _: None,  # `on_ack` counts refusals; it knows their rows
         delta=writing.mode == "delta",
     ) as publisher:
         for batch in batches:
@@ -303,14 +305,15 @@ def _publish_new(
             bad.check(writing, partition, last=True)
             if writing.on_bad_row != "drop":
                 raise
-            # All others are published, so the unit is finished. Should we die just before this, they are published
-            # again.
+            # All other rows are published, so the unit is finished. If this process dies just before that, they are
+            # published again.
             publisher.finish_unit(without_refused=True)
     return Written(partition, acks.applied + removed, bad.count, tuple(bad.samples))
 
 
 def _remove(delete: Callable[..., Deleted], writing: Writing, removals: Removals, bad: BadRows) -> int:
-    """Deletes what the rows name; what is not there any more counts as deleted. How many rows that settles."""
+    """Deletes the records that the rows name, and returns the number of settled rows. A record that no longer exists
+    counts as deleted."""
     if removals.keys is not None:
         for at in range(0, len(removals.keys), DELETED_AT_ONCE):
             keys = removals.keys[at : at + DELETED_AT_ONCE]
@@ -336,13 +339,13 @@ _BAD_KEYS: Final = frozenset(
 def _rows_again(
     writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], partition: int, unit_records: int
 ) -> Written:
-    """An earlier attempt has finished this unit: nothing is published. `unit_records` is what it had: 0 also if that is
-    not known, as the publisher has finished later units since.
+    """An earlier attempt has finished this unit: nothing is published. `unit_records` is the number of its records, and
+    also 0 if that is not known because the publisher has finished later units since.
 
-    Another number of rows now means that Spark has divided the rows otherwise than then, so that some of them may be
-    in no finished unit; and Spark runs no batch again once a later one has begun, so that a unit which is not the last
-    one is another batch under the same number, as after a change of the checkpoint. Both are errors, rather than rows
-    that are missing for ever.
+    Another number of rows now means that Spark has divided the rows differently, so some of them may be in no finished
+    unit. Spark never repeats a batch once a later one has begun. So a unit before the last one means another batch
+    under the same number, as after a change of the checkpoint. Both are errors; otherwise rows would be missing for
+    ever.
     """
     rows = published = 0
     for batch in batches:
@@ -355,13 +358,13 @@ def _rows_again(
         before = f"with {unit_records} rows" if unit_records else "with no row, or long ago"
         raise SowSourceError(
             "ROWS_DIFFER",
-            f"partition {partition} was written to {writing.topic} before, {before}, and now has {published}: the rows "
-            "are divided among the partitions otherwise than they were, or belong to another batch of that number",
-            "give a stream another writerId, and all rows of the batch are written again",
+            f"partition {partition} was written to {writing.topic} before, {before}, and now has {published}: Spark "
+            "has divided the rows among the partitions differently, or they belong to another batch of that number",
+            "give the stream another writerId; then all rows of the batch are written again",
         )
     if published and not unit_records:
         log.warning(
-            "partition %d was written to %s before, and it is not known with how many rows; %d are not written again",
+            "partition %d was written to %s before, with an unknown number of rows; %d rows are not written again",
             partition,
             writing.topic,
             published,

@@ -196,7 +196,7 @@ def test_documents_hold_what_a_naive_encoder_writes(seed: int) -> None:
 
 
 def test_documents_do_not_depend_on_their_batch(seed: int) -> None:
-    """given rows of many kinds / when encoded together and one by one / then the texts are the same (N3)"""
+    """given rows of many kinds / when encoded together and one by one / then the texts are the same (encoding [3])"""
     rng = random.Random(seed)
     batch = pa.RecordBatch.from_pydict(
         {
@@ -209,7 +209,7 @@ def test_documents_do_not_depend_on_their_batch(seed: int) -> None:
 
 
 def test_large_batches_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """given rows of 100 bytes and one of 100,000 / when a piece may have 4 KiB / then nothing changes (N4)"""
+    """given rows of 100 bytes and one of 100,000 / when a piece may have 4 KiB / then nothing changes (encoding [4])"""
     batch = pa.RecordBatch.from_pydict({"id": list(range(200)), "text": ["x" * 100] * 199 + ["y" * 100_000]})
     whole = documents(batch)
     monkeypatch.setattr(encoding, "PIECE_BYTES", 4096)
@@ -258,7 +258,7 @@ def test_dictionaries_and_large_types_are_encoded_as_what_they_hold() -> None:
 
 
 def test_bytes_that_are_not_utf8_are_passed_on() -> None:
-    """given strings that are not UTF-8 / when encoded / then nothing fails: the server refuses them (N1)"""
+    """given strings that are not UTF-8 / when encoded / then nothing fails: the server refuses them (encoding [1])"""
     broken = pa.array([b'\xff"', b"\xfe"], pa.binary()).view(pa.string())
     assert documents(pa.RecordBatch.from_pydict({"s": broken})) == [b'{"s":"\xff\\""}', b'{"s":"\xfe"}']
 

@@ -120,7 +120,8 @@ def test_keys_are_text_integers_or_dates() -> None:
 
 
 def test_rows_that_are_no_records_are_told_apart() -> None:
-    """given rows without a key, with lifetimes that are none, not UTF-8 / when planned / then the others go on (R2)"""
+    """given rows without a key, with lifetimes that are none, not UTF-8 / when planned / then the others go on
+    (sow_spark/rows [2])"""
     columns = {
         "k": pa.array([b"a", None, b"c", b"\xff", b"e"], pa.binary()).view(pa.string()),
         "t": pa.array(["1s", "1s", "soon", "1s", None]),
@@ -218,7 +219,7 @@ def test_changes_are_puts_and_removals_in_their_order() -> None:
 def test_what_cannot_be_written_is_said_on_the_driver(
     schema: str, topic: TopicFacts, options: dict[str, object], said: str
 ) -> None:
-    """given a schema that does not suit / when planned / then the error names option or column (R1)"""
+    """given a schema that does not suit / when planned / then the error names option or column (sow_spark/rows [1])"""
     with pytest.raises(SowSourceError) as caught:
         plan(schema, topic, **options)
     assert said in str(caught.value)

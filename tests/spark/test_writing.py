@@ -390,7 +390,8 @@ def test_overwrite_replaces_the_content(spark: SparkSession, writable: ServerPro
 def test_an_overwrite_that_fails_leaves_the_topic_as_it_was(
     spark: SparkSession, writable: ServerProcess, client: Client
 ) -> None:
-    """given records / when an overwrite fails in a task, and when rows are bad / then nothing has changed (V1)"""
+    """given records / when an overwrite fails in a task, and when rows are bad / then nothing has changed (overwriting
+    [1])"""
     client.publish("orders", {"id": "kept"})
     before = entries(client, "orders")
     frame = spark.range(0, 2000, 1, 2).select(
@@ -421,7 +422,8 @@ def test_an_overwrite_without_the_word_of_a_task_is_not_committed(writable: Serv
 def test_what_others_change_during_an_overwrite_stays(
     spark: SparkSession, writable: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
-    """given an overwrite under way / when others publish / then their records win over loaded ones, and stay (V4)"""
+    """given an overwrite under way / when others publish / then their records win over loaded ones, and stay
+    (overwriting [4])"""
     client.publish_many("orders", [{"id": 1, "by": "old"}, {"id": 99_999, "by": "old"}])
     go = tmp_path / "go"
 
