@@ -66,7 +66,7 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
     Raises FilterError for NOW_MICROS where it is not allowed: the answer for a record that stands still may not change.
     """
     if not allow_now and any(isinstance(node, Call) and node.function is Function.NOW_MICROS for node in walk(tree)):
-        raise FilterError("NOW_MICROS() changes while records stand still, so it has no place in a subscription")
+        raise FilterError("NOW_MICROS() changes without any change of a record, so a subscription cannot use it")
     return _Compilation(tree, frozenset([tuple(path) for path in key_paths])).predicate(tree)
 
 

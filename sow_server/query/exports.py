@@ -431,7 +431,7 @@ class Exports:
                     f"there are {most} exports, as many as this server allows; close one, or let its lease end",
                     retry_after_micros=MICROS,
                 )
-            self._end(spent, "it was read whole, and made room for another one")
+            self._end(spent, "it was read to its end, and made room for another one")
         self._opening += 1
         try:
             yield
@@ -463,7 +463,7 @@ class Exports:
         why = self._ended.get(export_id)
         if isinstance(why, Topic):
             raise topic_deleted(why)
-        raise not_found(export_id, why or "this server has not opened it since it was started")
+        raise not_found(export_id, why or "this server has not opened it since its start")
 
     def _judge(self, held: _OpenExport) -> None:
         """Ends one whose time is over."""
@@ -569,7 +569,7 @@ def read_token(export: Export, part: int, token: bytes) -> bytes:
     if token and token[:TAG_BYTES] != _tag(export, part, position):
         raise StoreError(
             Reason.RESUME_TOKEN_INVALID,
-            "resume_token: is none of this part of the export; send that of the last batch, or none",
+            "resume_token: does not belong to this part of the export; send the token of the last batch, or none",
             field="resume_token",
         )
     return position

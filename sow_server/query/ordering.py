@@ -367,8 +367,8 @@ class Sorter:
         self.close()
         return StoreError(
             Reason.RESULT_TOO_LARGE,
-            f"order_by: the result does not fit into the {self.share.memory.bytes_max >> 20} MiB in which this server"
-            " sorts; ask for (fewer of) the first ones with top_n, or without order_by",
+            f"order_by: the result does not fit into the {self.share.memory.bytes_max >> 20} MiB that this server"
+            " sorts in; ask for fewer records with top_n, or leave out order_by",
             field="order_by",
         )
 

@@ -651,11 +651,11 @@ _CONTRADICTIONS: Final = (
     ("select", ("keys_only", "count_only"), "no payloads are returned"),
     ("keys_only", ("count_only",), "no records are returned"),
     ("order_by", ("count_only",), "no records are returned"),
-    ("order_by", _PAGED, "pages go by key"),
-    ("explain", ("count_only",), "it tells the counts besides"),
-    *[(field, ("skip_n", "top_n"), "a page is a part already") for field in _PAGED],
+    ("order_by", _PAGED, "pages are in key order"),
+    ("explain", ("count_only",), "explain tells the count as well"),
+    *[(field, ("skip_n", "top_n"), "page_size limits the answer already") for field in _PAGED],
     *[(field, ("count_only",), "no records are returned") for field in _PAGED],
-    *[(field, ("keys",), "these are few enough for one answer") for field in _PAGED],
+    *[(field, ("keys",), "all of them fit into one answer") for field in _PAGED],
 )
 """(field, others, why not both)"""
 

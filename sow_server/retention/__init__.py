@@ -1,1 +1,1 @@
-"""What is let go by itself: topics that nobody uses."""
+"""Deletes topics that nobody uses."""

@@ -1,15 +1,14 @@
-"""Topics that nobody uses are deleted: after `idle_ttl`, or when the last subscriber has left (rule T1).
+"""Deletes topics that nobody uses: after `idle_ttl`, or when the last subscriber has left (rule T1).
 
-A use is a subscription for as long as it is attached, a get or a query, and that somebody declares the topic again; a
-publish only where the topic says so. When a topic was used is kept in memory, so a start counts as a use, as does a
-change of its `idle_ttl`.
+Uses of a topic: an attached subscription, a get, a query, and declaring the topic again; a publish only if the topic
+says so. The time of the last use is kept in memory, so a start counts as a use, and so does a change of `idle_ttl`.
 
-    ID1  A topic is deleted after at least its `idle_ttl`, and as soon as the event loop has time for it then.
-    ID2  The decision is the writer's, on the topic as it is in its turn: a use that came before wins.
-    ID3  Cost is in proportion to the topics that may be due and to those whose settings have changed. Uses are not
-         noted: the deadline of a topic that was used meanwhile is found to be later when it is looked at.
-    ID4  Topics of the configuration file are never deleted, nor is anything while the clock is in doubt (rule L15) or
-         the server stops: the subscribers that it sends away have not left.
+    [1]  A topic is deleted after at least its `idle_ttl`, as soon as the event loop has time for it.
+    [2]  The writer decides, on the topic as it is then: an earlier use wins.
+    [3]  The cost is in proportion to the topics that may be due and to those whose settings have changed. Uses are not
+         queued: when a deadline comes, a topic that was used meanwhile gets a later one.
+    [4]  Topics of the configuration file are never deleted. Nothing is deleted while the clock is in doubt (rule L15)
+         or the server stops: subscribers that the server sends away have not left.
 """
 
 from __future__ import annotations
@@ -31,49 +30,49 @@ from sow_server.engine.values.model import MICROS, NEVER
 log = structlog.get_logger(__name__)
 
 DELETIONS_MAX: Final = 100
-"""Topics that the writer is asked to delete at a time: each costs it a synced commit."""
+"""Deletions that the writer has at a time: each costs a synced commit."""
 LOOK_AGAIN_MICROS: Final = 10 * MICROS
-"""When a topic is looked at again that is due, but was refused by the writer: peers share it, or a load is open."""
+"""How long to wait with a due topic that the writer has refused to delete: peers share it, or a load is open."""
 
 
 class Cause(enum.StrEnum):
-    """Why a topic was deleted."""
+    """The reason why a topic was deleted."""
 
     IDLE = "idle"
     LEFT = "left"
-    """By its last subscriber."""
+    """Its last subscriber left."""
 
 
 class IdleTopics:
-    """Knows when the next topic may be due. On one thread, the event loop's, but for what it hears."""
+    """Knows when the next topic may be due. On one thread, the event loop's, except for its watcher of topics."""
 
     def __init__(self, store: Store, clock: GuardedClock) -> None:
         self._store = store
         self._clock = clock
         self._stopped = False
         self._heard: deque[Topic] = deque()
-        """Topics whose settings may have changed, or that may have been left. Added to on any thread."""
+        """Topics whose settings may have changed, or whose last subscriber may have left. Any thread may append."""
         self._ttls: dict[int, int] = {}
-        """By topic id, as they were heard of last: another one begins the time anew."""
+        """The last known `idle_ttl` of each topic, by id; a new value starts the time anew."""
         self._due: dict[int, int] = {}
-        """When each topic that has an `idle_ttl`, or was refused, is looked at next."""
+        """When to look at each topic next that has an `idle_ttl`, or that was refused."""
         self._heap: list[tuple[int, int]] = []
-        """The same as (time, topic id). An entry that is not in `_due` has been replaced."""
+        """The same as (time, topic id). An entry that differs from `_due` has been replaced."""
         self._asked: set[int] = set()
         self._left_over: dict[int, Topic] = {}
-        """Topics to delete that are beyond `DELETIONS_MAX`."""
+        """Topics to delete, beyond `DELETIONS_MAX`."""
         self.wake: Callable[[], None] = lambda: None
-        """Called when `tick` has something to do earlier than it said."""
+        """Called when `tick` has work earlier than it said."""
         self.deleted_total: Final = dict.fromkeys(Cause, 0)
         store.topics.watch(lambda topic, _: self._heard.append(topic))
         self._heard.extend(store.topics.by_id.values())
 
     def stop(self) -> None:
-        """The server stops: nothing is deleted any more."""
+        """Deletes nothing any more: the server stops."""
         self._stopped = True
 
     def tick(self) -> int:
-        """Deletes what is due. Returns when the next topic may be."""
+        """Deletes the topics that are due. Returns when the next one may be."""
         if self._stopped or self._clock.paused:
             return NEVER
         now = self._clock.now_micros()
@@ -92,7 +91,7 @@ class IdleTopics:
         return self._heap[0][0] if self._heap else NEVER
 
     def _hear(self, topic: Topic, now: int) -> None:
-        """Takes note of the settings of a topic, and looks at it."""
+        """Notes the settings of a topic, and looks at it."""
         ttl = topic.settings.idle_ttl_micros
         gone = self._store.topics.by_id.get(topic.id) is not topic
         if gone or topic.in_config or topic.reserved or (ttl is None and not topic.settings.auto_delete):
@@ -109,18 +108,18 @@ class IdleTopics:
     def _look(self, topic: Topic, now: int) -> None:
         """Deletes a topic if it is due; if not, notes when it may be."""
         if topic.id in self._asked:
-            return  # what comes of it looks again
+            return  # the answer of the writer looks again
         cause = self._cause(topic, now)
         if cause is not None:
             if not _kept_by_content(topic):
                 self._delete(topic, cause)
-            return  # if it is not empty: it is heard of once it is
+            return  # a topic with records is looked at again once it is empty
         ttl = topic.settings.idle_ttl_micros
         if ttl is not None:
             self._look_at(topic, (now if topic.followers else topic.last_use_micros) + ttl)
 
     def _cause(self, topic: Topic, now: int) -> Cause | None:
-        """Why a topic is due now, but for what it holds; None: it is not."""
+        """Why a topic is due now, apart from its records; None: it is not due."""
         if self._left(topic, now):
             return Cause.LEFT
         return Cause.IDLE if _unused(topic, now) else None
@@ -131,7 +130,7 @@ class IdleTopics:
             heapq.heappush(self._heap, (due, topic.id))
 
     def _left(self, topic: Topic, now: int) -> bool:
-        """Whether all subscribers have left; a durable one that is away has not."""
+        """Whether all subscribers have left; a detached durable has not left."""
         return (
             topic.settings.auto_delete
             and topic.was_followed
@@ -162,7 +161,7 @@ class IdleTopics:
             self._refused(topic)
 
     def _refused(self, topic: Topic) -> None:
-        """The writer has not deleted a topic: it was used meanwhile, or something else keeps it."""
+        """Hears that the writer has not deleted a topic: it was used meanwhile, or something else keeps it."""
         if self._store.topics.by_id.get(topic.id) is not topic:
             return
         now = self._clock.now_micros()
@@ -173,7 +172,7 @@ class IdleTopics:
 
 
 def _kept_by_content(topic: Topic) -> bool:
-    """Whether content keeps a topic. The writer has the last word on that, but costs a synced commit each time."""
+    """Whether its records keep a topic. The writer decides it again, but each time costs a synced commit."""
     return topic.settings.only_if_empty and topic.statistics.records > 0
 
 
@@ -182,6 +181,6 @@ def _may_go(topic: Topic) -> bool:
 
 
 def _unused(topic: Topic, now: int) -> bool:
-    """Whether nobody has used a topic for its `idle_ttl`."""
+    """Whether a topic has not been used for its `idle_ttl`."""
     ttl = topic.settings.idle_ttl_micros
     return ttl is not None and _may_go(topic) and topic.last_use_micros + ttl <= now

@@ -142,7 +142,7 @@ def _exceeded(topic: Topic) -> StoreError:
     ]
     return StoreError(
         Reason.BACKLOG_QUOTA_EXCEEDED,
-        f"topic: the slowest durable of {topic.name} has used the quota up ({', '.join(quotas)})",
+        f"topic: the slowest durable of {topic.name} has used up the quota ({', '.join(quotas)})",
         field="topic",
         retry_after_micros=RETRY_MICROS,
     )

@@ -478,7 +478,7 @@ def _declared(
         elif name in _WORDS:
             word = _WORDS[name].get(value)
             if word is None:
-                raise invalid(f"{where}.{name}", f"{value} is not one that this server knows")
+                raise invalid(f"{where}.{name}", f"{value} is unknown to this server")
             declared[field] = word
         elif name in ("key", "index"):
             declared[field] = tuple(value)
@@ -543,7 +543,7 @@ def policy(message: admin_pb2.Policy) -> Policy:
     """The policy of a message."""
     target = _POLICY_TARGETS.get(message.applies_to)
     if target is None:
-        raise invalid("policy.applies_to", f"{message.applies_to} is nothing that a policy of this server applies to")
+        raise invalid("policy.applies_to", f"{message.applies_to} is not a target of policies of this server")
     for_topics = target is PolicyTarget.TOPICS
     if message.HasField("durable" if for_topics else "topic"):
         other, own = ("durable", "topic") if for_topics else ("topic", "durable")

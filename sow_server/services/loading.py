@@ -114,7 +114,7 @@ class Loading:
                 if topic is not None:
                     self._admission.left(topic, request)
         except RocksError as error:
-            await self._fail(load, f"what is staged cannot be read ({error})")
+            await self._fail(load, f"the staged rows cannot be read ({error})")
             return False
         except StoreError as error:
             if error.reason is Reason.STOPPING or self._store.writer.failure is not None:

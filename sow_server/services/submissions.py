@@ -83,7 +83,7 @@ class Submissions:
             return
         raise StoreError(
             Reason.REPLICATION_UNAVAILABLE,
-            f"durability: {topic} {why} to replicate it to, so nothing was written",
+            f"durability: {topic} {why}, so it cannot be replicated; nothing was written",
             field="durability",
         )
 

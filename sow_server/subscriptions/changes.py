@@ -1,7 +1,7 @@
-"""One change as subscribers look at it: decoded no further than somebody asks, and no part of it twice.
+"""One change as subscribers look at it. Each part is decoded at most once, and only if it is needed.
 
-It comes either from a commit that has just become durable (with the stored value of the record that was replaced) or
-from the journal (which is asked for the previous change by its sequence, rule J1).
+A change comes from a commit that has just become durable, with the stored value of the replaced record, or from the
+journal, which finds the previous change of the key by its sequence (rule J1).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sow_server.filters import Meta
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
 
 Find = Callable[[int], Entry | None]
-"""The change of one topic with a sequence; None when the journal has discarded it."""
+"""Finds the change of one topic with a sequence; None when the journal has discarded it."""
 
 
 class Unknown(enum.Enum):
-    """What a record was before is below the floor: it counts as having been in focus (rule J1)."""
+    """Stands for a previous record that the journal has discarded. It counts as having been in focus (rule J1)."""
 
     UNKNOWN = enum.auto()
 
@@ -31,7 +31,7 @@ UNKNOWN: Final = Unknown.UNKNOWN
 
 
 class Version:
-    """A record as it was at some time."""
+    """A record as it was at one time."""
 
     __slots__ = ("_document", "_meta", "expire_time", "key", "payload", "publish_time", "topic", "version")
 
@@ -57,7 +57,7 @@ class Version:
 
     @property
     def meta(self) -> Meta:
-        """What a filter can know besides. Filters of subscriptions do not ask for the time, so it is 0."""
+        """The metadata for a filter. Filters of subscriptions never ask for the time, so it is 0."""
         found = self._meta
         if found is None:
             expire_time = None if self.expire_time == NEVER else self.expire_time
@@ -74,7 +74,7 @@ class ChangeChunk(NamedTuple):
     commit_time: int
     find: Find
     live: bool
-    """Whether they go to the subscribers that were attached when they were committed."""
+    """Whether they go to the subscribers that were attached at their commit."""
 
 
 ChangeFields = tuple[int, int, bytes, bytes, int, int, int, int, int, bytes | None]
@@ -85,7 +85,7 @@ A plain tuple: one is made for every change of every followed topic."""
 
 
 class Change(Version):
-    """A change. Of a removal the record is the one that went; its version and origin are that record's."""
+    """One change. For a removal, the record is the removed one, with its version and origin."""
 
     __slots__ = (
         "_before",
@@ -125,12 +125,12 @@ class Change(Version):
 
     @property
     def removes(self) -> bool:
-        """Whether the record is gone with it: a delete or an expiry."""
+        """Whether it removes the record: a delete or an expiry."""
         return self.kind == DELETE or self.kind == EXPIRE
 
     @property
     def before(self) -> Version | Unknown | None:
-        """Of a put: the live record that it replaced, None when there was none."""
+        """The live record that a put replaced; None if there was none."""
         if self.previous == 0:
             return None
         found = self._before
@@ -165,21 +165,21 @@ class Change(Version):
 
     @property
     def previous_value(self) -> bytes | None:
-        """The stored value of the record that was replaced, where it came along."""
+        """The stored value of the replaced record, where it came along."""
         return self._previous_value
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of payloads that are kept with it."""
+        """Bytes of the payloads that this object keeps in memory."""
         return len(self.payload) + (0 if self._previous_value is None else len(self._previous_value))
 
     def due(self, now_micros: int) -> bool:
-        """Whether a put is not handed over any more, as the record is due (rule J12)."""
+        """Whether a put is no longer handed over because the record is due (rule J12)."""
         return self.expire_time <= now_micros and self._falls_due
 
     @property
     def _falls_due(self) -> bool:
-        # One that was due at its own commit goes to those who were attached then, and to nobody else (rule L7).
+        # A record that was due at its own commit goes to the subscribers attached then, and to nobody else (rule L7).
         chunk = self._chunk
         return self.topic.acts and not (chunk.live and self.expire_time <= chunk.commit_time)
 
@@ -194,14 +194,14 @@ class Change(Version):
 
     @property
     def match_row(self) -> Row:
-        """The updated record, which does not match any more."""
+        """The updated record, which no longer matches."""
         found = self._match_row
         if found is None:
             found = self._match_row = self._row(ChangeOp.OOF, ChangeReason.MATCH, NEVER)
         return found
 
     def removed_row(self, *, oof: bool) -> Row:
-        """The record that went: out of focus, or to a change reader what happened to it."""
+        """The removed record: as out of focus, or for change readers as a delete or an expiry."""
         found = self._removed_row
         deleted = self.kind == DELETE
         if oof:
@@ -239,8 +239,8 @@ def changes_of(
     previous_values: Sequence[bytes | None] | None = None,
     live: bool = False,
 ) -> list[Change]:
-    """The changes of a chunk from position `start` to `stop`, excluded, but for those that are for peers alone, and
-    those under a key that cannot be told in a message (rule R13)."""
+    """The changes of a chunk from index `start` up to `stop`, excluded. Leaves out the changes that are for peers
+    alone, and those whose key does not fit into a message (rule R13)."""
     version, origin = shown(changes, start, stop)
     before: Sequence[bytes | None] = [None] * len(version) if previous_values is None else previous_values[start:stop]
     keys = changes.keys[start:stop]
@@ -266,9 +266,9 @@ def changes_of(
 
 
 def shown(changes: Changes, start: int, stop: int) -> tuple[list[int], list[int]]:
-    """Versions and origins of the records that subscribers are shown, from position `start` to `stop`: of a removal
-    those of the record that went."""
-    # Cut first: a chunk is taken block by block, and columns are as long as the chunk.
+    """The versions and origins that subscribers see, from index `start` up to `stop`: for a removal, those of the
+    removed record."""
+    # Slice first: a chunk is taken in blocks, and the columns are as long as the whole chunk.
     version, origin = changes.version.part(start, stop), changes.origin.part(start, stop)
     kinds = changes.change[start:stop]
     if DELETE in kinds or EXPIRE in kinds:

@@ -1,9 +1,9 @@
-"""Conflation: of each key the newest message, at most once per interval (rule S6).
+"""Conflation: the newest message of each key, at most once per interval (rule S6).
 
-CO1  Messages go out in the order of the sequences of what they tell; between two emissions lies an interval.
-CO2  An emission belongs together: only behind all of it everything up to its bookmark is told.
-CO3  A record that has not been sent is not told out of focus. `Row.enters` of a row that waits says that the subscriber
-     does not have the record.
+[1]  Messages go out in the order of their sequences, with at least one interval between two emissions.
+[2]  The frames of one emission belong together: the bookmark holds only behind the last of them.
+[3]  A subscriber never hears that a record went out of focus that it was never sent. `Row.enters` of a waiting row
+     says that the subscriber does not have the record.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Conflation:
         self._batch_size: Final = batch_size
         self._rows: dict[Key, Row] = {}
         self._unsent: set[Key] = set()
-        """Records that came into focus and were left out, as they had fallen due. The expiry of each follows and takes
-        it out again."""
+        """Records that came into focus and were left out because they fell due. The expiry of each follows, and removes
+        it from here."""
         self._emitted_at: int | None = None
         self.size = 0
 
@@ -34,13 +34,13 @@ class Conflation:
         return bool(self._rows)
 
     def add(self, frames: Iterable[ChangeFrame]) -> None:
-        """Takes rows; each replaces the one of its key."""
+        """Takes rows; each replaces the waiting row of its key."""
         for frame in frames:
             for row in frame.rows:
                 self._add((frame.topic, row.key), row)
 
     def _add(self, key: Key, row: Row) -> None:
-        old = self._rows.pop(key, None)  # and so it moves to the end
+        old = self._rows.pop(key, None)  # the row moves to the end
         if old is not None:
             self.size -= old.size
             enters = old.enters
@@ -48,14 +48,14 @@ class Conflation:
             enters = row.enters or key in self._unsent
         self._unsent.discard(key)
         if enters and row.op is ChangeOp.OOF:
-            return  # it came and went unseen
+            return  # it came and went without being sent
         if enters is not row.enters:
             row = row._replace(enters=enters)
         self._rows[key] = row
         self.size += row.size
 
     def left_out(self, topic: str, rows: Iterable[Row]) -> None:
-        """Rows that were taken from here have fallen due before they were sent (rule J12)."""
+        """Hears of rows that were taken from here and fell due before they were sent (rule J12)."""
         for row in rows:
             key = topic, row.key
             if not row.enters:
@@ -70,11 +70,11 @@ class Conflation:
                 self._rows[key] = waiting._replace(enters=True)
 
     def due_at(self, elapsed_micros: int) -> int:
-        """When the next emission may be, in elapsed time: at once, when the last one is an interval ago."""
+        """The earliest elapsed time of the next emission: now, if the last one is at least an interval ago."""
         return elapsed_micros if self._emitted_at is None else self._emitted_at + self._interval
 
     def take(self, *, after: int, bookmark: int, now_micros: int, elapsed_micros: int) -> list[ChangeFrame]:
-        """What waits, in frames, without what has fallen due meanwhile (rule J12)."""
+        """The waiting rows in frames, without those that are due by now (rule J12)."""
         self._emitted_at = elapsed_micros
         waiting, self._rows, self.size = self._rows, {}, 0
         frames: list[ChangeFrame] = []

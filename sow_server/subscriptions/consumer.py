@@ -1,4 +1,10 @@
-"""One consumer of a durable subscription, as a machine that is driven step by step (rules J2, J5, J15)."""
+"""One consumer of a durable subscription, as a machine that is driven step by step (rules J2, J5, J15).
+
+[1]  The consumer gets the changes after the acknowledged position, as a subscription from there sends them. A gap
+     is told before the changes behind it.
+[2]  If the first entry has reached the delivery limit, it is set aside before the consumer gets anything. Only that
+     entry: the consumer may never have looked at the later ones (rule J15).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,7 @@ FOR_EVER: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Which durable a subscriber consumes; as in `sow.v1.DurableAttachment`."""
+    """The durable that a subscriber consumes, with its options; as in `sow.v1.DurableAttachment`."""
 
     name: str
     force: bool = False
@@ -39,10 +45,10 @@ class SubscriptionSource(Protocol):
     """The part of the hub that consumers use."""
 
     def subscribe(self, request: Request, *, after: int | None = None) -> Subscription:
-        """A new subscription; `after`: the position that it starts at, instead of the start of the request."""
+        """A new subscription. `after`: a position to start at, instead of the start of the request."""
 
     def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
-        """The position that a request starts after, None for now, and the floors below which it misses nothing."""
+        """The position after which a request starts, None for now, and the floors below which it misses nothing."""
 
 
 class ConsumerOwner(Protocol):
@@ -50,7 +56,7 @@ class ConsumerOwner(Protocol):
 
     @property
     def source(self) -> SubscriptionSource:
-        """The inner subscriptions come from there, and count among those of the server."""
+        """Makes the inner subscriptions, which count among those of the server."""
 
     def row(self, consumer: Consumer) -> Durable | None:
         """The durable of a consumer, as it is now."""
@@ -71,7 +77,7 @@ class ConsumerOwner(Protocol):
 
 
 class Consumer:
-    """One attachment: a machine like `Subscription`, and around one, which is replaced behind every gap."""
+    """One attachment. Wraps a `Subscription`, and replaces it behind every gap."""
 
     def __init__(
         self,
@@ -88,25 +94,26 @@ class Consumer:
         self._expected = attachment.expected
         self.session: Final = uuid.uuid4().hex
         self.wake: Callable[[], None] = lambda: None
-        """Set by who drives the machine."""
+        """Set by the driver of the machine."""
         self.sent = 0
-        """Everything up to here has been sent, and may be acknowledged."""
+        """Everything up to here has been sent and may be acknowledged."""
         self.handed = 0
         """The last sequence that was handed over and needs an acknowledgement."""
         self.told = 0
-        """Gaps up to here have been told, or lie behind what was handed over."""
+        """Gaps up to here have been told, or lie behind changes that were handed over."""
         self._owner = owner
         self._closed = closed
         self._frames: deque[Frame] = deque()
         self._inner: Subscription | None = None
         self._greeting = False
-        """Whether the next progress of the inner subscription is its first frame, which is not for the client."""
+        """Whether the next progress of the inner subscription is its first frame, which the client does not get."""
         self._snapshot = False
-        """Whether a snapshot takes the place of a backlog, and has not ended yet."""
+        """Whether a snapshot replaces the backlog, and has not ended yet."""
         self._error: StoreError | None = None
         self._is_closed = False
         self._attached: Attached | None = None
-        """Before its first frame: what it will be told. Meanwhile its first entry may have to be set aside (DC6)."""
+        """Set until the first frame: the answer to the attachment. Meanwhile the first entry may be set aside, see
+        [2]."""
         self._looked = False
         self._first: FirstEntries | None = None
         self._deliveries: tuple[Delivered, ...] = ()
@@ -114,7 +121,7 @@ class Consumer:
     # -- its life ---------------------------------------------------------------------------------------------------
 
     def begin(self, attached: Attached) -> None:
-        """The durable is there, and ours. Raises StoreError."""
+        """Starts: the durable exists, and this consumer is attached to it. Raises StoreError."""
         if not self._expected and self._owner.delivered_enough(self.topic, attached.durable):
             self._attached = attached
         else:
@@ -130,7 +137,7 @@ class Consumer:
         self._go_on(durable.position, gaps)
 
     def _go_on(self, position: int, gaps: list[Gap]) -> None:
-        """Tells of gaps, and continues behind them; with a snapshot, where one of them is conflated."""
+        """Tells of gaps, and continues behind them; with a snapshot, if one of them is conflated."""
         for gap in gaps:
             self._frames.append(GapNotice(gap.reason, gap.after, gap.upto, gap.entries))
             position = max(position, gap.upto)
@@ -148,7 +155,7 @@ class Consumer:
         self._inner.wake = self._wake
 
     def changed(self) -> None:
-        """Something has been acknowledged on its behalf, perhaps: what that leaves out is told."""
+        """Tells of the entries that were acknowledged on behalf of the consumer, if there are any."""
         durable, inner = self._owner.row(self), self._inner
         if durable is None or inner is None or self._error is not None or self._snapshot:
             return
@@ -159,7 +166,7 @@ class Consumer:
             self.told = max([self.told, *[gap.upto for gap in unknown]])
             return
         if all(gap.reason is GapReason.DISCARDED for gap in behind) or inner.together:
-            return  # what is in memory is handed over all the same; the replay notices what is not
+            return  # entries in memory are handed over all the same; the replay notices the others
         self._go_on(position, [_after(gap, position) for gap in behind])
         self.wake()
 
@@ -167,12 +174,12 @@ class Consumer:
         self.wake()
 
     def end(self, error: StoreError) -> None:
-        """The stream ends with this error."""
+        """Ends the stream with this error."""
         self._error = self._error or error
         self.wake()
 
     def close(self) -> None:
-        """Lets go of everything. No `Read` of it may be running."""
+        """Releases everything. No `Read` of it may be running."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -183,7 +190,7 @@ class Consumer:
     # -- stepping: as `Subscription` --------------------------------------------------------------------------------
 
     def step(self) -> Step:
-        """What is next. Raises StoreError at the end."""
+        """The next step. Raises StoreError at the end."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -191,7 +198,7 @@ class Consumer:
                 return Send(self._frames.popleft())
             if (attached := self._attached) is not None:
                 if self._looked:
-                    return Wait(FOR_EVER)  # for the writer
+                    return Wait(FOR_EVER)  # until the writer has answered
                 self._looked = True
                 return Read(partial(self._look, self._owner.first_entries(self.request, self.topic, attached.durable)))
             self.changed()
@@ -212,14 +219,14 @@ class Consumer:
             return self._counted(step)
 
     def _counted(self, step: Send) -> Send:
-        """Tells with the rows that were handed over before how often."""
+        """Adds to redelivered rows how often each was handed over."""
         frame, steps = step.frame, self._deliveries
         if not (steps and isinstance(frame, ChangeFrame) and frame.rows and frame.rows[0].sequence <= steps[-1].upto):
             return step
         return Send(frame.counted([delivered(steps, row.sequence) + 1 for row in frame.rows]))
 
-    def took(self, result: Any) -> None:  # the union of what a `Read` of the inner one may give
-        """Hears the result of a `Read`."""
+    def took(self, result: Any) -> None:  # a union of the results of the inner subscription's reads
+        """Takes the result of a `Read`."""
         if (attached := self._attached) is not None:
             self._take_first(attached, self._first)
             return
@@ -270,7 +277,7 @@ class Consumer:
         self.wake()
 
     def _sent(self, frame: Frame, inner: Subscription) -> bool:
-        """Takes note of a frame that is about to be sent; whether it is for the client."""
+        """Records a frame that is about to be sent. Returns whether it is for the client."""
         if isinstance(frame, ChangeFrame):
             if frame.rows:
                 self.handed = max(self.handed, frame.rows[-1].sequence)
@@ -287,7 +294,7 @@ class Consumer:
         return True
 
     def _pass_gap(self, inner: Subscription) -> bool:
-        """The journal does not reach back to where it is: it goes on behind that (rule J5). False: it cannot."""
+        """Continues behind a gap in the journal (rule J5). False: that is not possible."""
         topic = self.topic
         durable = self._owner.row(self)
         if durable is None or not topic.settings.journal or inner.together:
@@ -303,10 +310,10 @@ class Consumer:
 
     @property
     def snapshot_pending(self) -> bool:
-        """Whether what takes the place of its backlog has not been sent to its end."""
+        """Whether a snapshot replaces the backlog, and has not been sent to its end."""
         return self._snapshot
 
 
 def _after(gap: Gap, position: int) -> Gap:
-    """What of a gap lies after a position; how many entries that is, is not known."""
+    """The part of a gap after a position; the number of its entries is not known."""
     return gap if gap.after >= position else gap._replace(after=position, entries=0)

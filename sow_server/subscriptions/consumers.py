@@ -1,15 +1,10 @@
-"""Who consumes durable subscriptions, what each is handed, and what time does to them (rules J2, J6, J8 to J10).
+"""The consumers of durable subscriptions, and the deadlines of durables (rules J2, J6, J8 to J10).
 
-    DC1  A durable has at most one consumer. Taking over by force ends the stream of the one before.
-    DC2  What is handed over begins after the acknowledged position, and is what a subscription from there sends. What
-         is left out of it is told as a gap first.
-    DC3  An acknowledgement counts for the session that was handed what it names, and never goes beyond that.
-    DC4  Once everything that was handed over is acknowledged, the position follows what the filter has left out.
-    DC5  Changes of durables go to the writer in batches: one commit for all that came while the last one was written.
-    DC6  What was handed over as often as the delivery limit allows is set aside before a consumer is handed anything:
-         the first entry alone, as what follows may never have been looked at (rule J15).
+    [1]  A durable has at most one consumer. A forced attachment ends the stream of the consumer before.
+    [2]  An acknowledgement counts only for the session that was handed the entries, and never goes beyond them.
+    [3]  Once every handed-over entry is acknowledged, the position also moves over entries that the filter left out.
 
-All of it runs on the dispatcher's thread, the event loop's, but for what a `FloorScan` reads.
+Everything runs on the dispatcher's thread, the event loop's, except the reads of a `FloorScan`.
 """
 
 from __future__ import annotations
@@ -48,43 +43,43 @@ log = structlog.get_logger(__name__)
 Key = tuple[int, str]
 """A topic's id and a durable's name."""
 STEP_MICROS: Final = MICROS // 20
-"""How soon a durable is looked at again for which something was done: what comes due meanwhile shares a commit."""
+"""How long a durable rests after a deadline was acted on, so that deadlines which come due meanwhile share a commit."""
 RETRY_MICROS: Final = MICROS
-"""The same where the writer would not."""
+"""The same after the writer refused."""
 
 
 class Consumers:
-    """Owns the attachments, and the way of every change of a durable to the writer."""
+    """Owns the attachments and the deadlines of durables."""
 
     def __init__(self, store: Store, clock: GuardedClock, source: SubscriptionSource, view_of: ViewOf) -> None:
         self.source: Final = source
-        """Its inner subscriptions come from there, and count among those of the server."""
+        """Makes the inner subscriptions, which count among those of the server."""
         self._store = store
         self._clock = clock
         self.entries: Final = DurableEntries(store, clock, view_of)
         self._changes: Final = DurableChanges(store)
         self._consumers: dict[Key, Consumer] = {}
         self._sessions: dict[Key, Consumer] = {}
-        """The last session of each durable, over or not: what it was handed it may still acknowledge."""
+        """The last session of each durable, ended or not: it may still acknowledge the entries that it was handed."""
         self._heap: list[tuple[int, int, str]] = []
         self._due: dict[Key, int] = {}
-        """When each durable that has a `backlog_ttl` or an `idle_ttl` is looked at next."""
+        """When to look at each durable with a `backlog_ttl` or an `idle_ttl` next."""
         self._settled: deque[Topic] = deque(
             [topic for topic in map(store.topics.by_id.get, store.durables.topic_ids()) if topic is not None]
         )
-        """Topics whose settings, or whose durables' settings, have changed. Added to on any thread."""
+        """Topics whose settings, or whose durables' settings, have changed. Any thread may append."""
         store.topics.watch(lambda topic, settings: self._settled.append(topic) if settings else None)
         self.wake: Callable[[], None] = lambda: None
-        """Called when `upkeep` has something to do earlier than it said."""
+        """Called when `upkeep` has work earlier than it said."""
         self._dropped = 0
-        """The deletions of topics, as `Durables.dropped` counts them, whose sessions are forgotten."""
+        """`Durables.dropped`, the count of deleted topics, up to which sessions have been forgotten."""
         self._relieved: dict[int, None] = {}
-        """The topics with a quota that evicts or conflates."""
+        """The ids of topics with a quota that evicts or conflates."""
         for topic_id in store.durables.topic_ids():
             topic = store.topics.by_id.get(topic_id)
             for durable in [] if topic is None else store.durables.of(topic):
                 if durable.attached and topic is not None:
-                    # Its consumer went with the last process.
+                    # Its consumer ended with the last process.
                     self._changes.submit(_detach(topic, durable.name), _ignore)
 
     # -- attaching --------------------------------------------------------------------------------------------------
@@ -108,7 +103,7 @@ class Consumers:
         except StoreError as error:
             if known is None:
                 raise
-            unstartable = error  # it counts only if the durable is gone when the writer comes to it
+            unstartable = error  # matters only if the durable is gone by the time of the commit
         if present is not None:
             present.end(
                 StoreError(
@@ -158,7 +153,8 @@ class Consumers:
             raise
 
     def _drop(self, consumer: Consumer, present: Consumer | None) -> None:
-        """Its attaching was refused. `present`: whom it has taken over; the row still says that it is there."""
+        """Undoes a refused attachment. `present`: the consumer that it replaced, which the row still shows as
+        attached."""
         key = consumer.topic.id, consumer.name
         if self._consumers.get(key) is consumer:
             del self._consumers[key]
@@ -174,16 +170,16 @@ class Consumers:
             self._changes.submit_quietly(_detach(consumer.topic, consumer.name, consumer.handed), _ignore)
 
     def row(self, consumer: Consumer) -> Durable | None:
-        """The durable of a consumer, as it is now."""
+        """The current row of a consumer's durable."""
         return self._store.durables.get(consumer.topic.id, consumer.name)
 
     @property
     def attached_count(self) -> int:
-        """Attached consumers."""
+        """The number of attached consumers."""
         return len(self._consumers)
 
     def is_attached(self, topic: Topic, name: str) -> bool:
-        """Whether somebody consumes it."""
+        """Whether a consumer is attached."""
         return (topic.id, name) in self._consumers
 
     # -- acknowledging ----------------------------------------------------------------------------------------------
@@ -191,8 +187,8 @@ class Consumers:
     def acknowledge(
         self, topic: Topic, name: str, session: str, position: int, done: Callable[[Durable | StoreError], None]
     ) -> None:
-        """Everything up to `position` is acknowledged. Raises StoreError at once, or `done` hears it:
-        DURABLE_NOT_FOUND, DURABLE_TAKEN_OVER, DURABLE_DETACHED, BOOKMARK_IN_FUTURE."""
+        """Acknowledges everything up to `position`. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND,
+        DURABLE_TAKEN_OVER, DURABLE_DETACHED, BOOKMARK_IN_FUTURE."""
         self._store.durables.find(topic, name)
         consumer = self._sessions.get((topic.id, name))
         if consumer is None:
@@ -210,12 +206,12 @@ class Consumers:
         if position > consumer.sent:
             raise StoreError(
                 Reason.BOOKMARK_IN_FUTURE,
-                f"bookmark: names the sequence {position}, and {name} was handed what is up to {consumer.sent}",
+                f"bookmark: names the sequence {position}, but {name} was handed entries up to {consumer.sent}",
                 field="bookmark",
             )
         told = min(position, consumer.told)
         if position >= consumer.handed and not consumer.snapshot_pending:
-            position = max(position, consumer.sent)  # DC4
+            position = max(position, consumer.sent)  # [3]
 
         def acknowledged(result: Durable | StoreError | None) -> None:
             done(not_found(topic, name) if result is None else result)
@@ -223,7 +219,7 @@ class Consumers:
         self._changes.submit(lambda staged: staged.acknowledge(topic, name, position, told=told), acknowledged)
 
     def follow(self, consumer: Consumer) -> None:
-        """Lets the position follow what was left out, if all that was handed over is acknowledged (DC4)."""
+        """Moves the position over entries that the filter left out, if every handed-over entry is acknowledged [3]."""
         durable = self.row(consumer)
         if durable is None or consumer.snapshot_pending:
             return
@@ -234,8 +230,8 @@ class Consumers:
     # -- browsing ---------------------------------------------------------------------------------------------------
 
     def browse(self, topic: Topic, name: str, after: int, entries_max: int) -> Browse:
-        """Shows what a durable has not acknowledged, from behind `after` on, to whom it is not handed over. Raises
-        StoreError DURABLE_NOT_FOUND."""
+        """Shows the unacknowledged entries of a durable after `after`, without handing them over. Raises StoreError
+        DURABLE_NOT_FOUND."""
         durable, consumer = self._store.durables.find(topic, name), self._consumers.get((topic.id, name))
         handed = durable.handed if consumer is None else max(durable.handed, consumer.handed)
 
@@ -249,22 +245,22 @@ class Consumers:
     # -- the delivery limit -----------------------------------------------------------------------------------------
 
     def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
-        """Whether what comes first was handed over as often as it may be, unless the filter leaves all of that out."""
+        """Whether the first entry has reached the delivery limit, unless the filter leaves it out."""
         limit = self._store.durables.settings(topic, durable).delivery_limit
         if limit is None or durable.delivered(durable.position + 1) < limit:
             return False
-        # In the place of what was conflated comes a snapshot, which is no entry.
+        # Conflated entries are replaced by a snapshot, which is no entry.
         return not any(gap.reason is GapReason.CONFLATED for gap in durable.gaps)
 
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
-        """Reads what a consumer would be handed first, of what was handed over as often as it may be; None: there is
-        none. For a reader thread."""
+        """Reads the first entries of a consumer that have reached the delivery limit; None: there are none. For a
+        reader thread."""
         return self.entries.first_entries(request, topic, durable)
 
     def set_aside(
         self, topic: Topic, name: str, before: int, entries: FirstEntries, done: Callable[[bool | StoreError], None]
     ) -> None:
-        """Sets entries aside, if the durable is still at `before` (rule J15); `done` hears whether it has. Raises
+        """Sets entries aside, if the durable is still at `before` (rule J15); `done` hears whether it was. Raises
         StoreError."""
         sequences, upto = entries
         self._changes.submit(lambda staged: staged.set_aside(topic, name, before, sequences, upto), done)
@@ -280,8 +276,8 @@ class Consumers:
         *,
         idle_ttl_micros: int,
     ) -> None:
-        """Keeps what comes after a position under a name: a durable without a filter and without a consumer, made if
-        need be, and acknowledged up to there. Raises StoreError at once, or `done` hears it: DURABLE_IN_USE,
+        """Pins the entries after a position under a name: a durable without a filter and without a consumer,
+        acknowledged up to there. Creates it if needed. Raises StoreError at once, or `done` hears it: DURABLE_IN_USE,
         DURABLE_DIFFERS, NO_JOURNAL, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
         if (topic.id, name) in self._consumers:
             raise in_use(topic, name)
@@ -318,7 +314,7 @@ class Consumers:
 
         def rewound(result: tuple[Durable, int] | StoreError) -> None:
             if not isinstance(result, StoreError):
-                self._look_at(topic, result[0])  # what it has before it now may be due already (rule J4)
+                self._look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
             done(result)
 
         self._changes.submit(lambda staged: staged.rewind(topic, name, to), rewound)
@@ -330,8 +326,8 @@ class Consumers:
         self._changes.submit(lambda staged: staged.remove(topic, name), done)
 
     def clear(self, topic: Topic, name: str, done: Callable[[Cleared | StoreError], None]) -> None:
-        """Acknowledges everything; of all durables of the topic where `name` is empty (rule J13). Consumers come back
-        for what is next. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND."""
+        """Acknowledges everything; for all durables of the topic if `name` is empty (rule J13). Consumers are detached
+        and come back for the next entries. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND."""
         if name:
             self._store.durables.find(topic, name)
         for topic_id, other in list(self._sessions):
@@ -340,7 +336,7 @@ class Consumers:
         self._changes.submit(lambda staged: staged.clear(topic, name), done)
 
     def _free(self, topic: Topic, name: str, what: str, *, force: bool) -> None:
-        """Sees to it that nobody is attached. Raises StoreError DURABLE_IN_USE."""
+        """Detaches the consumer, if there is one. Raises StoreError DURABLE_IN_USE."""
         key = topic.id, name
         consumer = self._consumers.get(key)
         if consumer is not None:
@@ -356,8 +352,9 @@ class Consumers:
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
     def upkeep(self) -> int:
-        """What time does to durables: every second or so, and when the time comes that it returns, at which the next
-        may be due. Costs in proportion to what is due, and to the durables whose settings have changed."""
+        """Acts on deadlines and quotas. Call it about every second, and at the returned time, at which the next
+        deadline may come. Costs in proportion to the deadlines that have come and to the durables whose settings have
+        changed."""
         if self._store.writer.failure is not None:
             return NEVER
         now, store = self._clock.now_micros(), self._store
@@ -381,7 +378,7 @@ class Consumers:
         while self._heap and self._heap[0][0] <= now:
             when, topic_id, name = heapq.heappop(self._heap)
             if self._due.get((topic_id, name)) != when:
-                continue  # it has been put in again since
+                continue  # replaced by a newer entry
             del self._due[topic_id, name]
             held = store.topics.by_id.get(topic_id)
             found = None if held is None else store.durables.get(topic_id, name)
@@ -392,26 +389,26 @@ class Consumers:
         return self._heap[0][0] if self._heap else NEVER
 
     def _forget(self, key: Key) -> None:
-        """The durable is gone: nobody acknowledges what its last session was handed; but who attaches at this moment
-        makes it anew."""
+        """Forgets the session of a durable that is gone, unless a consumer is attaching and creates it anew."""
         if key not in self._consumers:
             self._sessions.pop(key, None)
 
     def _tell(self, topic: Topic, names: list[str] | StoreError) -> None:
-        """Wakes the consumers of durables for which something was acknowledged on their behalf: they look for gaps."""
+        """Wakes the consumers of durables whose entries were acknowledged on their behalf, so that they tell of the
+        gaps."""
         for name in [] if isinstance(names, StoreError) else names:
             consumer = self._consumers.get((topic.id, name))
             if consumer is not None:
                 consumer.wake()
 
     def _watch(self, topic: Topic) -> None:
-        """A topic has durables: has it a quota that evicts or conflates?"""
+        """Notes whether the quota of a topic with durables evicts or conflates."""
         settings = topic.settings
         if settings.has_quota and settings.backlog_action in (BacklogAction.EVICT, BacklogAction.CONFLATE):
             self._relieved[topic.id] = None
 
     def _look_at(self, topic: Topic, durable: Durable, *, not_before: int = 0) -> None:
-        """Puts a durable into the heap, for when something may be due."""
+        """Puts a durable into the heap with its next deadline."""
         settings = self._store.durables.settings(topic, durable)
         now, key = self._clock.now_micros(), (topic.id, durable.name)
         due: list[int] = []
@@ -456,11 +453,11 @@ class Consumers:
                     return
             self._look_at(topic, durable)
         except StoreError as error:
-            again(error)  # the writer takes nothing now
+            again(error)  # the writer takes no changes now
 
     def scans(self) -> Iterator[FloorScan]:
         """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter
-        and nobody is attached to it. Run `read` on a reader thread and give what it returns to `scanned`."""
+        and no consumer. Run `read` on a reader thread and give its result to `scanned`."""
         store = self._store
         synced = store.writer.synced_sequence
         for topic_id in store.durables.topic_ids():
@@ -473,7 +470,7 @@ class Consumers:
                 yield FloorScan(topic, durable, self.entries.scan(topic, durable, upto))
 
     def scanned(self, scan: FloorScan, position: int, done: Callable[[object], None] = lambda _: None) -> None:
-        """A scan has come as far as this: its durable's position follows, if nobody has moved it since."""
+        """Moves the position of a scanned durable, if nobody has moved it since."""
         topic, durable = scan.topic, scan.durable
         self._changes.submit_quietly(
             lambda staged: staged.follow(topic, durable.name, durable.position, position), done
@@ -481,7 +478,7 @@ class Consumers:
 
 
 def exceeds(store: Store, topic: Topic, now_micros: int, under_way: tuple[int, int] = (0, 0)) -> bool:
-    """Whether a topic's backlog has come to its quota (rule J9), with what is `under_way` to it: entries and bytes."""
+    """Whether a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9)."""
     settings = topic.settings
     size, age, number = settings.backlog_quota_bytes, settings.backlog_quota_age_micros, settings.backlog_quota_entries
     backlog = store.durables.backlog(topic)
@@ -503,7 +500,7 @@ def _relieve(topic: Topic) -> Callable[[DurableStage], list[str]]:
 
 
 def _remove_idle(staged: DurableStage, topic: Topic, name: str, idle_ttl_micros: int) -> None:
-    """Removes a durable that nobody has used for so long (rule J10), if that is still so."""
+    """Removes a durable that has not been used for its `idle_ttl` (rule J10), if that still holds."""
     found = staged.get(topic, name)
     if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= staged.now:
         log.info("durable_idle", topic=topic.name, durable=name)

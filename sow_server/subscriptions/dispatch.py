@@ -1,13 +1,13 @@
 """From the writer's commits to subscribers: every change once, in order, once it is durable (rules S5, S7).
 
-    DI1  `position` is where everything up to has been given to those who are attached.
-    DI2  Who attaches at a position gets everything after it and nothing before.
-    DI3  The thread is held for a bounded time: commits are taken in slices, others have their turn in between.
-    DI4  A filter that may take longer for a change than the event loop has is not asked here (`judging`).
-    DI5  Memory is bounded: a backlog that grows beyond `BACKLOG_BYTES_MAX` is dropped, and the subscribers are served
-         from the journal instead.
+    [1]  All attached subscribers have been given everything up to `position`.
+    [2]  A subscriber that attaches at a position gets everything after it and nothing before.
+    [3]  A slice holds the thread for a bounded time; other work of the event loop runs between slices.
+    [4]  A filter that may take longer for a change than the event loop can spare is not evaluated here, see `judging`.
+    [5]  Memory is bounded: a backlog beyond `BACKLOG_BYTES_MAX` is dropped, and the subscribers read the journal
+         instead.
 
-All of it runs on one thread, the event loop's, but for `_created`.
+Everything runs on one thread, the event loop's, except `_created`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ BACKLOG_BYTES_MAX: Final = 64 * 2**20
 SLICE_CHANGES: Final = 1000
 SLICE_BYTES: Final = 2**20
 SLICE_SECONDS: Final = 0.005
-"""A slice ends at whichever of these comes first. What it has found is given out then, so frames are bounded, too."""
+"""A slice ends at the first of these limits, and then gives out its frames. So frames are bounded, too."""
 BLOCK_CHANGES: Final = 50
 """Changes between two looks at the clock."""
 BLOCK_OFFERS: Final = 2000
-"""Filters that are asked between two looks at the clock, about."""
+"""Filters, about, that are evaluated between two looks at the clock."""
 OFFER_NANOS: Final = 500
-"""What it takes to ask a filter that asks for little."""
+"""The time to evaluate a cheap filter."""
 LOOK_NANOS: Final = EFFORT_MAX // 10
-"""Between two looks at the clock where a change is much work, by its estimate."""
+"""Estimated work between two looks at the clock, for changes that are much work."""
 CHANGE_BYTES: Final = 200
-"""What a change in the backlog takes besides its payload."""
+"""Memory of a change in the backlog, besides its payload."""
 
 Schedule = Callable[[Callable[[], None]], object]
 """Runs a callable soon, on the dispatcher's thread, such as `loop.call_soon`."""
@@ -67,13 +67,13 @@ class _TopicChanges:
         self.changes = changes
         self.previous_values = previous_values
         self.size = size
-        """Bytes of all payloads, and of the records before them."""
+        """Bytes of all payloads, and of the records that they replace."""
         self._largest = 0
         self._effort: Effort | None = None
 
     def is_light(self) -> bool:
-        """Whether each of its changes is little work for all filters together. Most chunks are as a whole, so no more
-        than that is looked at first."""
+        """Whether each change is little work for all filters together. Most chunks are little work as a whole, so that
+        is checked first."""
         light_size = self.followed.light_size
         if self.size <= light_size:
             return True
@@ -90,7 +90,7 @@ class _TopicChanges:
 
 
 class _FollowedCommit(NamedTuple):
-    """What of a commit concerns anybody."""
+    """The part of a commit that concerns subscribers."""
 
     last_sequence: int
     chunks: list[_TopicChanges]
@@ -99,7 +99,7 @@ class _FollowedCommit(NamedTuple):
 
 
 class _Slice:
-    """How much of the thread's time one slice has had."""
+    """Measures the thread's time that one slice takes."""
 
     __slots__ = ("_give_up", "_ticks", "bytes", "changes")
 
@@ -111,16 +111,16 @@ class _Slice:
 
     @property
     def over(self) -> bool:
-        """Whether it is the turn of others."""
+        """Whether other work should run now."""
         return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or self._ticks() >= self._give_up
 
     @property
     def late(self) -> bool:
-        """Whether its time is over."""
+        """Whether the slice's time is over."""
         return self._ticks() >= self._give_up
 
     def block(self, payloads: Sequence[bytes], start: int, filters: int) -> int:
-        """Where the next block of changes from `start` on ends, each of which so many filters are asked for."""
+        """The end of the next block of changes from `start` on, each of which is offered to `filters` filters."""
         stop, last = start, len(payloads)
         if last > start + 1:
             last = min(last, start + min(BLOCK_CHANGES, 1 + BLOCK_OFFERS // (1 + filters)))
@@ -133,8 +133,8 @@ class _Slice:
 
 
 class _HeavyChange:
-    """A change, or an atomic request, that may be much work for all filters together: they are asked in turn, over
-    several slices if need be."""
+    """A change, or an atomic request, that may be much work for all filters together. They are evaluated one after the
+    other, over several slices if needed."""
 
     __slots__ = ("changes", "followed", "offers", "stop", "unjudged")
 
@@ -143,11 +143,11 @@ class _HeavyChange:
         self.followed = followed
         self.changes = changes
         self.stop = stop
-        """Where it ends in its chunk."""
+        """Its end in the chunk."""
         self.unjudged: dict[Watch, None] = {}
-        """Whose filters are not asked here."""
+        """The watches whose filters are left to reader threads."""
         self.offers: Iterator[tuple[Watch, Change, int]] = self._offers(position)
-        """Who is asked next, for which change, and the nanoseconds that it takes at most."""
+        """The next filters to evaluate, each with its change and the nanoseconds that it takes at most."""
 
     def _offers(self, position: int) -> Iterator[tuple[Watch, Change, int]]:
         for change in self.changes:
@@ -161,11 +161,11 @@ class _HeavyChange:
                     continue
                 self.unjudged[watch] = None
                 for group in watch.groups.values():
-                    group.forget(position)  # what it has of the same atomic request is judged again
+                    group.forget(position)  # its rows of the same atomic request are judged again
 
 
 class Dispatcher:
-    """Owns who follows which topics, and the way from a commit to their groups."""
+    """Owns the followed topics with their subscribers, and the way from a commit to their groups."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Dispatcher:
         schedule: Schedule,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`ticks`: seconds, by which slices are measured."""
+        """`ticks`: seconds, for the length of slices."""
         self._store = store
         self._ticks = ticks
         self._clock = clock
@@ -184,29 +184,29 @@ class Dispatcher:
         self._backlog_bytes = 0
         self._chunk = 0
         self._index = 0
-        """Where in the first commit of the backlog the next slice goes on."""
+        """Where the next slice continues in the first commit of the backlog."""
         self._unit: _HeavyChange | None = None
-        """In the midst of which it goes on there; nothing is given out meanwhile."""
+        """The change in the midst of which the next slice continues; no frames are given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
         self._seen: Mapping[int, Topic] = store.topics.by_id
         self._several: tuple[Member, ...] = ()
         self._waiting: dict[Member, int] = {}
-        """Who attaches at which position; in the order of positions, as the store's only rises."""
+        """The subscribers that are about to attach, with their positions, in rising order."""
         self._groups: dict[Member, list[tuple[FollowedTopic, Group]]] = {}
         self._dirty: list[Group] = []
         self.position = self.synced = store.writer.synced_sequence
         self.changes_total = 0
         self.unjudged_total = 0
-        """How often a change, or an atomic request, was left to reader threads, for those of one filter."""
+        """How often a change, or an atomic request, was left to reader threads for one filter."""
         self.dropped_total = 0
         """How often the backlog was dropped."""
         store.created = self._created
 
-    # -- who is subscribed ------------------------------------------------------------------------------------------
+    # -- members --------------------------------------------------------------------------------------------------
 
     def register(self, member: Member) -> bool:
-        """Makes the store keep what a subscriber needs of its topics. True: only for what is staged from now on; a
-        barrier has to pass before it may attach."""
+        """Makes the store keep the values that a subscriber needs of its topics. True: they are kept only from the next
+        staged commit on, so a barrier has to pass before the subscriber may attach."""
         self._adopt()
         barrier = False
 
@@ -227,12 +227,13 @@ class Dispatcher:
         if followed is None:
             followed = self._topics[topic.id] = FollowedTopic(topic)
             topic.takers = followed.takers
-            # A topic may have appeared that nobody has adopted yet; what they want of it must not be forgotten.
+            # The topic may be new. The members that follow several topics are registered here at once, so that none is
+            # missed.
             followed.registered.update(dict.fromkeys([other for other in self._several if other.follows(topic)]))
         followed.registered[member] = None
         had = topic.followers, topic.previous_wanted
         self._set_followers(followed)
-        # A journaled topic has chunks in any case, and its journal the previous changes.
+        # A journaled topic has chunks in any case, and its journal has the previous changes.
         return not topic.settings.journal and (had[0] == 0 or (member.wants_previous and had[1] == 0))
 
     def _set_followers(self, followed: FollowedTopic) -> None:
@@ -240,14 +241,14 @@ class Dispatcher:
         topic = followed.topic
         topic.followers = len(followed.registered)
         topic.previous_wanted = sum(member.wants_previous for member in followed.registered)
-        # Who comes has used it, and who goes has done so until now (rule T1).
+        # A subscriber that comes has used the topic; one that goes has used it until now (rule T1).
         topic.last_use_micros = self._clock.now_micros()
         topic.was_followed = True
         if not topic.followers:
             self._store.topics.lost(topic)
 
     def unregister(self, member: Member) -> None:
-        """The subscriber is gone."""
+        """Removes a subscriber."""
         self.leave(member)
 
         def unfollow(_: object) -> None:
@@ -263,7 +264,7 @@ class Dispatcher:
         self._store.follow_topics(unfollow)
 
     def attach(self, member: Member, at: int) -> None:
-        """From the position `at` on, where the store stands now, the subscriber gets what is committed."""
+        """Gives the subscriber every commit from the position `at` on, which is the store's current one."""
         assert member not in self._waiting, "it is about to attach already"
         assert member not in self._groups, "it is attached already"
         self._waiting[member] = at
@@ -274,7 +275,7 @@ class Dispatcher:
             self._join_waiting(self.synced)
 
     def leave(self, member: Member) -> None:
-        """The subscriber gets nothing any more, until it attaches again."""
+        """Gives the subscriber nothing until it attaches again."""
         for followed in self._topics.values():
             followed.take_no_more(member)
         self._waiting.pop(member, None)
@@ -282,12 +283,12 @@ class Dispatcher:
             followed.leave(member, group)
 
     def _join_waiting(self, position: int) -> None:
-        """Lets those join who attach at or before `position`, up to which everything has been dispatched."""
+        """Joins the subscribers that attach at or before `position`, up to which everything has been dispatched."""
         while self._waiting:
             member, at = next(iter(self._waiting.items()))
             if at > position:
                 return
-            self._flush(self.position)  # what is in the groups came before
+            self._flush(self.position)  # the rows in the groups came before
             del self._waiting[member]
             self._groups[member] = []
             for followed in list(self._topics.values()):
@@ -301,13 +302,13 @@ class Dispatcher:
             self._groups[member].append((followed, group))
 
     def _created(self, topic: Topic) -> None:
-        """A topic is about to appear: on the writer's thread, under the cut lock."""
+        """Prepares a topic that is about to appear: on the writer's thread, under the cut lock."""
         several = [member for member in self._several if member.follows(topic)]
         topic.followers = len(several)
         topic.previous_wanted = sum(member.wants_previous for member in several)
 
     def _adopt(self) -> None:
-        """Takes up topics that have appeared, for those who follow several."""
+        """Registers the members that follow several topics with topics that have appeared."""
         if self._seen is self._store.topics.by_id:
             return
         known, self._seen = self._seen, self._store.topics.by_id
@@ -328,10 +329,10 @@ class Dispatcher:
                 if member in self._groups and followed not in [at for at, _ in self._groups[member]]:
                     self._join(member, followed)
 
-    # -- what is committed ------------------------------------------------------------------------------------------
+    # -- commits --------------------------------------------------------------------------------------------------
 
     def committed(self, commits: Sequence[Committed], synced: int) -> None:
-        """The `engine.writer.Follow` of the store."""
+        """The `engine.commit.writer.Follow` of the store."""
         for commit in commits:
             if commit.control:
                 self._adopt()
@@ -357,10 +358,10 @@ class Dispatcher:
         if not self._backlog:
             self._advance()
         elif not self._scheduled:
-            self._run_slice()  # at once: followers hear of it before the loop sends the answers of the same commit
+            self._run_slice()  # at once: subscribers hear of it before the loop sends the answers of the same commit
 
     def _advance(self) -> None:
-        """Everything that is durable has been dispatched."""
+        """Notes that every durable commit has been dispatched."""
         self.position = self.synced
         self._join_waiting(self.synced)
 
@@ -374,7 +375,8 @@ class Dispatcher:
         try:
             self._dispatch_slice()
         except Exception:
-            # A fault of ours, and who has been given what is not known: everybody has to come back with a bookmark.
+            # A fault of ours. Some subscribers may have got the changes, others not, so all have to come back with a
+            # bookmark.
             log.exception("dispatch_failed")
             self._backlog.clear()
             self._dirty.clear()
@@ -409,8 +411,8 @@ class Dispatcher:
             self._advance()
 
     def _dispatch_some(self, commit: _FollowedCommit, slice_: _Slice) -> None:
-        """Dispatches some of a commit. An atomic request is one chunk, and dispatched whole: its dead letters, which
-        come after it, are no part of it."""
+        """Dispatches a part of a commit. An atomic request is one chunk and is dispatched whole. Its dead letters come
+        after it and do not belong to it."""
         now = self._clock.now_micros()
         while self._chunk < len(commit.chunks):
             chunk = commit.chunks[self._chunk]
@@ -444,7 +446,7 @@ class Dispatcher:
                 return
 
     def _dispatch_unit(self, chunk: _TopicChanges, slice_: _Slice, now_micros: int) -> bool:
-        """Goes on with a change, or an atomic request, that may be much work; whether it is done."""
+        """Continues with a change, or an atomic request, that may be much work. Returns whether it is finished."""
         followed, changes = chunk.followed, chunk.changes
         unit, position = self._unit, self.position
         if unit is None:
@@ -475,7 +477,7 @@ class Dispatcher:
         return True
 
     def _ask(self, unit: _HeavyChange, slice_: _Slice, now_micros: int) -> bool:
-        """Asks the filters of a unit, for as long as the slice lasts; whether all have been asked."""
+        """Evaluates filters until the slice's time is over. Returns whether all have been evaluated."""
         nanos_left = LOOK_NANOS
         for watch, change, nanos in unit.offers:
             watch.offer(change, now_micros, self._dirty)
@@ -487,13 +489,13 @@ class Dispatcher:
         return True
 
     def _leave_to_readers(self, unit: _HeavyChange, *, after: int, reached: int, atomic: bool) -> None:
-        """Gives those whose filters were not asked what they have to ask them for."""
+        """Gives the changes to the subscribers whose filters were left to reader threads."""
         if not unit.unjudged:
             return
         groups = {group: watch for watch in unit.unjudged for group in watch.groups.values()}
         others = [group for group in self._dirty if group not in groups]
         self._dirty = [group for group in self._dirty if group in groups]
-        self._flush(after)  # what came before
+        self._flush(after)  # the rows from before
         self._dirty = others
         removes = all(change.removes for change in unit.changes)
         topic = unit.followed.topic
@@ -509,7 +511,7 @@ class Dispatcher:
                     self.leave(member)
 
     def _flush_other_topics(self, followed: FollowedTopic, bookmark: int) -> None:
-        """FR1, in the order of all topics."""
+        """Keeps rows of all topics in the order of their sequences (frames [1])."""
         if any(group.several and group.topic is not followed.topic for group in self._dirty):
             self._flush(bookmark)
 
@@ -522,7 +524,7 @@ class Dispatcher:
             for change in self._changes(chunk, start, stop):
                 followed.dispatch(change, now_micros, dirty)
         except Exception:
-            # A fault of ours: those who follow this topic have to hear of it, the others are none the worse.
+            # A fault of ours: the subscribers of this topic have to hear of it, the others are not affected.
             log.exception("dispatch_failed", topic=topic.name)
             self._end_all(followed, _unexpected())
 
@@ -539,7 +541,7 @@ class Dispatcher:
         )
 
     def _find(self, topic: Topic, sequence: int) -> Entry | None:
-        """The previous change of a key: of what was staged just before anybody wanted to know."""
+        """The previous change of a key, for changes staged just before previous values were wanted."""
         if not topic.settings.journal:
             return None
         cut = self._store.journal_cut()
@@ -560,10 +562,11 @@ class Dispatcher:
                     if not member.push(frames):
                         self.leave(member)
 
-    # -- what goes wrong --------------------------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------------------------
 
     def _drop_backlog(self) -> None:
-        """The filters take longer than the publishers: everybody goes on from the journal (DI5)."""
+        """Drops the backlog: the filters take longer than the publishers, so everybody continues from the journal
+        [5]."""
         log.warning("dispatch_behind", backlog_bytes=self._backlog_bytes, changes_behind=self.synced - self.position)
         self.dropped_total += 1
         if self._unit is not None:
@@ -588,7 +591,7 @@ class Dispatcher:
                 self._topic_deleted(topic)
 
     def _topic_deleted(self, topic: Topic) -> None:
-        """Ends the subscriptions to a topic; those to several just have it no longer."""
+        """Ends the subscriptions to a topic; those to several topics just lose it."""
         followed = self._topics.pop(topic.id, None)
         if followed is None:
             return
@@ -605,12 +608,13 @@ class Dispatcher:
                 member.end(error)
 
     def _check_layouts(self) -> None:
-        """A topic whose keys or fields are understood in another way now is another topic to its filters."""
+        """Ends the subscriptions to a topic whose key fields or message type have changed: its filters do not fit any
+        more."""
         for followed in list(self._topics.values()):
             if layout(followed.topic) != followed.layout:
                 followed.layout = layout(followed.topic)
                 topic = followed.topic.name
-                message = f"topic: {topic} has got other key fields, or another message type; take a new snapshot"
+                message = f"topic: the key fields or the message type of {topic} have changed; take a new snapshot"
                 self._end_all(followed, StoreError(Reason.RESYNC_REQUIRED, message, field="topic"))
 
     def _end_all(self, followed: FollowedTopic, error: StoreError) -> None:
@@ -622,7 +626,7 @@ class Dispatcher:
 
     @property
     def group_count(self) -> int:
-        """Groups of attached subscribers."""
+        """The number of groups of attached subscribers."""
         return sum(followed.group_count for followed in list(self._topics.values()))
 
 

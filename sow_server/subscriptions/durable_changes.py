@@ -1,7 +1,7 @@
-"""The way of every change of a durable subscription to the writer, in batches. On the dispatcher's thread.
+"""Sends changes of durable subscriptions to the writer, in batches. On the dispatcher's thread.
 
-[1]  One commit takes all changes that came while the last one was written.
-[2]  A change that is refused does not hold up the others of its batch.
+[1]  One commit takes all changes that arrived while the last one was written.
+[2]  A refused change does not hold up the others of its batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DurableChanges:
         self._writing = False
 
     def submit(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
-        """Queues a change of durables. Raises StoreError when the writer takes nothing."""
+        """Queues a change. Raises StoreError when the writer takes no changes."""
         self._waiting.append(_DurableChange(run, done))
         if not self._writing:
             try:
@@ -47,14 +47,14 @@ class DurableChanges:
                 raise
 
     def submit_quietly(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
-        """As `submit`; while the store is stopping, failed or overloaded it is simply not done."""
+        """As `submit`, but drops the change while the store is stopping, failed or overloaded."""
         try:
             self.submit(run, done)
         except StoreError as error:
             log.debug("durable_change_skipped", reason=error.reason.name)
 
     def _write(self) -> None:
-        """DC5."""
+        """Sends the waiting changes as one batch [1]."""
         batch = list(self._waiting)
 
         def change(staged: DurableStage) -> list[object]:
@@ -84,4 +84,4 @@ class DurableChanges:
             try:
                 one.done(answer)
             except Exception:
-                log.exception("answer_failed")  # its own matter: the others still want to hear theirs
+                log.exception("answer_failed")  # the error of one caller; the others still get their answers

@@ -1,4 +1,4 @@
-"""Reading the entries of a durable subscription beside its consumer: to browse them, to count them, to find the first.
+"""Reads the entries of a durable subscription beside its consumer: to browse them, to count them, to find the first.
 
 Everything here reads the journal through `Replay`, on reader threads, and changes nothing.
 """
@@ -24,20 +24,20 @@ from sow_server.subscriptions.request import Request, View, Wants
 log = structlog.get_logger(__name__)
 
 ViewOf = Callable[[str], Callable[[Topic], View]]
-"""What is seen through a filter, by its text."""
+"""Gives the view of a topic through a filter, by the filter's text."""
 SCAN_STEPS: Final = 50
 """Reads of one scan in one round of pruning, at most."""
 
 
 class FirstEntries(NamedTuple):
-    """The first that a consumer would be handed, which go together: one, or those of an atomic request."""
+    """The first entries that a consumer would be handed: one, or those of an atomic request."""
 
     sequences: list[int]
     upto: int
 
 
 class FloorScan(NamedTuple):
-    """A detached durable which holds its topic's floor, and may do so for entries that its filter leaves out."""
+    """A detached durable that holds its topic's floor, perhaps only for entries that its filter leaves out."""
 
     topic: Topic
     durable: Durable
@@ -46,7 +46,7 @@ class FloorScan(NamedTuple):
 
 
 class Browse:
-    """What a durable has not acknowledged, read step by step (rule J16). One thread at a time."""
+    """Reads the unacknowledged entries of a durable step by step (rule J16). One thread at a time."""
 
     def __init__(
         self, replay: Replay, position: int, upto: int, entries_max: int, deliveries: Callable[[int], int]
@@ -61,19 +61,19 @@ class Browse:
 
     @property
     def complete(self) -> bool:
-        """Whether there is no more."""
+        """Whether there are no more entries."""
         return self.position >= self._upto
 
     @property
     def done(self) -> bool:
-        """Whether there is no more, or as much as was asked for."""
+        """Whether there are no more entries, or as many were read as asked for."""
         return self.complete or not self._left
 
     def read(self) -> list[ChangeFrame]:
-        """The next entries; none among those that this step has looked at."""
+        """The next entries; none if this step found none that match."""
         found = self._replay.read(self.position, self._upto, {})
         if not isinstance(found, Replayed):
-            # Discarded meanwhile; without a journal there is nothing at all.
+            # Entries were discarded meanwhile; without a journal there are none at all.
             self.position = self._upto if found.earliest is None else found.earliest
             return []
         frames: list[ChangeFrame] = []
@@ -102,8 +102,8 @@ class DurableEntries:
         self._view_of = view_of
 
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
-        """Reads what a consumer would be handed first, of what was handed over as often as it may be; None: there is
-        none. For a reader thread."""
+        """Reads the first entries of a consumer that have reached the delivery limit; None: there are none. For a
+        reader thread."""
         limit = self._store.durables.settings(topic, durable).delivery_limit
         view = request.view(topic)
         seen = VersionMatcher(view.filter), request.wants(view)
@@ -132,9 +132,9 @@ class DurableEntries:
     def scan(self, topic: Topic, durable: Durable, upto: int) -> Callable[[], int | None]:
         def read() -> int | None:
             try:
-                reader = self.replay(topic, durable.filter)  # parses and compiles, which may take a while
+                reader = self.replay(topic, durable.filter)  # may take a while: parses and compiles
             except StoreError as error:
-                # Its topic is of another message type by now: that must not keep others from being pruned.
+                # The topic has another message type by now; that must not keep other topics from being pruned.
                 log.warning("scan_skipped", topic=topic.name, durable=durable.name, cause=error.message)
                 return None
             position = durable.position
@@ -152,8 +152,8 @@ class DurableEntries:
         return read
 
     def exact(self, topic: Topic, durable: Durable, figures: Figures) -> Figures:
-        """The figures of a durable, counted: only entries that match its filter. Reads them all, so not on the event
-        loop."""
+        """The figures of a durable, counted exactly: only entries that match its filter. Reads all of them, so it must
+        not run on the event loop."""
         reader = self.replay(topic, durable.filter)
         upto = min(self._store.writer.synced_sequence, topic.statistics.last_sequence)
         total, unacknowledged, position = [0, 0], [0, 0], figures.earliest
@@ -178,7 +178,7 @@ class DurableEntries:
         )
 
     def replay(self, topic: Topic, text: str) -> Replay:
-        """Reads every entry of a topic that concerns a filter, whatever its consumers ask for besides."""
+        """Reads every entry of a topic that matches a filter, whatever else its consumers ask for."""
         view = self._view_of(text)(topic)
         seen = VersionMatcher(view.filter), Wants(changes=True)
         return Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)

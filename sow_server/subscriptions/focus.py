@@ -1,10 +1,10 @@
-"""What a change means to a subscriber: which row, if any (rules S2, S3, J12). Pure.
+"""The message that a subscriber gets for a change, if any (rules S2, S3, J12). Pure.
 
                 matches now                 does not match now
-matched before  put (or its delta)          oof `match`; to change readers a put
+matched before  put (or its delta)          oof `match`; change readers get a put
 did not         put, whole                  nothing
 was not there   put, whole                  nothing
-removed         if the record that went matched: oof `deleted`, `expired`; to change readers delete, expire
+removed         if the removed record matched: oof `deleted`, `expired`; change readers get delete, expire
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def gone(change: Change, wants: Wants) -> Row:
 
 
 def left(change: Change, wants: Wants) -> Row:
-    """The row of a record that matched and does not any more. It is sent even when it is due: the subscriber has it."""
+    """The row of a record that matched and does not match any more. It is sent even if it is due: the subscriber has
+    the record."""
     return _shown(change.match_row if wants.oof else change.put_row, change, wants)
 
 
@@ -49,8 +50,8 @@ def here(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int)
 
 
 def _has(before: Version, matcher: VersionMatcher, now_micros: int) -> bool:
-    """Whether a subscriber has this version. One that is due by now, though it was live when it was replaced, may have
-    been skipped (rule J12)."""
+    """Whether a subscriber has this version. A version that is due by now, though it was live when it was replaced, may
+    have been left out (rule J12)."""
     return not (before.expire_time <= now_micros and before.topic.acts) and matcher.holds(before)
 
 

@@ -1,8 +1,8 @@
-"""What is sent to subscribers: rows, and the frames that hold them. Shared among all who get the same; never changed.
+"""The messages to subscribers: rows, and the frames that hold them. Subscribers share them, so they never change.
 
-FR1  A frame holds rows of one topic in the order of their sequences.
-FR2  `bookmark` is a position at which its receiver has everything: while `more`, that from before the frames that
-     belong together.
+[1]  A frame holds rows of one topic in the order of their sequences.
+[2]  At the position `bookmark` its receiver has everything. While `more` frames follow that belong to it, the
+     bookmark stays at the position before the first of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sow_server.engine.values.model import NEVER
 
 FRAME_BYTES: Final = 2**20
 ROW_BYTES: Final = 350
-"""What a row takes in memory besides its key and its payload."""
+"""Memory of a row, besides its key and its payload."""
 
 
 class ChangeOp(enum.IntEnum):
@@ -31,7 +31,7 @@ class ChangeOp(enum.IntEnum):
 
 
 class ChangeReason(enum.IntEnum):
-    """Why; numbered as in `sow.v1.ChangeReason`."""
+    """The reason of a message; numbered as in `sow.v1.ChangeReason`."""
 
     NONE = 0
     TOUCHED = 1
@@ -41,7 +41,7 @@ class ChangeReason(enum.IntEnum):
 
 
 class Row(NamedTuple):
-    """One message about one record. `skip_from`: the time from which it is not handed over any more (rule J12)."""
+    """One message about one record. `skip_from`: the time from which it is no longer handed over (rule J12)."""
 
     op: ChangeOp
     reason: ChangeReason
@@ -56,11 +56,11 @@ class Row(NamedTuple):
     unset_paths: tuple[str, ...] = ()
     skip_from: int = NEVER
     enters: bool = False
-    """Whether the record comes into focus with this put. Known only where `Wants.conflated`."""
+    """Whether the record comes into focus with this put. Known only with `Wants.conflated`."""
 
     @property
     def size(self) -> int:
-        """Bytes of memory, about."""
+        """Bytes of memory, approximately."""
         return ROW_BYTES + len(self.key) + len(self.payload)
 
 
@@ -81,7 +81,7 @@ class ChangeFrame:
         atomic: bool = False,
         judged: bool = True,
     ) -> None:
-        """`judged`: rows that fall due while they wait are left out."""
+        """`judged`: leave out rows that fall due while they wait."""
         self.topic = topic
         self.rows = rows
         self.after = after
@@ -92,12 +92,13 @@ class ChangeFrame:
         self.size = size
         self.skip_from = min([row.skip_from for row in rows], default=NEVER) if judged else NEVER
         self.delivered: Sequence[int] = ()
-        """How often each row was handed over; none: each for the first time, or not counted (rule J15)."""
+        """How often each row was handed over before and now; empty: each for the first time, or not counted (rule
+        J15)."""
         self.encoded: bytes | None = None
-        """As it goes over the wire, once somebody has encoded it."""
+        """Its bytes on the wire, once it has been encoded."""
 
     def counted(self, delivered: Sequence[int]) -> ChangeFrame:
-        """The frame for one who is told how often each row was handed over."""
+        """The frame for a subscriber that is told how often each row was handed over."""
         frame = ChangeFrame(
             self.topic,
             self.rows,
@@ -111,7 +112,7 @@ class ChangeFrame:
         return frame
 
     def at(self, now_micros: int) -> ChangeFrame:
-        """The frame as it is handed over now: without the records that have fallen due (rule J12)."""
+        """The frame to hand over now: without the records that have fallen due (rule J12)."""
         if now_micros < self.skip_from:
             return self
         rows = [row for row in self.rows if now_micros < row.skip_from]
@@ -137,7 +138,8 @@ def frames_of(
     atomic: bool = False,
     judged: bool = True,
 ) -> list[ChangeFrame]:
-    """Rows of one topic in frames of bounded size. `together`: none but the last is a place to resume at."""
+    """Rows of one topic in frames of bounded size. `together`: only the end of the last frame is a place to resume
+    at."""
     frames: list[ChangeFrame] = []
     begin = 0
     while begin < len(rows):
@@ -210,8 +212,8 @@ class DurableBegin:
 
 @dataclass(frozen=True, slots=True)
 class GapNotice:
-    """Entries after `after`, up to `upto`, that are not handed over; how many, before filtering, 0 where that is not
-    known."""
+    """The entries after `after`, up to `upto`, are not handed over. `entries`: their number before filtering; 0:
+    unknown."""
 
     reason: GapReason
     after: int

@@ -1,11 +1,12 @@
-"""Who gets which rows of one topic: equal filters are asked once, equal wants share their frames.
+"""The subscribers of one topic: equal filters are evaluated once, and equal wants share their frames.
 
 topic ── watch (one filter) ── group (one kind of wants) ── members
 
-G1  A change is decoded once and a filter asked once, however many subscribers there are.
-G2  A filter that says which values a field must have is found by the value, not asked for every change.
-G3  What matches nothing costs nothing per change and subscriber.
-G4  `light` changes are offered at once; of any other the dispatcher gives each filter its turn (`concerned`).
+[1]  A change is decoded once, and each filter is evaluated once for it, however many subscribers there are.
+[2]  A filter that demands certain values of a field is found by the value, and not evaluated for every change.
+[3]  A filter without a match costs nothing per change and subscriber.
+[4]  A `light` change is offered to all filters at once; for any other change the dispatcher takes turns
+     (`concerned`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 
 class Member(Protocol):
-    """A subscriber, as the dispatcher sees it. Called on the dispatcher's thread, unless it says otherwise."""
+    """A subscriber, as the dispatcher sees it. Called on the dispatcher's thread, unless a method says otherwise."""
 
     @property
     def several(self) -> bool:
@@ -53,25 +54,25 @@ class Member(Protocol):
 
     @property
     def conflates(self) -> bool:
-        """Whether it may never be sent a record that is replaced, or gone, at once."""
+        """Whether it may never get a record that is replaced or removed soon after."""
 
     def follows(self, topic: Topic) -> bool:
         """Whether it is subscribed to a topic. From any thread."""
 
     def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
-        """What it wants of a topic; None for one that does not fit its request."""
+        """The filter and the wants for a topic; None if the topic does not fit the request."""
 
     def joined(self, position: int) -> None:
-        """From here on it gets what comes after `position`."""
+        """Tells that it gets everything after `position` from here on."""
 
     def push(self, frames: Sequence[ChangeFrame | Unjudged]) -> bool:
-        """Takes frames, and what is to be judged first; False: there is no room, it leaves, and has taken none."""
+        """Takes frames, and changes to be judged first. False: there is no room; it has taken nothing and leaves."""
 
     def detached(self, position: int) -> None:
-        """It gets nothing any more; what came up to `position` it has."""
+        """Tells that it gets nothing any more; it has everything up to `position`."""
 
     def end(self, error: StoreError) -> None:
-        """The subscription is over, once what it has taken is sent."""
+        """Ends the subscription, once the taken frames are sent."""
 
 
 class Group:
@@ -88,11 +89,11 @@ class Group:
         self.rows: list[Row] = []
 
     def forget(self, position: int) -> None:
-        """Drops its rows of what came after a position."""
+        """Drops its rows after a position."""
         self.rows = [row for row in self.rows if row.sequence <= position]
 
     def take(self, *, bookmark: int, after: int, atomic: bool) -> list[ChangeFrame]:
-        """The frames of its rows, which it lets go of."""
+        """Takes its rows out, as frames."""
         rows, self.rows = self.rows, []
         wants = self.wants
         return frames_of(
@@ -115,14 +116,14 @@ class Watch:
     def __init__(self, matcher: VersionMatcher, points: tuple[Field, tuple[Entry, ...]] | None) -> None:
         self.matcher = matcher
         self.cost = cost_of_matching(matcher)
-        """Of a change, for all of its groups."""
+        """The cost of a change, for all of its groups."""
         self.points = points
         self.groups: dict[tuple[Wants, bool], Group] = {}
         self.leaving: list[Group] = []
-        """Those that hear of records which leave."""
+        """The groups that hear of records which leave the view."""
 
     def offer(self, change: Change, now_micros: int, dirty: list[Group]) -> None:
-        """Gives the groups their rows of a change; adds to `dirty` those that had none."""
+        """Gives each group its row of a change; adds to `dirty` the groups that had no row."""
         matcher = self.matcher
         if change.removes:
             if self.leaving and matcher.holds(change):
@@ -145,36 +146,36 @@ def _add(group: Group, row: Row, dirty: list[Group]) -> None:
 
 
 class FollowedTopic:
-    """A topic that somebody is subscribed to. `registered` are all of them, attached at this moment or not."""
+    """A topic with subscribers. `registered` has all of them, attached at this moment or not."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.registered: dict[Member, None] = {}
         self.layout = layout(topic)
-        """As the filters were made for it."""
+        """The settings for which the filters were made."""
         self._watches: dict[str, Watch] = {}
         self._asked: list[Watch] = []
         self._index: FieldIndex[Watch] = FieldIndex()
         self._indexed_leaving: dict[Watch, None] = {}
         self._leaving = 0
         self._cost = DECODING
-        """Of a change, for all watches."""
+        """The cost of a change, for all watches."""
         self.light_size = 0
-        """A change of so many bytes is little work for all filters together, whatever is in it."""
+        """A change of at most this many bytes is little work for all filters together, whatever its content."""
         self._add_cost(Cost())
         self._taking: dict[Member, VersionMatcher] = {}
         self._takers: dict[str, tuple[VersionMatcher, int]] = {}
-        """How many have each filter, of those that are attached, or are about to be (rule L7)."""
+        """The number of subscribers with each filter that are attached or about to attach (rule L7)."""
 
     def take(self, member: Member) -> None:
-        """A subscriber will be handed what is committed from now on."""
+        """Notes that a subscriber gets every commit from now on."""
         view = None if member.conflates or member in self._taking else member.view(self.topic)
         if view is not None:
             matcher = self._taking[member] = view[0]
             self._takers[matcher.text] = matcher, self._takers.get(matcher.text, (matcher, 0))[1] + 1
 
     def take_no_more(self, member: Member) -> None:
-        """It will not."""
+        """Notes that it gets commits no longer."""
         matcher = self._taking.pop(member, None)
         if matcher is not None:
             count = self._takers[matcher.text][1] - 1
@@ -184,7 +185,7 @@ class FollowedTopic:
                 del self._takers[matcher.text]
 
     def takers(self, key: bytes, value: bytes, give_up: float) -> int:
-        """The `engine.topics.Takers` of the topic: on the writer's thread, while others come and go."""
+        """The `engine.catalog.topics.Takers` of the topic: on the writer's thread, while subscribers come and go."""
         taken = 0
         effort: Effort | None = None
         for matcher, count in list(self._takers.values()):
@@ -193,20 +194,20 @@ class FollowedTopic:
                     break
                 effort = effort or effort_of(self.topic, value[HEADER_BYTES:], None)
                 if effort.of(cost_of_matching(matcher)) > EFFORT_MAX:
-                    continue  # it alone could keep all publishers waiting
+                    continue  # this filter alone could keep all publishers waiting
             try:
                 taken += count * matcher.holds_stored(key, value)
             except Exception:
-                log.exception("filter_failed", topic=self.topic.name)  # its own matter, not that of who publishes
+                log.exception("filter_failed", topic=self.topic.name)  # a fault of the filter must not fail the publish
         return taken
 
     @property
     def group_count(self) -> int:
-        """Groups of attached subscribers."""
+        """The number of groups of attached subscribers."""
         return sum(len(watch.groups) for watch in list(self._watches.values()))
 
     def join(self, member: Member) -> Group | None:
-        """Puts a subscriber into its group; None where the topic does not fit its request."""
+        """Puts a subscriber into its group; None if the topic does not fit its request."""
         view = member.view(self.topic)
         if view is None:
             return None
@@ -235,7 +236,7 @@ class FollowedTopic:
         return group
 
     def leave(self, member: Member, group: Group) -> None:
-        """Takes a subscriber out of its group; what nobody is in any more goes."""
+        """Takes a subscriber out of its group, and removes groups and watches without members."""
         del group.members[member]
         if group.members:
             return
@@ -272,7 +273,7 @@ class FollowedTopic:
             for watch in self._found(change):
                 watch.offer(change, now_micros, dirty)
 
-    # -- what may take long -----------------------------------------------------------------------------------------
+    # -- slow filters ---------------------------------------------------------------------------------------------
 
     def _add_cost(self, cost: Cost) -> None:
         self._cost = total = self._cost.plus(cost)
@@ -280,21 +281,21 @@ class FollowedTopic:
 
     @property
     def asked_count(self) -> int:
-        """Filters that every change is offered to."""
+        """The number of filters that every change is offered to."""
         return len(self._asked)
 
     def is_light(self, effort: Effort) -> bool:
-        """Whether it is little work for all filters together."""
+        """Whether a change is little work for all filters together."""
         return effort.of(self._cost) <= EFFORT_MAX
 
     def effort(self, change: Change) -> Effort | None:
-        """What a change takes; None: it is little work for all filters together."""
+        """The work of a change; None: it is little for all filters together."""
         effort = effort_of(self.topic, change.payload, change.previous_value)
         return None if self.is_light(effort) else effort
 
     def concerned(self, change: Change, effort: Effort | None) -> list[Watch]:
-        """The filters that a change is offered to, and maybe some more: to find those by the values of a document takes
-        time, too."""
+        """The filters to offer a change to. May have more than necessary, as finding the right ones by the values of a
+        document takes time, too."""
         if change.removes and not self._leaving:
             return []
         if not self._index:
@@ -308,7 +309,7 @@ class FollowedTopic:
         found = self._index.candidates(change)
         if not self._indexed_leaving or change.removes:
             return found
-        # A record may leave the view of a filter that its new values do not lead to.
+        # A record may leave the view of a filter that its new values do not find.
         before = change.before
         if before is None:
             return found
@@ -317,6 +318,6 @@ class FollowedTopic:
 
 
 def layout(topic: Topic) -> tuple[object, ...]:
-    """The settings by which keys, fields and filters are understood."""
+    """The settings that decide what keys, fields and filters mean."""
     settings = topic.settings
     return settings.key, settings.message_type, settings.separator

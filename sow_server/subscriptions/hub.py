@@ -1,4 +1,4 @@
-"""The door of the subscriptions: who is subscribed, where each starts, and the end of all when the server stops."""
+"""Owns all subscriptions: makes them, finds where each starts, and ends them when the server stops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sow_server.subscriptions.subscription import Subscription
 
 PATTERN_CHARACTERS_MAX: Final = 1000
 AHEAD_MICROS_MAX: Final = 10 * MICROS
-"""A time to start at that is ahead by no more than this is now: the clocks of clients differ from the server's."""
+"""A start time may be this far ahead, and then means now: the clocks of clients differ from the server's."""
 _BOOKMARK: Final = re.compile(r"([0-9a-f]{12})\.(0|[1-9][0-9]{0,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """What subscriptions may use."""
+    """Limits of subscriptions."""
 
     queue_bytes_max: int = 4 * 2**20
     subscriptions_max: int = 1000
@@ -46,7 +46,7 @@ class Hub:
         elapsed: Callable[[], int] = boot_micros,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Before the store is started: from then on it follows the writer."""
+        """Make it before the store is started: from then on it follows the writer."""
         self._store = store
         self._clock = clock
         self._elapsed = elapsed
@@ -58,14 +58,14 @@ class Hub:
         store.writer.follow(self.dispatcher.committed)
 
     def prepare(self, request: Request) -> None:
-        """Parses and compiles what `subscribe` will need, which may take milliseconds: from any thread. Raises
+        """Parses and compiles the filter for `subscribe`, which may take milliseconds: from any thread. Raises
         StoreError."""
         for topic in self._topics(request, self._matches(request)):
             request.view(topic)
 
     def subscribe(self, request: Request, *, after: int | None = None) -> Subscription:
-        """A new subscription; `request` has passed `request.check`. `after`: a position to start at, instead of what it
-        asks for. Raises StoreError."""
+        """A new subscription; `request` has passed `request.check`. `after`: a position to start at, instead of the
+        start of the request. Raises StoreError."""
         if self._stopping:
             raise StoreError(Reason.STOPPING, "the server is stopping")
         if len(self._subscriptions) >= self._options.subscriptions_max:
@@ -107,10 +107,10 @@ class Hub:
         if request.topic:
             return lambda name: name == request.topic
         matches = _pattern(request.pattern)
-        return lambda name: not name.startswith("_") and matches(name)  # those are the store's own
+        return lambda name: not name.startswith("_") and matches(name)  # these are the store's own topics
 
     def _topics(self, request: Request, matches: Callable[[str], bool]) -> list[Topic]:
-        """The topics that are there now, at least one. Raises StoreError."""
+        """The existing topics of a request, at least one. Raises StoreError."""
         if request.topic:
             return [self._store.topics.find(request.topic)]
         topics = [topic for topic in self._store.topics.by_id.values() if matches(topic.name)]
@@ -136,7 +136,8 @@ class Hub:
     # -- where to start ---------------------------------------------------------------------------------------------
 
     def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
-        """After which position a subscription starts, None for now, and the floors below which it misses nothing."""
+        """The position after which a subscription starts, None for now, and the floors below which it misses
+        nothing."""
         start = request.start
         if start.kind is StartKind.NOW:
             return None, {}
@@ -147,7 +148,7 @@ class Hub:
         wanted = self._last_before(start.time_micros) if start.kind is StartKind.TIME else None
         floors = {topic.id: _floor(topic, several=several) for topic in topics}
         earliest = min(floors.values())
-        # What a topic has discarded after that cannot be had, and was not asked for: it begins where it begins.
+        # A topic whose journal begins later starts at its beginning: older changes were not asked for.
         return (earliest if wanted is None else max(wanted, earliest)), floors
 
     def _last_before(self, time_micros: int) -> int | None:
@@ -158,14 +159,14 @@ class Hub:
             cut.close()
 
     def check_time(self, time_micros: int, field: str) -> None:
-        """Raises StoreError TIME_IN_FUTURE for a time to start at that has not come (rule S4)."""
+        """Raises StoreError TIME_IN_FUTURE for a start time in the future (rule S4)."""
         now = self._clock.now_micros()
         ahead = time_micros - now
         if ahead > AHEAD_MICROS_MAX:
             raise StoreError(
                 Reason.TIME_IN_FUTURE,
                 f"{field}: is {format_micros(ahead // 1_000 * 1_000)} ahead of this server's clock; "
-                "a time that has come is needed",
+                "give a time that has passed",
                 field=field,
                 details={"now_micros": str(now)},
             )
@@ -183,7 +184,7 @@ class Hub:
         if epoch != self._store.epoch:
             raise StoreError(
                 Reason.BOOKMARK_OTHER_EPOCH,
-                f"bookmark: is of the journal {epoch}, this one is {self._store.epoch}; take a new snapshot",
+                f"bookmark: belongs to the journal {epoch}, not to {self._store.epoch}; take a new snapshot",
                 field="bookmark",
             )
         last = self._store.writer.last_sequence
@@ -212,19 +213,19 @@ class Hub:
 
     @property
     def count(self) -> int:
-        """Subscriptions."""
+        """The number of subscriptions."""
         return len(self._subscriptions)
 
     def subscriptions(self) -> Iterator[Subscription]:
-        """All of them, as of now."""
+        """All subscriptions at this moment."""
         return iter(list(self._subscriptions))
 
 
 def _floor(topic: Topic, *, several: bool) -> int:
-    """The position below which a topic's journal misses something (rule J1).
+    """The position below which a topic's journal is incomplete (rule J1).
 
-    Who follows one topic means this one: what was before its creation was another topic, even of the same name. Who
-    follows all that match a pattern gets to know new ones, from their first change on.
+    A subscription to one topic means this very topic: before its creation there was another topic, perhaps of the same
+    name. A subscription to a pattern takes in new topics from their first change on.
     """
     figures = topic.statistics
     return figures.floor_sequence if several else max(figures.floor_sequence, figures.created_sequence)

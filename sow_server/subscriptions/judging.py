@@ -1,8 +1,9 @@
 """Changes that may be too much work for the event loop: reader threads judge them (rule S6).
 
-JU1  What a change may cost is estimated before anybody looks at it: from its size and from the filters (`Effort`).
-JU2  A change that one filter may take long for is `Unjudged` for that filter's subscribers. It waits in the queue of
-     each, in its place, until a reader thread has judged it. So their order holds, and nobody else waits.
+[1]  The work of a change is estimated before it is decoded, from its size and from the filters (`Effort`).
+[2]  If one filter may take long for a change, the change is `Unjudged` for that filter's subscribers. It keeps its
+     place in the queue of each until a reader thread has judged it. So the order holds, and other subscribers do
+     not wait.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ EFFORT_MAX: Final = 10_000_000
 DECODING: Final = Cost(per_byte=30)
 SELECTING: Final = Cost(per_byte=30)
 COMPARING: Final = Cost(per_byte=120)
-"""To tell the difference of two documents, which both are decoded for."""
+"""The difference of two documents, which both are decoded for it."""
 
 
 class Effort(NamedTuple):
-    """What of a change makes work: its bytes, with those of the record before it, and how many elements arrays have."""
+    """The size of a change as work: bytes, with those of the replaced record, and elements of arrays."""
 
     size: int
     elements: int
@@ -40,7 +41,7 @@ class Effort(NamedTuple):
 
 
 def effort_of(topic: Topic, payload: bytes, before: bytes | None) -> Effort:
-    """Looks at a payload no closer than it has to. `before`: the stored value of the record that it replaces."""
+    """Estimates from the bytes, without decoding. `before`: the stored value of the replaced record."""
     kind = topic.settings.message_type
     elements = _elements(kind, payload, 0)
     if before is None:
@@ -49,7 +50,7 @@ def effort_of(topic: Topic, payload: bytes, before: bytes | None) -> Effort:
 
 
 def largest_effort(topic: Topic, payloads: Sequence[bytes], before: Sequence[bytes | None] | None) -> Effort:
-    """What the largest of several changes takes at most."""
+    """The work of the largest of several changes, at most."""
     kind = topic.settings.message_type
     size = max(map(len, payloads))
     elements = max([_elements(kind, payload, 0) for payload in payloads])
@@ -61,19 +62,19 @@ def largest_effort(topic: Topic, payloads: Sequence[bytes], before: Sequence[byt
 
 
 def _elements(kind: MessageType, document: bytes, start: int) -> int:
-    """How many elements the arrays of a document may have: without a bracket in it there is none."""
+    """How many elements the arrays of a document may have. A document without a bracket has no array."""
     if kind is MessageType.JSON:
         return document.count(b",", start) + 1 if document.find(b"[", start) >= 0 else 1
     return len(document) if kind is MessageType.MSGPACK else 1
 
 
 def cost_of_matching(matcher: VersionMatcher) -> Cost:
-    """What it takes to ask a filter, before and after a change."""
+    """The cost of evaluating a filter, before and after a change."""
     return matcher.cost.plus(DECODING) if matcher.uses_payload else matcher.cost
 
 
 def cost_of_rows(wants: Wants) -> Cost:
-    """What it takes to make a row as somebody wants it."""
+    """The cost of making a row for these wants."""
     cost = Cost()
     if wants.delta:
         cost = cost.plus(COMPARING)
@@ -81,7 +82,7 @@ def cost_of_rows(wants: Wants) -> Cost:
 
 
 class Unjudged:
-    """One change, or an atomic request, that nobody has asked the filter of. Shared by all who get the same."""
+    """One change, or an atomic request, whose filter has not been evaluated. Shared by all members of a group."""
 
     __slots__ = ("_changes", "_frames", "_matcher", "_topic", "_wants", "after", "atomic", "bookmark", "size")
 
@@ -99,7 +100,7 @@ class Unjudged:
         self.after = after
         """Everything up to here came before."""
         self.bookmark = bookmark
-        """Everything up to here is told with it."""
+        """Everything up to here is told with this change."""
         self.atomic = atomic
         self.size = sum([ROW_BYTES + len(change.key) + change.bytes_held for change in changes])
         self._topic = topic
@@ -109,7 +110,7 @@ class Unjudged:
         self._frames: list[ChangeFrame] | None = None
 
     def judge(self, now_micros: int) -> list[ChangeFrame]:
-        """The frames that they come to; from any thread. Two that ask at once both work, and find the same."""
+        """The frames of the change. From any thread; two threads that ask at once both work, and get equal frames."""
         frames = self._frames
         if frames is None:
             wants = self._wants

@@ -1,7 +1,7 @@
-"""Which filters a change concerns, without asking each of them.
+"""Finds the filters that a change may concern, without evaluating each of them.
 
-MA1  `VersionMatcher.holds` is the whole filter: what the index finds is still asked.
-MA2  `FieldIndex.candidates` has every entry whose filter can hold for a document (bounds B1).
+[1]  `VersionMatcher.holds` is the whole filter: a filter that the index finds is still evaluated.
+[2]  `FieldIndex.candidates` has every entry whose filter can hold for a document (bounds [1]).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sow_server.subscriptions.changes import UNKNOWN, Change, Version
 from sow_server.subscriptions.request import ViewFilter
 
 POINTS_MAX: Final = 1000
-"""A filter with more points on its field is asked one by one: entering them would cost more memory than it is worth."""
+"""A filter with more points than this is evaluated for every change: the index entries would cost too much memory."""
 _KEY: Final = Metadata(MetadataName.KEY)
 
 T = TypeVar("T")
 
 
 class VersionMatcher:
-    """A filter on versions of records; None: everything matches."""
+    """A filter for versions of records; without a filter everything matches."""
 
     __slots__ = ("_fixed", "_matches", "_uses_metadata", "constant", "cost", "filter", "uses_payload")
 
@@ -40,13 +40,13 @@ class VersionMatcher:
         self._matches = predicate.matches
         self.uses_payload = predicate.uses_payload
         self.cost = Cost() if predicate.constant is not None else cost_of(record_filter.tree)
-        """Of one evaluation, without decoding the payload."""
+        """The cost of one evaluation, without decoding the payload."""
         self._uses_metadata = record_filter.uses_metadata
         self._fixed = record_filter.fixed_meta
 
     @property
     def text(self) -> str:
-        """The canonical text, "" for everything."""
+        """The canonical text; "" if everything matches."""
         return "" if self.filter is None else self.filter.text
 
     def holds(self, version: Version) -> bool:
@@ -65,14 +65,15 @@ class VersionMatcher:
         return self.filter.matches(key, value)
 
     def held_before(self, change: Change) -> bool:
-        """Whether the record that a put replaced matched; one that nobody knows any more counts as if (rule J1)."""
+        """Whether the record that a put replaced matched; a record that the journal has discarded counts as a match
+        (rule J1)."""
         before = change.before
         if before is None or self.constant is False:
             return False
         return before is UNKNOWN or self.holds(before)
 
     def points(self, key_paths: Iterable[tuple[str, ...]]) -> tuple[Field, tuple[Entry, ...]] | None:
-        """A field and its only values with which the filter can hold; None when it does not say so."""
+        """A field, and the only values of it with which the filter can hold; None if the filter does not tell."""
         if self.filter is None:
             return None
         best: tuple[Field, tuple[Entry, ...]] | None = None
@@ -92,7 +93,7 @@ class VersionMatcher:
 
 
 class FieldIndex(Generic[T]):
-    """From the values of fields to those who wait for them."""
+    """Finds the entries that wait for the value of a field."""
 
     def __init__(self) -> None:
         self._tables: dict[Field, dict[Entry, list[T]]] = {}
@@ -102,13 +103,13 @@ class FieldIndex(Generic[T]):
         return bool(self._tables)
 
     def add(self, field: Field, points: Iterable[Entry], waiting: T) -> None:
-        """Enters one that waits for a value among `points`."""
+        """Adds an entry that waits for a value among `points`."""
         for point in points:
             self._tables.setdefault(field, {}).setdefault(point, []).append(waiting)
         self._rebuild()
 
     def remove(self, field: Field, points: Iterable[Entry], waiting: T) -> None:
-        """Takes it out again."""
+        """Removes an entry."""
         for point in points:
             table = self._tables[field]
             table[point].remove(waiting)
@@ -120,14 +121,14 @@ class FieldIndex(Generic[T]):
 
     @property
     def lookup_nanos(self) -> int:
-        """What it takes to look an element of an array up."""
+        """The time to look up one element of an array."""
         return ELEMENT * len(self._asked)
 
     def _rebuild(self) -> None:
         self._asked = [(field if isinstance(field, Path) else None, table) for field, table in self._tables.items()]
 
     def candidates(self, version: Version) -> list[T]:
-        """Those who wait for a value that the record has, each once."""
+        """The entries that wait for a value of this record, each once."""
         found: dict[T, None] = {}
         for path, table in self._asked:
             have: list[Entry] = (
@@ -136,6 +137,6 @@ class FieldIndex(Generic[T]):
             for entry in have:
                 waiting = table.get(entry)
                 if waiting is not None:
-                    # One of several points may have been found by another of them.
+                    # Several points may have found the same entry.
                     found.update(dict.fromkeys(waiting))
         return list(found)

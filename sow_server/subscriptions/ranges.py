@@ -1,15 +1,16 @@
-"""Bounded ranges of a topic's changes: where they begin and end, how they are split, and reading one of them.
+"""Bounded ranges of a topic's changes: planning a range, splitting it, reading it.
 
-For readers that come for one range after the other, many at a time, and come again for the same one after a failure. A
-range is what lies after one position, up to another; it is followed by nothing, and pins nothing.
+For readers that take one range after another, in parallel, and repeat a range after a failure. A range holds the
+changes after one position, up to another. It does not follow new changes, and does not keep its changes from being
+discarded.
 
-RA1  A range ends with a commit, and so does every part of it, unless its caller has said where it ends.
-RA2  Nothing in a range is ahead of what is on disk (rule S7).
-RA3  What is read of a range depends on the journal alone, not on the time; with a filter also on how far back previous
-     records are known, for which there is `history` (rule J1).
-RA4  A range that the journal does not have whole any more is refused, at the beginning of it and in its midst.
-RA5  Every piece can be followed by one that begins where it ends: together they have each change once. A piece ends
-     inside an atomic request only where that alone is larger than a piece may be.
+    [1]  A range ends with a commit, and so does each of its parts, unless the caller gives the end.
+    [2]  A range holds only changes that are on disk (rule S7).
+    [3]  The changes of a range depend on the journal alone, not on the time. With a filter they also depend on how far
+         back previous records are known; `history` fixes that (rule J1).
+    [4]  A range that the journal no longer has completely is refused, at its beginning and while it is read.
+    [5]  Pieces that follow each other have each change once. A piece ends inside an atomic request only if the request
+         alone is larger than a piece may be.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sow_server.subscriptions.request import Start, StartKind, ViewFilter, Wants
 
 PIECE_BYTES: Final = 4 * 2**20
 ROW_BYTES: Final = 64
-"""What a row takes on the wire at most, besides its key and its payload."""
+"""Bytes of a row on the wire, at most, besides its key and its payload."""
 _WANTS: Final = Wants(changes=True)
 _OPS: Final = bytes.maketrans(
     bytes([PUT, TOUCH, DELETE, EXPIRE]), bytes([ChangeOp.PUT, ChangeOp.PUT, ChangeOp.DELETE, ChangeOp.EXPIRE])
@@ -53,7 +54,7 @@ _REASONS: Final = bytes.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class RangeLimits:
-    """How much a range may hold; 0: no limit. One commit is taken whole in any case. `parts`: about how many."""
+    """Limits of a range; 0: no limit. One commit is always taken whole. `parts`: about how many parts to make."""
 
     entries: int = 0
     bytes: int = 0
@@ -62,7 +63,7 @@ class RangeLimits:
 
 @dataclass(frozen=True, slots=True)
 class RangePlan:
-    """Where a range begins and ends, positions all; `entries` and `bytes` are before any filter."""
+    """The positions where a range begins and ends; `entries` and `bytes` count before any filter."""
 
     start: int
     end: int
@@ -77,11 +78,11 @@ class RangePlan:
 def plan_range(
     store: Store, topic: Topic, start: Start, position: int, end: int | None, limits: RangeLimits
 ) -> RangePlan:
-    """Plans a range of what is on disk, by seeks and bisection. From any thread, but not the event loop's.
+    """Plans a range of changes that are on disk, by seeks and bisection. From any thread, but not the event loop's.
 
-    `position`: what `start.bookmark` names, where it starts at one; NOW is the head. `end`: a position that is on disk;
-    None: the head. A range without entries ends as far ahead as one with them, so that the position of an idle topic is
-    not overtaken by its floor. Raises StoreError: NO_JOURNAL, TOPIC_DELETED, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
+    `position`: the position of `start.bookmark`, if the range starts at one; NOW is the head. `end`: a position that is
+    on disk; None: the head. A range without entries also ends at the limit, so that the floor does not overtake the
+    position of an idle topic. Raises StoreError: NO_JOURNAL, TOPIC_DELETED, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
     """
     ledger = store.journal_ledger(topic)
     try:
@@ -129,7 +130,7 @@ def _start(store: Store, topic: Topic, ledger: Ledger, start: Start, position: i
 
 
 def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: RangeLimits) -> int:
-    """Where the range ends, if limits end it sooner."""
+    """The end of the range, if the limits end it sooner."""
 
     def exceeds(chunk: Chunk) -> bool:
         entries = chunk.entries_before + chunk.entries - base.entries
@@ -150,7 +151,7 @@ def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: RangeLi
 
 
 def _parts(ledger: Ledger, start: int, end: int, base: Counts, entries: int, parts: int) -> Iterator[int]:
-    """The ends of parts with about equal numbers of entries, none of them empty."""
+    """The ends of parts with about equal numbers of entries; no part is empty."""
     if entries == 0:
         return
     first = ledger.after(start)
@@ -176,12 +177,12 @@ def _parts(ledger: Ledger, start: int, end: int, base: Counts, entries: int, par
 
 
 class ChangeColumns(NamedTuple):
-    """Changes in columns of equal length, as change readers get them: of a removal the record is the one that went."""
+    """Changes in columns of equal length, for change readers. For a removal, the record is the removed one."""
 
     keys: list[bytes]
     payloads: list[bytes]
     headers: HeaderColumns
-    """The sequences are those of the changes."""
+    """The sequences of the changes."""
     ops: bytearray
     reasons: bytearray
 
@@ -193,7 +194,8 @@ def _no_columns() -> ChangeColumns:
 
 @dataclass(frozen=True, slots=True)
 class RangePiece:
-    """What one step has found: everything after the last one, up to `position`. `looked_at`: entries of the journal."""
+    """The changes that one step found: all after the last step, up to `position`. `looked_at`: entries read in the
+    journal."""
 
     columns: ChangeColumns
     position: int
@@ -202,13 +204,13 @@ class RangePiece:
 
 @dataclass(frozen=True, slots=True)
 class KeyShare:
-    """Some of the keys: readers of all shares of a range have all its changes, those of one key in order."""
+    """One of several disjoint sets of keys: the readers of all shares get all changes, those of each key in order."""
 
     number: int
     of: int
 
     def has(self, key: bytes) -> bool:
-        """Whether a key is one of them."""
+        """Whether a key belongs to the share."""
         return crc32(key) % self.of == self.number
 
 
@@ -227,8 +229,8 @@ class RangeReader:
         batch_size: int = 10_000,
         share: KeyShare | None = None,
     ) -> None:
-        """`end` is on disk. `history`: what records were before is not looked up at or before this position; None: as
-        far as the journal reaches. Only a filter asks for it."""
+        """`end` is on disk. `history`: previous records at or before this position are not looked up; None: as far as
+        the journal reaches. Only a filter needs them."""
         self._share = share
         self._store = store
         self._topic = topic
@@ -241,11 +243,11 @@ class RangeReader:
 
     @property
     def done(self) -> bool:
-        """Whether that is all."""
+        """Whether everything has been read."""
         return self.position >= self._end
 
     def read(self) -> RangePiece:
-        """The next piece, perhaps an empty one. Raises StoreError: BOOKMARK_TOO_OLD, TOPIC_DELETED, NO_JOURNAL."""
+        """The next piece, perhaps empty. Raises StoreError: BOOKMARK_TOO_OLD, TOPIC_DELETED, NO_JOURNAL."""
         cut = self._store.journal_cut()
         try:
             self._check(cut)
@@ -254,7 +256,7 @@ class RangeReader:
             cut.close()
 
     def _check(self, cut: JournalCut) -> None:
-        """RA4."""
+        """Raises StoreError if the journal no longer has the whole range [4]."""
         topic = self._topic
         floor = cut.floors.get(topic.id)
         if floor is None:
@@ -292,7 +294,7 @@ class RangeReader:
 
 @dataclass(slots=True)
 class _RowCollector:
-    """Collects the rows of a piece. `matcher`: None where everything matches."""
+    """Collects the rows of a piece. `matcher`: None if everything matches."""
 
     topic: Topic
     matcher: VersionMatcher | None
@@ -308,7 +310,7 @@ class _RowCollector:
         return len(self.columns.keys) >= self.rows_max or self.size >= PIECE_BYTES
 
     def has_room_for(self, changes: Changes, start: int, stop: int) -> bool:
-        """Whether an atomic request may be added; to nothing it always is, as far as it goes (RA5)."""
+        """Whether an atomic request may be added. An empty piece takes the part that fits [5]."""
         count = len(self.columns.keys)
         if count == 0:
             return True
@@ -316,7 +318,7 @@ class _RowCollector:
         return count + stop - start <= self.rows_max and self.size + size <= PIECE_BYTES
 
     def add(self, changes: Changes, start: int, stop: int) -> int:
-        """Adds what there is room for, one at least if the piece is empty; returns where it has stopped."""
+        """Adds as many changes as there is room for, at least one to an empty piece. Returns where it stopped."""
         stop = min(stop, start + self.rows_max - len(self.columns.keys))
         stop = self._within_size(changes, start, stop)
         self.looked_at += stop - start
@@ -368,7 +370,7 @@ class _RowCollector:
         self.size += ROW_BYTES * len(chosen) + sum(map(len, payloads))
 
     def _within_size(self, changes: Changes, start: int, stop: int) -> int:
-        """How far the bytes allow it, were all of them rows."""
+        """The index up to which the bytes allow changes, if all of them become rows."""
         sizes = accumulate([_size(changes, index) for index in range(start, stop)])
         for index, size in enumerate(sizes):
             if self.size + size > PIECE_BYTES and (index or self.columns.keys):

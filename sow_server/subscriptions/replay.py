@@ -1,9 +1,9 @@
-"""Serving a subscriber from the journal: those who start in the past, and those who cannot keep up (rules S4, S6, J1).
+"""Serves a subscriber from the journal: one that starts in the past, or one that cannot keep up (rules S4, S6, J1).
 
-RP1  A step reads a bounded number of changes, for a bounded time as far as its filter allows that (an atomic request is
-     read whole), from one cut of the journal, and never beyond what is durable.
-RP2  What the journal has discarded since the last step is noticed before anything is read: `JournalGap`.
-RP3  Several topics are read in the total order, by walking the commits.
+[1]  A step reads a bounded number of changes, for a bounded time unless its filter is slow, from one cut of the
+     journal, and never beyond the durable position. It reads an atomic request as a whole.
+[2]  Changes that the journal has discarded since the last step are noticed before anything is read: `JournalGap`.
+[3]  Several topics are read in their total order, by walking the commits.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sow_server.subscriptions.request import Wants
 READ_CHANGES: Final = 2000
 READ_COMMITS: Final = 1000
 READ_SECONDS: Final = 0.05
-"""What one step looks at, at most, so that a reader thread is not held for long."""
+"""Limits of one step, so that a reader thread is not held for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one step has found. Up to `position` it is complete."""
+    """The result of one step: all changes up to `position`."""
 
     frames: list[ChangeFrame]
     position: int
@@ -40,8 +40,8 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class JournalGap:
-    """The journal of a topic does not reach back to the position: it has what comes after `earliest`; None: there is no
-    journal."""
+    """The journal of a topic does not reach back to the position. It has the changes after `earliest`; None: there is
+    no journal."""
 
     topic: str
     earliest: int | None
@@ -56,7 +56,7 @@ class Replay:
     def __init__(
         self, store: Store, clock: GuardedClock, view: View, *, topic: Topic | None, follows: Callable[[Topic], bool]
     ) -> None:
-        """`topic`: the only one; None: all that `follows` says."""
+        """`topic`: the only one; None: all topics that `follows` accepts."""
         self._store = store
         self._clock = clock
         self._view = view
@@ -96,7 +96,7 @@ class Replay:
         commits = 0
         for step in self._steps(cut, position, upto):
             if isinstance(step, Commit):
-                # All of it has been walked over, whether or not any of it was asked for.
+                # The whole commit has been walked, whether or not any of it was wanted.
                 position = max(position, step.last_sequence)
                 commits += 1
                 if commits >= READ_COMMITS:
@@ -116,7 +116,7 @@ class Replay:
         return Replayed(found.frames(position), position)
 
     def _steps(self, cut: JournalCut, position: int, upto: int) -> Iterator[tuple[Topic, Changes] | Commit]:
-        """The chunks to read, and after those of one commit, where commits are walked, the commit."""
+        """The chunks to read. When commits are walked, each commit follows its chunks."""
         if self._topic is not None:
             for changes in cut.changes(self._topic, position, upto):
                 yield self._topic, changes
@@ -127,7 +127,7 @@ class Replay:
                 topic = topics.get(run.topic_id)
                 if topic is None or run.first_sequence + run.length - 1 <= position or not self._follows(topic):
                     continue
-                # Discarded chunks of it are below a floor that was accepted.
+                # Its discarded chunks are below an accepted floor.
                 found = cut.chunk(topic, run.first_sequence)
                 if found is not None:
                     yield topic, found
@@ -156,7 +156,7 @@ class _FrameCollector:
     def add(
         self, cut: JournalCut, topic: Topic, changes: Changes, view: tuple[VersionMatcher, Wants], start: int
     ) -> int:
-        """Adds a chunk from a position in it on, all of it when it is atomic; returns the sequence that was reached."""
+        """Adds a chunk from index `start` on, an atomic one as a whole. Returns the sequence that was reached."""
         matcher, wants = view
         before = changes.first_sequence + start - 1
         if self._topic is not topic or changes.atomic:
@@ -177,14 +177,14 @@ class _FrameCollector:
             if (self._late or self._size >= FRAME_BYTES) and not changes.atomic:
                 break
         else:
-            reached = changes.first_sequence + stop - 1  # also over those that are told to nobody
+            reached = changes.first_sequence + stop - 1  # also past changes that nobody is told
         self._looked_at += stop - start
         if changes.atomic:
             self._end_frame(reached, after=before, atomic=True)
         return reached
 
     def frames(self, position: int) -> list[ChangeFrame]:
-        """All of them; everything up to `position` is in them."""
+        """All frames; they have everything up to `position`."""
         self._end_frame(position)
         return self._frames
 

@@ -1,4 +1,4 @@
-"""What a subscriber asks for, and the checks of it that need no store."""
+"""The request of a subscriber, and the checks of it that need no store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_RECORDS_MAX: Final = 10_000
 PROGRESS_MICROS: Final = 5 * MICROS
 PROGRESS_MICROS_MIN: Final = MICROS // 10
 INTERVAL_MICROS_MAX: Final = 86_400 * MICROS
-"""Longest interval of progress and of conflation."""
+"""The longest interval of progress and of conflation."""
 
 
 class ViewFilter(Protocol):
@@ -28,13 +28,13 @@ class ViewFilter(Protocol):
     def tree(self) -> Filter: ...
     @property
     def text(self) -> str:
-        """In its canonical form."""
+        """The canonical text."""
 
     @property
     def predicate(self) -> Predicate: ...
     @property
     def uses_metadata(self) -> bool:
-        """False: `fixed_meta` does for every record."""
+        """False: `fixed_meta` fits every record."""
 
     @property
     def fixed_meta(self) -> Meta: ...
@@ -48,7 +48,7 @@ class Snapshot(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Where it was cut."""
+        """The sequence at which it was cut."""
 
     @property
     def now_micros(self) -> int:
@@ -56,17 +56,17 @@ class Snapshot(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether all of it has been read."""
+        """Whether all records have been read."""
 
     def read(self) -> SnapshotBatch | None:
-        """The next records; None: none among those that this step has looked at."""
+        """The next records; None if this step found none that match."""
 
     def close(self) -> None:
-        """Lets go of the cut."""
+        """Releases the cut."""
 
 
 class View(NamedTuple):
-    """What a subscriber sees of one topic; None: all records, whole payloads."""
+    """The part of one topic that a subscriber sees; None: all records, whole payloads."""
 
     filter: ViewFilter | None = None
     projection: Projection | None = None
@@ -82,7 +82,7 @@ class StartKind(enum.Enum):
 
 
 class Start(NamedTuple):
-    """Where to start; `bookmark` and `time_micros` count for their kinds only."""
+    """Where to start; `bookmark` and `time_micros` are set for their kinds only."""
 
     kind: StartKind = StartKind.NOW
     bookmark: str = ""
@@ -94,7 +94,8 @@ FROM_NOW: Final = Start()
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Which messages a subscriber wants of the records in its view. Equal wants of equal views share their frames."""
+    """The kinds of messages that a subscriber wants. Subscribers with equal views and equal wants share their
+    frames."""
 
     oof: bool = False
     delta: bool = False
@@ -103,7 +104,8 @@ class Wants:
     projection: Projection | None = None
     batch_size: int = 1000
     conflated: bool = False
-    """Whether `Conflation` takes the rows and has to know which of them come into focus; it judges what is due."""
+    """Whether `Conflation` takes the rows. It has to know which of them come into focus, and decides by itself what is
+    due."""
 
     @property
     def leaving(self) -> bool:
@@ -113,8 +115,8 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One subscription. `view` says what is seen of a topic, and raises StoreError where the request does not fit one;
-    it may be asked from any thread. `snapshot` begins a snapshot of a topic."""
+    """One subscription. `view` gives the view of a topic, and raises StoreError if the request does not fit it; any
+    thread may call it. `snapshot` begins a snapshot of a topic."""
 
     view: Callable[[Topic], View]
     snapshot: Callable[[Topic], Snapshot]
@@ -131,19 +133,19 @@ class Request:
     batch_size: int = 1000
 
     def wants(self, view: View) -> Wants:
-        """Which messages it wants of a topic."""
+        """The messages that it wants of a topic."""
         conflated = self.oof and self.conflation_micros != 0
         return Wants(self.oof, self.delta, self.changes, self.empty_deltas, view.projection, self.batch_size, conflated)
 
     @property
     def previous(self) -> bool:
-        """Whether it needs to know what records were before."""
+        """Whether it needs the records that changes replace."""
         return self.oof or self.changes or self.delta
 
 
 def check(request: Request, *, selects: bool) -> None:
-    """Raises StoreError naming the field that is out of bounds, or the two that contradict each other. `selects`: the
-    view projects payloads."""
+    """Raises StoreError naming the field that is out of bounds, or the two fields that contradict each other.
+    `selects`: the view projects payloads."""
     if bool(request.topic) == bool(request.pattern):
         raise _refuse("topic", "exactly one of topic and topic_pattern is needed")
     starts = request.start.kind is not StartKind.NOW
@@ -177,7 +179,7 @@ def check(request: Request, *, selects: bool) -> None:
 
 
 def check_topic(request: Request, topic: Topic) -> None:
-    """Raises StoreError where a topic cannot give what is asked for."""
+    """Raises StoreError if a topic cannot serve the request."""
     if request.delta and topic.settings.message_type is MessageType.BINARY:
         raise StoreError(
             Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,

@@ -1,7 +1,6 @@
-"""The records that are there when a subscription begins (rule S1).
+"""The snapshot of several topics (rule S1): read topic by topic, from one cut of all.
 
-Of one topic they are found as a query finds them, by who knows how to plan one; of several they are read topic by
-topic, from one cut of all.
+The snapshot of one topic is planned like a query, and so comes from outside this package.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FILL_RECORDS_MAX: Final = 1000
 
 
 class SeveralTopics:
-    """The `request.Snapshot` of all topics that a pattern matches. Owns the cut."""
+    """The `request.Snapshot` of all topics that match a pattern. Owns the cut."""
 
     def __init__(self, cut: ManyCut, view: Callable[[Topic], tuple[VersionMatcher, Wants] | None]) -> None:
         self._cut: Final = cut
@@ -31,7 +30,7 @@ class SeveralTopics:
         self._topic = 0
         self._keys: list[bytes] = []
         self._values: list[bytes] = []
-        """Found, and not yet given out."""
+        """Matching records that have not been given out."""
         self._next: bytes | None = cut.topics[0].topic.prefix if cut.topics else None
 
     @property

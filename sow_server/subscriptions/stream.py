@@ -1,4 +1,4 @@
-"""Drives a subscription on the event loop: sends what is to be sent, reads on reader threads, waits."""
+"""Drives a subscription on the event loop: sends frames, runs reads on reader threads, waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sow_server.subscriptions.subscription import Read, Send, Subscription
 async def stream(
     subscription: Subscription | Consumer, readers: Executor, elapsed: Callable[[], int] = boot_micros
 ) -> AsyncGenerator[Frame, None]:
-    """The frames of a subscription, or of a durable's consumer, which is closed at the end. Raises StoreError."""
+    """The frames of a subscription or of a durable's consumer, which is closed at the end. Raises StoreError."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] | None = None
     reading: asyncio.Future[Any] | None = None
@@ -36,7 +36,7 @@ async def stream(
                 reading = loop.run_in_executor(readers, step.run)
                 subscription.took(await asyncio.shield(reading))
             else:
-                # Between `step` and here nothing else ran on this thread, so no wake-up is missed.
+                # Nothing else ran on this thread since `step`, so no wake-up is missed.
                 woken = loop.create_future()
                 timer = loop.call_later(max(0, step.until_micros - elapsed()) / MICROS, wake)
                 try:
@@ -47,12 +47,13 @@ async def stream(
         if reading is None or reading.done():
             subscription.close()
         else:
-            # A cursor must not be closed under a reader's hands.
+            # A cursor must not be closed while a reader uses it.
             reading.add_done_callback(lambda done: _close(subscription, done))
 
 
 def _close(subscription: Subscription | Consumer, reading: asyncio.Future[Any]) -> None:
-    """Closes one whose last read has ended; what that read raised has been told already, or nobody listens."""
+    """Closes a subscription whose last read has ended. An error of that read has been told already, or nobody
+    listens."""
     if not reading.cancelled():
         reading.exception()
     subscription.close()

@@ -1,15 +1,16 @@
 """A subscriber's side of a subscription, as a machine that is driven step by step (rules S1 to S7).
 
     opening ──▶ snapshot ──▶ live ◀──▶ behind ──▶ over
-                                the queue overflowed; served from the journal until it has caught up
+                                its queue overflowed; it is served from the journal until it has caught up
 
-    SU1  What is sent is in the order of sequences, each change once, and none that the request asks for is left out.
-    SU2  `_position`: everything up to here has been sent. Every bookmark says it.
-    SU3  Memory is bounded: what waits is at most `queue_bytes_max` (one commit more, when that alone is larger).
-    SU4  Nothing is sent before it is durable: the dispatcher and the replay give nothing else.
+    [1]  Frames are sent in the order of sequences. Each change that the request asks for is sent once, and none is left
+         out.
+    [2]  `_position`: everything up to here has been sent. Every bookmark names it.
+    [3]  Memory is bounded: at most `queue_bytes_max` bytes wait, or one commit, if that alone is larger.
+    [4]  Nothing is sent before it is durable: the dispatcher and the replay give only durable changes.
 
-`step` says what is next: a frame to send, something to read on a reader thread, or to wait. It is called on the
-dispatcher's thread, as is everything here but what a `Read` runs.
+`step` gives the next step: a frame to send, a read for a reader thread, or a wait. Call it on the dispatcher's thread,
+as everything here except the work of a `Read`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from sow_server.subscriptions.request import Request, Snapshot, Wants
 from sow_server.subscriptions.snapshot import SeveralTopics
 
 FAILURE_CHECK_MICROS: Final = 200_000
-"""How often one that waits for its first commit to become durable looks whether writing has ended."""
+"""How often a subscription that waits for its first durable commit checks whether the writer has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,21 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the change that was next to be judged comes to."""
+    """The frames of the change that was judged."""
 
     frames: list[ChangeFrame]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Run this on a reader thread, then give its result to `Subscription.took`."""
+    """Run this on a reader thread, then give the result to `Subscription.took`."""
 
     run: Callable[[], SnapshotBatch | Replayed | Judged | JournalGap | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before somebody calls `Subscription.wake`, or this time of `elapsed` has come."""
+    """Do nothing until `Subscription.wake` is called, or `elapsed` reaches this time."""
 
     until_micros: int
 
@@ -103,12 +104,12 @@ class Subscription:
         self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
         self._replay = Replay(store, clock, self.view, topic=topic, follows=self.follows)
         self.wake: Callable[[], None] = lambda: None
-        """Set by who drives the machine."""
+        """Set by the driver of the machine."""
 
         self._may_open = False
-        """Whether what was staged before its topics were followed is through, and it has not begun yet."""
+        """Whether all commits staged before its topics were followed are through, and it has not begun yet."""
         self._durable = False
-        """Whether what it begins with is on disk."""
+        """Whether its start is on disk."""
         self._greeted = False
         """Whether the first frame has been sent."""
         self._snapshot: Snapshot | None = None
@@ -116,9 +117,9 @@ class Subscription:
         """Read, and not yet sent."""
         self._attached = False
         self._live_from = 0
-        """Where it has attached."""
+        """The position at which it attached."""
         self._behind = False
-        """Whether what comes after `_covered` has to be read from the journal."""
+        """Whether the changes after `_covered` have to be read from the journal."""
         self._accepted: dict[int, int] = {}
         self._position = 0
         self._covered = 0
@@ -140,17 +141,17 @@ class Subscription:
 
     @property
     def error(self) -> StoreError | None:
-        """Why it has ended, or is about to."""
+        """The error with which it has ended, or will end."""
         return self._error
 
     @property
     def position(self) -> int:
-        """Everything up to here has been sent (SU2)."""
+        """Everything up to here has been sent [2]."""
         return self._position
 
     @property
     def together(self) -> bool:
-        """Whether what was sent last belongs together with what comes next: not a place to leave off at."""
+        """Whether the last sent frame belongs together with the next, so that it cannot stop here."""
         return self._together
 
     @property
@@ -178,7 +179,7 @@ class Subscription:
         return self._matches(topic.name)
 
     def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
-        # Two threads may ask at once; both find the same.
+        # Two threads may ask at once; both get equal results.
         try:
             return self._views[topic.id]
         except KeyError:
@@ -191,7 +192,7 @@ class Subscription:
         except StoreError:
             if self._topic is not None:
                 raise
-            return None  # a topic of another kind whose name matches
+            return None  # the name of a topic of another kind matches
         return VersionMatcher(view.filter), self.request.wants(view)
 
     def joined(self, position: int) -> None:
@@ -228,8 +229,8 @@ class Subscription:
     # -- its life ---------------------------------------------------------------------------------------------------
 
     def start(self, position: int | None, accepted: dict[int, int]) -> None:
-        """Begins after a position of the journal, or (None) with what is committed from now on. `accepted`: floors
-        below which nothing is missed, by topic id. Raises StoreError."""
+        """Starts after a position of the journal, or (None) with the commits from now on. `accepted`: floors below
+        which nothing is missed, by topic id. Raises StoreError."""
         barrier = self._dispatcher.register(self)
         if self._topic is not None:
             self._check_registered(self._topic)
@@ -243,14 +244,14 @@ class Subscription:
             self._open()
 
     def _check_registered(self, topic: Topic) -> None:
-        """Raises StoreError where the writer was quicker, and has deleted the topic, or changed it so that the request
-        does not fit any more: from here on whoever is registered hears of either."""
+        """Raises StoreError if the writer has just deleted the topic, or changed it so that the request does not fit
+        any more. A registered subscription hears of later changes."""
         if topic.id not in self._store.topics.by_id:
             raise topic_deleted(topic)
         self.view(topic)
 
     def _passed(self, answer: object) -> None:
-        """What was staged before the topic was followed is through."""
+        """The commits staged before the topic was followed are through."""
         if isinstance(answer, StoreError):
             self.end(answer)
         else:
@@ -279,12 +280,12 @@ class Subscription:
         self._dispatcher.attach(self, at)
 
     def stop(self) -> None:
-        """The server stops: the stream ends with a bookmark."""
+        """Ends the stream with a bookmark: the server stops."""
         self._stopping = True
         self.wake()
 
     def close(self) -> None:
-        """Lets go of everything. No `Read` of it may be running."""
+        """Releases everything. No `Read` of it may be running."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -297,7 +298,7 @@ class Subscription:
     # -- stepping ---------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
-        """What is next. Raises StoreError at the end of the subscription."""
+        """The next step. Raises StoreError at the end of the subscription."""
         if self._stopping:
             return self._last()
         if not self._greeted:
@@ -318,8 +319,8 @@ class Subscription:
             if self._error is not None:
                 raise self._error
             if self._elapsed() >= self._progress_at and not self._together:
-                return self._progress()  # also while it reads on and on, and nothing matches (rule S5)
-            # One that conflates reads on once there is room. Only what is conflated makes room by waiting.
+                return self._progress()  # also while it reads on and nothing matches (rule S5)
+            # A conflating subscription reads on once there is room. Only conflated rows make room by waiting.
             if not self._behind or (self._conflation and self.queued_bytes >= self._queue_bytes_max):
                 return self._idle()
             step = self._catch_up()
@@ -327,7 +328,7 @@ class Subscription:
                 return step
 
     def took(self, result: SnapshotBatch | Replayed | Judged | JournalGap | None) -> None:
-        """Hears the result of a `Read`."""
+        """Takes the result of a `Read`."""
         match result:
             case SnapshotBatch():
                 self._batch = result
@@ -356,7 +357,7 @@ class Subscription:
         raise self._error
 
     def _greet(self) -> Step:
-        """The first frame tells that the subscription stands, once what it begins with is durable (rule S7)."""
+        """The first frame tells that the subscription has begun, once its start is durable (rule S7)."""
         if self._error is not None:
             raise self._error
         if self._may_open:
@@ -398,7 +399,7 @@ class Subscription:
                 if not frame.more:
                     self._position = frame.bookmark
                 return frame
-            self._position = frame.bookmark  # all of it has fallen due: nothing to tell
+            self._position = frame.bookmark  # all its records have fallen due, so there is nothing to send
 
     @property
     def _complete(self) -> int:
@@ -407,14 +408,14 @@ class Subscription:
         return self._covered if unjudged_after is None else unjudged_after
 
     def _cover(self) -> None:
-        """Moves the position: no frame is ready, so everything up to there has been told."""
+        """Moves the position: no frame is ready, so everything up to there has been sent."""
         if self._attached and not self._behind and self._outbox.unjudged_after is None:
             self._covered = max(self._covered, self._dispatcher.position)
         if not self._conflation:
             self._position = max(self._position, self._complete)
 
     def _conflate(self, now_micros: int) -> bool:
-        """Emits the conflated rows when it is time; whether frames are ready then."""
+        """Emits the conflated rows when it is time. Returns whether frames are ready then."""
         conflation, elapsed = self._conflation, self._elapsed()
         if not conflation or (elapsed < conflation.due_at(elapsed) and self._error is None):
             return False
@@ -427,17 +428,17 @@ class Subscription:
         return bool(frames)
 
     def _catch_up(self) -> Step | None:
-        """What it takes to be live again; None: that is done."""
+        """The next step to become live again; None: it is live."""
         synced = self._dispatcher.synced
         if not self._attached and self._covered >= synced:
-            # First it attaches, then it reads on up to there: so nothing lies in between.
+            # It attaches first, then reads on up to there, so that nothing is missed in between.
             self._attach(self._store.follow_topics(lambda topics: None))
         if not self._attached:
             return self._read(synced)
         if self._covered < min(self._live_from, synced):
             return self._read(min(self._live_from, synced))
         if self._covered < self._live_from:
-            return self._idle()  # until that is durable
+            return self._idle()  # until the commit is durable
         self._behind = False
         self._outbox.release()
         return None

@@ -156,7 +156,7 @@ def test_nobody_starts_in_the_future(server: ServerProcess, client: Client) -> N
             check=False,
         )
         assert run.returncode != 0
-        assert "ahead of this server's clock; a time that has come is needed" in run.stderr, "also right for a rewind"
+        assert "ahead of this server's clock; give a time that has passed" in run.stderr, "also right for a rewind"
 
 
 def test_refusals_name_what_is_wrong(client: Client) -> None:

@@ -1494,7 +1494,7 @@ def test_a_quota_of_entries_refuses_new_ones_and_counts_what_is_under_way(rig: R
     async def admit() -> None:
         assert await admission.admit(one, None) is rig.topic("orders")
         assert await admission.admit(one, None) is rig.topic("orders"), "below the quota with one under way"
-        with pytest.raises(StoreError, match=r"has used the quota up \(backlog_quota_entries 2\)") as error:
+        with pytest.raises(StoreError, match=r"has used up the quota \(backlog_quota_entries 2\)") as error:
             await admission.admit(one, None)
         assert refused(error) is Reason.BACKLOG_QUOTA_EXCEEDED
         admission.left(rig.topic("orders"), one)

@@ -178,7 +178,7 @@ def test_where_no_peer_can_have_it_nothing_is_written(rig: Rig, topic: str, why:
 
     async def test(changes: Submissions) -> None:
         for submit in (changes.submit_patiently, lambda request: changes.admitted(request, None)):
-            with pytest.raises(StoreError, match=f"{why} .*nothing was written") as caught:
+            with pytest.raises(StoreError, match=f"{why}.*nothing was written") as caught:
                 await submit(publish("a", topic=topic))
             assert (caught.value.reason, caught.value.applied) == (Reason.REPLICATION_UNAVAILABLE, 0)
         assert rig.store.count(rig.store.topics.find(topic)) == 0
