@@ -1,18 +1,19 @@
-"""Every call of the contract, through the real client against a real server: what goes in comes out."""
+"""Every call of the contract, through both real clients against a real server: what goes in comes out."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
 from typing import Final
 
+import grpc
 import pytest
 
-from sow.v1 import sow_pb2, types_pb2
+from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import NEVER, Ack, Client, ConditionFailed, Deleted, InvalidArgument, Published, PublishFailed, Refusal
+from tests.support.clients import CLIENT_KINDS, EventLoop, blocking
 from tests.support.server import ServerProcess, reason_of, until
 
 CONFIG: Final = """
@@ -39,8 +40,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert not made.faults()
 
 
+@pytest.fixture(scope="module", params=CLIENT_KINDS)
+def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    """Each of the two clients."""
+    if request.param == "Client":
+        with server.client() as made:
+            yield made
+        return
+    with EventLoop() as loop:
+        aio = loop.make(server.async_client)
+        yield blocking(loop, aio)
+        loop.run(aio.close)
+
+
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[Client]:
+def one_client(server: ServerProcess) -> Iterator[Client]:
+    """One of them, where the server takes long."""
     with server.client() as made:
         yield made
 
@@ -77,9 +92,7 @@ def test_a_published_record_is_read_as_it_was_written(client: Client) -> None:
     assert again.sequence > done.sequence
 
 
-def test_a_number_that_is_not_finite_is_refused_by_every_way_of_publishing(
-    server: ServerProcess, client: Client
-) -> None:
+def test_a_number_that_is_not_finite_is_refused_by_every_way_of_publishing(client: Client) -> None:
     """A delta with inf was acknowledged, and the old price stayed."""
     client.publish("orders", {"id": "n", "price": 1.5})
     document = {"id": "n", "price": float("inf")}
@@ -89,21 +102,11 @@ def test_a_number_that_is_not_finite_is_refused_by_every_way_of_publishing(
         with client.publisher("orders") as publisher:
             publisher.publish(document)
 
-    async def publish_async() -> None:
-        async with server.async_client() as aio:
-            await aio.delta_publish("orders", document)
-
-    async def publisher_async() -> None:
-        async with server.async_client() as aio, aio.publisher("orders") as publisher:
-            await publisher.publish(document)
-
     ways: list[Callable[[], object]] = [
         lambda: client.publish("orders", document),
         lambda: client.delta_publish("orders", document),
         lambda: client.publish_many("orders", [document]),
         publisher,
-        lambda: asyncio.run(publish_async()),
-        lambda: asyncio.run(publisher_async()),
     ]
     for way in ways:
         with pytest.raises(InvalidArgument) as refused:
@@ -129,7 +132,7 @@ def test_a_number_that_is_not_finite_is_refused_by_every_way_of_publishing(
     assert found.data == {"id": "n", "price": 1.5}
 
 
-def test_a_publish_has_a_bookmark_to_follow_from(server: ServerProcess, client: Client) -> None:
+def test_a_publish_has_a_bookmark_to_follow_from(client: Client) -> None:
     done = client.publish("orders", {"id": "b1"})
     touched = client.touch("orders", "b1", ttl="1m")
     many = client.publish_many("orders", [{"id": "b2"}, {"id": "b3"}], atomic=True)
@@ -147,19 +150,8 @@ def test_a_publish_has_a_bookmark_to_follow_from(server: ServerProcess, client: 
 
     assert [following(bookmark) for bookmark in bookmarks] == ["b1", "b2", "b4", "b4", "b5"]
 
-    async def follow() -> str:
-        async with server.async_client() as aio:
-            done = await aio.publish("orders", {"id": "b6"})
-            await aio.publish("orders", {"id": "b7"})
-            async with aio.subscribe("orders", start=done.bookmark) as changes:
-                async for change in changes:
-                    return change.key
-        return ""
 
-    assert asyncio.run(follow()) == "b7"
-
-
-def test_a_duplicate_is_told_what_its_first_try_was_told(client: Client) -> None:
+def test_a_duplicate_is_told_what_its_first_try_was_told(server: ServerProcess, client: Client) -> None:
     """Also of a stream; the answers of the first try were lost, and its versions were anybody's guess."""
     request = sow_pb2.PublishRequest(
         topic="orders",
@@ -167,8 +159,8 @@ def test_a_duplicate_is_told_what_its_first_try_was_told(client: Client) -> None
         publisher=types_pb2.PublisherPosition(publisher_id="again", publisher_epoch=1, first_sequence=1),
         lifetime=types_pb2.Lifetime(ttl_micros=60_000_000),
     )
-    first = client._sow.Publish(request)
-    again = client._sow.Publish(request)
+    first = client._call(client._sow.Publish, request)
+    again = client._call(client._sow.Publish, request)
     for before, after in zip(first.results, again.results, strict=True):
         assert after.duplicate
         assert (after.version, after.sequence) == (before.version, before.sequence)
@@ -176,7 +168,8 @@ def test_a_duplicate_is_told_what_its_first_try_was_told(client: Client) -> None
     stream = sow_pb2.PublishStreamRequest(
         topic="orders", payload=[record.payload for record in request.records], publisher=request.publisher
     )
-    (answer,) = client._sow.PublishStream(iter([stream]))
+    with grpc.insecure_channel(server.address) as channel:
+        (answer,) = sow_pb2_grpc.SowServiceStub(channel).PublishStream(iter([stream]))
     assert (answer.duplicates, answer.last_version) == (2, 0)
     assert answer.last_duplicate_version == first.results[1].version
     assert f"{answer.journal_epoch}.{answer.last_duplicate_sequence}" == (
@@ -279,16 +272,16 @@ def test_a_stream_says_which_records_were_refused(client: Client) -> None:
 
 
 def test_an_own_publisher_id_survives_and_fences(client: Client, topic: str) -> None:
-    with client.publisher(topic, publisher_id="feed") as first:
+    with client.publisher(topic, publisher_id=topic) as first:
         first.publish({"n": 1}, key="1")
-    with client.publisher(topic, publisher_id="feed") as second:
+    with client.publisher(topic, publisher_id=topic) as second:
         second.publish({"n": 2}, key="1")
         second.flush()
         request = sow_pb2.PublishRequest(topic=topic, records=[sow_pb2.PublishRecord(key="1", payload=b"{}")])
-        request.publisher.publisher_id, request.publisher.publisher_epoch = "feed", 1
+        request.publisher.publisher_id, request.publisher.publisher_epoch = topic, 1
         request.publisher.first_sequence = 2
         assert reason_of(lambda: client._call(client._sow.Publish, request)) == "PUBLISHER_FENCED"
-    position = client._call(client._sow.GetPublisher, sow_pb2.GetPublisherRequest(publisher_id="feed"))
+    position = client._call(client._sow.GetPublisher, sow_pb2.GetPublisherRequest(publisher_id=topic))
     assert (position.publisher_epoch, position.highest_sequence) == (2, 1)
     record = client.get(topic, "1")
     assert record is not None
@@ -342,14 +335,14 @@ def test_a_delete_takes_each_key_once_and_a_bounded_number(client: Client, topic
     assert reason_of(lambda: client.sow_delete(topic, keys=many, dry_run=dry_run)) == "REQUEST_TOO_LARGE"
 
 
-def test_a_get_whose_keys_are_what_is_large_says_so(client: Client, topic: str) -> None:
+def test_a_get_whose_keys_are_what_is_large_says_so(one_client: Client, topic: str) -> None:
     """K8; only the payloads were counted, and the answer was more than gRPC sends."""
     keys = [f"{number:01000d}" for number in range(8_000)]
     payload = b'{"text":"%s"}' % (b"x" * 1_700)
     for start in range(0, len(keys), 1_000):
         part = keys[start : start + 1_000]
-        client.publish_many(topic, [payload] * len(part), keys=part)
-    assert reason_of(lambda: client.get_many(topic, keys)) == "REQUEST_TOO_LARGE"
+        one_client.publish_many(topic, [payload] * len(part), keys=part)
+    assert reason_of(lambda: one_client.get_many(topic, keys)) == "REQUEST_TOO_LARGE"
 
 
 def test_delete_all_tells_how_far_it_is(client: Client, topic: str) -> None:
@@ -511,42 +504,3 @@ def test_status_and_compact(server: ServerProcess, client: Client) -> None:
     assert compacted.bytes_after > 0
     accepted = client.accept_clock()
     assert accepted.after >= accepted.before
-
-
-# --- the other client ------------------------------------------------------------------------------------------------
-
-
-def test_the_asynchronous_client_does_all_of_it(server: ServerProcess, topic: str) -> None:
-    async def work() -> None:
-        async with server.async_client() as client:
-            await client.create_topic(topic, expiration="enabled")
-            done = await client.publish(topic, {"n": 1}, key="1", ttl="1h")
-            record = await client.get(topic, "1")
-            assert record is not None
-            assert record.version == done.version
-            async with client.publisher(topic) as publisher:
-                for number in range(3_000):
-                    await publisher.publish({"n": number}, key=str(number))
-            assert publisher.applied == 3_000
-            result = client.query(topic, batch_size=100)
-            keys = [record.key async for record in result]
-            assert len(keys) == 3_000
-            assert result.footer is not None
-            assert result.footer.returned == 3_000
-            assert await client.count(topic) == 3_000
-            results = await client.publish_many(topic, [{}, b"{"], keys=["a", "b"])
-            assert isinstance(results[1], Refusal)
-            assert (await client.touch(topic, "1", ttl="2h")).version > done.version
-            assert (await client.persist(topic, "1")).expire_time_micros is None
-            assert (await client.page(topic, page_size=10)).next_page_token
-            assert (await client.sow_delete(topic, keys=["1"])).deleted == 1
-            assert (await client.sow_delete(topic, all=True)).deleted == 3_000
-            assert (await client.describe_topic(topic)).statistics is not None
-            assert topic in [entry.name for entry in await client.topics()]
-            assert (await client.alter_topic(topic, expiration="1m")).name == topic
-            assert await client.delete_topic(topic) == 0
-            assert (await client.status()).state == "serving"
-            many = await asyncio.gather(*(client.publish("orders", {"id": f"a{number}"}) for number in range(200)))
-            assert len({done.version for done in many}) == 200
-
-    asyncio.run(work())

@@ -5,10 +5,11 @@ Close enough for the command's tests: json topics with one key field or none, no
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -21,12 +22,14 @@ from sow_client import (
     BackupMade,
     Browsed,
     Change,
+    Client,
     ClockAccepted,
     Compacted,
     Deleted,
     Durable,
     DurableFigures,
     DurableSettings,
+    DurableSettingsArguments,
     EffectiveSetting,
     Gap,
     IndexStatus,
@@ -49,6 +52,7 @@ from sow_client import (
     Topic,
     TopicChecked,
     TopicSettings,
+    TopicSettingsArguments,
     TopicStatistics,
     UnsoundRow,
     Verified,
@@ -96,6 +100,17 @@ class Merge:
         )
         assert isinstance(result, bytes), result
         return result
+
+
+def check_names(method: str, named: Mapping[str, object]) -> None:
+    """Raises TypeError where the client's method does not take an argument of such a name."""
+    known = set(inspect.signature(getattr(Client, method)).parameters)
+    if "named" in known:
+        known |= TopicSettingsArguments.__annotations__.keys()
+    if "settings" in known:
+        known |= DurableSettingsArguments.__annotations__.keys()
+    if unknown := named.keys() - known:
+        raise TypeError(f"{method} takes no {sorted(unknown)}")
 
 
 class FakeClient:
@@ -155,6 +170,7 @@ class FakeClient:
         return replace(self._topic(name), effective=self.effective, planned_journal_bytes=planned)
 
     def create_topic(self, name: str, **settings: object) -> Topic:
+        check_names("create_topic", settings)
         self._called("create_topic", name=name, **settings)
         if name in self.tables:
             raise AlreadyExists(f"topic {name!r} exists", reason="TOPIC_EXISTS", details={"field": "name"})
@@ -162,6 +178,7 @@ class FakeClient:
         return self._topic(name)
 
     def alter_topic(self, name: str, **settings: object) -> Topic:
+        check_names("alter_topic", settings)
         self._called("alter_topic", name=name, **settings)
         table = self._table(name)
         table.settings = replace(table.settings, **settings)  # type: ignore[arg-type]  # as above
@@ -332,6 +349,7 @@ class FakeClient:
         return len(self._matching(topic, filter))
 
     def explain(self, topic: str, filter: str | None = None, **options: object) -> QueryPlan:  # noqa: A002 - likewise
+        check_names("explain", options)
         self._called("explain", filter=filter, **options)
         matched = len(self._matching(topic, filter))
         return QueryPlan(
@@ -369,15 +387,16 @@ class FakeClient:
         topic: str | None,
         filter: str | None,  # noqa: A002 - the client's public name
         *,
-        on_interruption: Callable[[SowError | None], object] = lambda _: None,
+        on_interruption: Callable[[SowError | None], object] | None = None,
         **options: object,
     ) -> FakeSubscription:
+        check_names("subscribe", options)
         self._called("subscribe", topic=topic, filter=filter, **options)
         self._interrupt(on_interruption)
         return FakeSubscription(self.coming)
 
-    def _interrupt(self, on_interruption: Callable[[SowError | None], object]) -> None:
-        if self.interruption is not None:
+    def _interrupt(self, on_interruption: Callable[[SowError | None], object] | None) -> None:
+        if self.interruption is not None and on_interruption is not None:
             on_interruption(self.interruption)
             on_interruption(None)
 
@@ -386,9 +405,10 @@ class FakeClient:
         topic: str | None,
         filter: str | None,  # noqa: A002 - the client's public name
         *,
-        on_interruption: Callable[[SowError | None], object] = lambda _: None,
+        on_interruption: Callable[[SowError | None], object] | None = None,
         **options: object,
     ) -> FakeSubscription:
+        check_names("sow_and_subscribe", options)
         self._called("sow_and_subscribe", topic=topic, filter=filter, **options)
         self._interrupt(on_interruption)
         names = [topic] if topic is not None else sorted(self.tables)
@@ -412,14 +432,16 @@ class FakeClient:
         name: str,
         filter: str | None = None,  # noqa: A002 - the client's public name
         *,
-        on_interruption: Callable[[SowError | None], object] = lambda _: None,
-        on_gap: Callable[[Gap], object] = lambda _: None,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+        on_gap: Callable[[Gap], object] | None = None,
         **options: object,
     ) -> FakeDurable:
+        check_names("durable", options)
         self._called("durable", topic=topic, name=name, filter=filter, **options)
         self._interrupt(on_interruption)
         for gap in self.gaps:
-            on_gap(gap)
+            if on_gap is not None:
+                on_gap(gap)
         return FakeDurable(self.coming, self.acknowledged)
 
     # ---- durable subscriptions and policies ----
@@ -565,18 +587,18 @@ class FakeClient:
         return done
 
     def touch(
-        self, topic: str, keys: Sequence[str], *, ttl: object = None, expire_at: datetime | None = None
+        self, topic: str, key: Sequence[str], *, ttl: object = None, expire_at: datetime | None = None
     ) -> list[Published | Refusal]:
         self._called("touch", ttl=ttl, expire_at=expire_at)
         rows = self._table(topic).rows
         outcomes: list[Published | Refusal] = []
-        for index, key in enumerate(keys):
-            if key not in rows:
+        for index, one in enumerate(key):
+            if one not in rows:
                 outcomes.append(Refusal(index, "RECORD_NOT_FOUND", "no live record of that key"))
                 continue
             lasts = isinstance(ttl, str) and ttl != "never"
-            rows[key].expire_time_micros = NOW_MICROS + parse_micros(str(ttl)) if lasts else None
-            outcomes.append(self._published(topic, key))
+            rows[one].expire_time_micros = NOW_MICROS + parse_micros(str(ttl)) if lasts else None
+            outcomes.append(self._published(topic, one))
         return outcomes
 
     # ---- the server ----
@@ -805,6 +827,6 @@ class FakeDurable(FakeSubscription):
         super().__init__(changes)
         self._acknowledged = acknowledged
 
-    def acknowledge(self, change: Change) -> None:
-        if change.bookmark is not None:
-            self._acknowledged.append(change.bookmark)
+    def acknowledge(self, done: Change) -> None:
+        if done.bookmark is not None:
+            self._acknowledged.append(done.bookmark)

@@ -1,7 +1,4 @@
-"""Every call of the blocking client against grpcio-testing's channel: what is sent, what comes back, what is raised.
-
-The client runs on a thread of its own; the test is the server, one step at a time, so nothing here waits for time.
-"""
+"""Every call of both clients against a scripted server: what is sent, what comes back, what is raised."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import grpc
-import grpc_testing
+import grpc.aio
 import pytest
 from google.protobuf import any_pb2, duration_pb2, timestamp_pb2
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -25,6 +21,7 @@ from sow_client import (
     NEVER,
     Ack,
     AlreadyExists,
+    AsyncClient,
     BackupMade,
     Browsed,
     Cancelled,
@@ -59,20 +56,20 @@ from sow_client import (
     UnsoundRow,
     Verified,
 )
+from tests.support.clients import CLIENT_KINDS, EventLoop, blocking
+from tests.support.scripted import SECONDS_MAX, Rpc, ScriptedServer
 
 _Value = TypeVar("_Value")
 SOW = sow_pb2.DESCRIPTOR.services_by_name["SowService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
-SECONDS_MAX = 10  # before a hanging test fails; nothing takes as long
 
 
 class Server:
-    """The test's end of the channel."""
+    """The test's end of a client's calls."""
 
-    def __init__(self) -> None:
-        services = [SOW, ADMIN]
-        self.channel = grpc_testing.channel(services, grpc_testing.strict_real_time())
-        self.client = Client(channel=self.channel)
+    def __init__(self, client: Client, script: ScriptedServer) -> None:
+        self.client = client
+        self._script = script
         self._threads = ThreadPoolExecutor()
 
     def begin(self, call: Callable[[], _Value]) -> Future[_Value]:
@@ -81,20 +78,20 @@ class Server:
 
     def answer(self, method: str, response: Message) -> Any:
         """Answers a call with one response; returns its request."""
-        descriptor = method_of(method)
-        _, request, rpc = self.channel.take_unary_unary(descriptor)
-        rpc.terminate(response, (), grpc.StatusCode.OK, "")
+        request, rpc = self.take(method)
+        rpc.send_response(response)
+        rpc.terminate((), grpc.StatusCode.OK, "")
         return request
 
     def refuse(self, method: str, code: grpc.StatusCode, reason: str, text: str = "no", **metadata: str) -> Any:
         """Answers a call with a status; returns its request."""
-        _, request, rpc = self.channel.take_unary_unary(method_of(method))
-        rpc.terminate(None, status_details(code, reason, text, **metadata), code, text)
+        request, rpc = self.take(method)
+        rpc.terminate(status_details(code, reason, text, **metadata), code, text)
         return request
 
     def stream(self, method: str, *responses: Message, end: tuple[grpc.StatusCode, str] | None = None) -> Any:
         """Answers a call with a stream; returns its request. `end`: a status and reason instead of OK."""
-        _, request, rpc = self.channel.take_unary_stream(method_of(method))
+        request, rpc = self.take(method)
         for response in responses:
             rpc.send_response(response)
         if end is None:
@@ -103,17 +100,17 @@ class Server:
             rpc.terminate(status_details(end[0], end[1], "no") if end[1] else (), end[0], "no")
         return request
 
-    def publish_stream(self) -> Any:
+    def take(self, method: str) -> tuple[Any, Rpc]:
+        """The next call of a method with one request, and that request."""
+        rpc = self._script.take(method)
+        return rpc.take_request(), rpc
+
+    def publish_stream(self) -> Rpc:
         """The server's side of a publisher's stream."""
-        _, rpc = self.channel.take_stream_stream(method_of("PublishStream"))
-        return rpc
+        return self._script.take("PublishStream")
 
     def stop(self) -> None:
         self._threads.shutdown()
-
-
-def method_of(name: str) -> MethodDescriptor:
-    return SOW.methods_by_name.get(name) or ADMIN.methods_by_name[name]
 
 
 def status_details(code: grpc.StatusCode, reason: str, text: str, **metadata: str) -> tuple[tuple[str, bytes], ...]:
@@ -123,11 +120,43 @@ def status_details(code: grpc.StatusCode, reason: str, text: str, **metadata: st
     return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
+@pytest.fixture(scope="module")
+def loop() -> Iterator[EventLoop]:
+    """Where the asynchronous clients run."""
+    with EventLoop() as made:
+        yield made
+
+
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.stop()
+def script() -> Iterator[ScriptedServer]:
+    """The server that they all call."""
+    with ScriptedServer([SOW, ADMIN]) as made:
+        yield made
+
+
+@pytest.fixture(params=CLIENT_KINDS)
+def server(request: pytest.FixtureRequest, script: ScriptedServer, loop: EventLoop) -> Iterator[Server]:
+    """The server of a client, of each kind."""
+    if request.param == "Client":
+        with grpc.insecure_channel(script.address) as channel:
+            made = Server(Client(channel=channel), script)
+            yield made
+            made.stop()
+        return
+    aio = loop.make(lambda: grpc.aio.insecure_channel(script.address))
+    made = Server(blocking(loop, loop.make(lambda: AsyncClient(channel=aio))), script)
+    yield made
+    made.stop()
+    loop.run(aio.close)
+
+
+@pytest.fixture
+def blocking_server(script: ScriptedServer) -> Iterator[Server]:
+    """The server of a blocking client."""
+    with grpc.insecure_channel(script.address) as channel:
+        made = Server(Client(channel=channel), script)
+        yield made
+        made.stop()
 
 
 RESULT = sow_pb2.PublishResult(key="1", version=7, expire_time_micros=5_000_000, sequence=3)
@@ -441,7 +470,7 @@ def test_a_query_that_ends_without_its_footer_was_cut(server: Server) -> None:
 def test_a_query_that_breaks_after_records_is_not_mixed_with_another_instant(server: Server) -> None:
     result = server.client.query("orders")
     first = server.begin(lambda: next(result).key)
-    _, _, rpc = server.channel.take_unary_stream(method_of("Query"))
+    _, rpc = server.take("Query")
     rpc.send_response(header())
     rpc.send_response(batch("1"))
     assert first.result(SECONDS_MAX) == "1"
@@ -456,21 +485,24 @@ def test_a_query_that_breaks_after_records_is_not_mixed_with_another_instant(ser
 def test_a_query_that_breaks_before_its_first_record_is_asked_again(
     server: Server, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
 ) -> None:
-    monkeypatch.setattr("sow_client.blocking._reading.QUERY_RETRY_SECONDS", 0.0)
+    for package in ("blocking", "aio"):
+        monkeypatch.setattr(f"sow_client.{package}._reading.QUERY_RETRY_SECONDS", 0.0)
     call = server.begin(lambda: [record.key for record in server.client.query("orders")])
     server.stream("Query", header(), end=(code, ""))
     server.stream("Query", header(), batch("1"), footer(1))
     assert call.result(SECONDS_MAX) == ["1"]
 
 
-def test_leaving_the_loop_ends_the_call(server: Server) -> None:
+def test_leaving_the_loop_ends_the_call(blocking_server: Server) -> None:
+    server = blocking_server  # of the asynchronous client only closing the result ends it
+
     def first_key() -> str:
         for record in server.client.query("orders"):
             return record.key
         raise AssertionError("no record")
 
     call = server.begin(first_key)
-    _, _, rpc = server.channel.take_unary_stream(method_of("Query"))
+    _, rpc = server.take("Query")
     rpc.send_response(header())
     rpc.send_response(batch("1"))
     assert call.result(SECONDS_MAX) == "1"
@@ -480,7 +512,7 @@ def test_leaving_the_loop_ends_the_call(server: Server) -> None:
 def test_closing_a_result_ends_the_call(server: Server) -> None:
     result = server.client.query("orders")
     call = server.begin(lambda: next(result).key)
-    _, _, rpc = server.channel.take_unary_stream(method_of("Query"))
+    _, rpc = server.take("Query")
     rpc.send_response(header())
     rpc.send_response(batch("1", "2"))
     call.result(SECONDS_MAX)
@@ -684,7 +716,7 @@ def test_a_restamp_that_is_cut_or_refused(server: Server) -> None:
 def follow(server: Server, call: Callable[[], Subscription], first: sow_pb2.SubscribeResponse) -> Any:
     """Has a subscription made; returns its request."""
     made = server.begin(call)
-    _, request, rpc = server.channel.take_unary_stream(method_of("Subscribe"))
+    request, rpc = server.take("Subscribe")
     rpc.send_response(first)
     subscription = made.result(SECONDS_MAX)
     assert subscription.bookmark in ("e.4", None)
@@ -748,7 +780,7 @@ def test_sow_and_subscribe(server: Server) -> None:
 
 def test_durable_is_attached_when_it_is_returned_and_acknowledges_with_its_session(server: Server) -> None:
     made = server.begin(lambda: server.client.durable("orders", "billing", "/price > 9", oof=True, idle_ttl="1d"))
-    _, request, rpc = server.channel.take_unary_stream(method_of("Subscribe"))
+    request, rpc = server.take("Subscribe")
     begin = sow_pb2.DurableBegin(bookmark="e.4", created=True, session="s1")
     rpc.send_response(sow_pb2.SubscribeResponse(durable_begin=begin))
     durable = made.result(SECONDS_MAX)
@@ -1228,11 +1260,15 @@ def test_publisher_raises_a_full_disk_at_once_and_says_how_far_it_came(server: S
 
 
 def test_publisher_that_is_fenced_stops(server: Server) -> None:
-    call = server.begin(lambda: server.client.publisher("orders", publisher_id="loader"))
+    def publish() -> Publisher:
+        publisher = server.client.publisher("orders", publisher_id="loader")
+        publisher.publish("1")
+        return publisher
+
+    call = server.begin(publish)
     request = server.answer("OpenPublisher", sow_pb2.OpenPublisherResponse(publisher_epoch=5))
     publisher = call.result(SECONDS_MAX)
     assert request.publisher_id == "loader"
-    publisher.publish("1")
     rpc = server.publish_stream()
     position = rpc.take_request().publisher
     assert (position.publisher_id, position.publisher_epoch, position.first_sequence) == ("loader", 5, 1)
