@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import socket
 import subprocess
@@ -55,6 +56,11 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return written
+
+
+def test_the_package_offers_exactly_its_public_names() -> None:
+    offered = {name for name, value in vars(config).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert offered - {"annotations"} == set(config.__all__)
 
 
 def refusal(path: Path | None, overrides: Overrides | None = None) -> str:
@@ -269,7 +275,7 @@ REFUSED = [
     ("[topics.a]\nmax_ttl = 30", "[topics.a] max_ttl: expected a duration such as"),
     ("[topics.a]\nmax_ttl = 2026-01-01", "[topics.a] max_ttl: expected a duration such as"),
     ('[topics.a]\nkey = "/id"', '[topics.a] key: expected key paths such as ["/id"], found the text "/id"'),
-    ("[topics.a]\nkey = [1]", '[topics.a] key: expected key paths such as ["/id"], and in it text only'),
+    ("[topics.a]\nkey = [1]", '[topics.a] key: expected key paths such as ["/id"], with nothing but texts in it'),
     ("[topics]\na = 1", "topics.a: expected the table [topics.a], found the integer 1"),
     ("server = 1", "server: expected the table [server], found the integer 1"),
     ("[[topics]]\na = 1", "topics: expected the table [topics], found an array"),
@@ -284,7 +290,7 @@ REFUSED = [
     ('[server]\nlisten = "localhost"', '[server] listen: "localhost" is not host:port'),
     ('[server]\nlisten = "localhost:70000"', '[server] listen: "localhost:70000" has no port between 0 and 65535'),
     ('[server]\nlisten = "::1:7450"', '[server] listen: "::1:7450": an IPv6 address is written in brackets'),
-    ('[server]\nlisten = "[::g]:7450"', "is no IPv6 address"),
+    ('[server]\nlisten = "[::g]:7450"', "is not an IPv6 address"),
     ('[storage]\nblock_cache = "2MiBB"', '[storage] block_cache: size "2MiBB" has the unknown unit'),
     ('[storage]\nblock_cache = "MiB"', '[storage] block_cache: size "MiB" is not a number with a unit'),
     ('[storage]\nblock_cache = "1.0000001MiB"', "is not a whole number of bytes"),
@@ -550,12 +556,12 @@ def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) ->
     [
         (PEER + 'mode = "synch"', '[replication.peers] mode: expected one of "async", "sync", found the text "synch"'),
         (PEER + 'topic = "x"', "[replication.peers] topic: unknown key, did you mean topics?"),
-        (PEER + 'topics = "a("', '[replication.peers] topics: "a(" is no RE2 expression'),
-        (PEER + 'topics = "(?=a)"', '[replication.peers] topics: "(?=a)" is no RE2 expression'),
+        (PEER + 'topics = "a("', '[replication.peers] topics: "a(" is not an RE2 expression'),
+        (PEER + 'topics = "(?=a)"', '[replication.peers] topics: "(?=a)" is not an RE2 expression'),
         (PEER + 'filter = "/a >"', "[replication.peers] filter: "),
-        (PEER + 'certificate = "c.pem"', "[replication.peers] certificate: needs key, too"),
-        (PEER + 'key = "k.pem"', "[replication.peers] key: needs certificate, too"),
-        (PEER + 'certificate = "c.pem"\nkey = "k.pem"', "[replication.peers] certificate: needs ca, too"),
+        (PEER + 'certificate = "c.pem"', "[replication.peers] certificate: also needs key"),
+        (PEER + 'key = "k.pem"', "[replication.peers] key: also needs certificate"),
+        (PEER + 'certificate = "c.pem"\nkey = "k.pem"', "[replication.peers] certificate: also needs ca"),
         (
             PEER + 'ca = "missing.pem"',
             '[replication.peers] ca: missing.pem cannot be read (No such file or directory) (peer "ldn-1")',
@@ -570,9 +576,9 @@ def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) ->
         (PEER + '[[replication.peers]]\nname = "b"\naddress = "127.0.0.1:7451"', "7451 is the address of two peers"),
         (PEER + '[[replication.peers]]\nname = "b"', '[replication.peers] address: is missing (peer "b")'),
         (PEER + "[[replication.peers]]", "[replication.peers] name: is missing (peer number 2)"),
-        ("[replication.peers]\nname = 1", "[replication] peers: expected tables, each headed [[replication.peers]]"),
+        ("[replication.peers]\nname = 1", "[replication] peers: expected tables, each under the heading [[replication.peers]]"),
         (PEER + '[replication]\naccept = ["nyc-1"]', '[replication] accept: "nyc-1" is this instance itself'),
-        (PEER + '[replication]\naccept = ["a", "a"]', '[replication] accept: "a" stands there twice'),
+        (PEER + '[replication]\naccept = ["a", "a"]', '[replication] accept: "a" occurs twice'),
         (PEER + '[replication]\naccept = ["_a"]', "[replication] accept: expected 1 to 100 of"),
         (PEER + "[replication]\nmin_sync_peers = 0", "[replication] min_sync_peers: 0 is below the minimum, 1"),
         (

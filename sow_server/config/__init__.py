@@ -1,0 +1,64 @@
+"""The configuration of the server: a TOML file and command-line options become one frozen `Config`.
+
+kinds      the kinds of values: durations, sizes, addresses, patterns
+sections   one frozen dataclass per table of the file: every knob with its default and bounds
+file       reading and writing the file
+relations  checks between values
+options    the options of the store, the clock and the links that follow from a `Config`
+"""
+
+from __future__ import annotations
+
+from sow_server.config.file import Overrides, load, render, warnings
+from sow_server.config.kinds import is_loopback, split_address
+from sow_server.config.options import clock_options, replication_token, store_options
+from sow_server.config.sections import (
+    ClockConfig,
+    Config,
+    ConfigError,
+    JournalConfig,
+    Knob,
+    LimitsConfig,
+    LinkMode,
+    LogConfig,
+    MetricsConfig,
+    PeerConfig,
+    ReplicationConfig,
+    ServerConfig,
+    StorageConfig,
+    SubscriptionsConfig,
+    SweepConfig,
+    TlsConfig,
+    host_name,
+    knobs,
+)
+
+__all__ = [
+    "ClockConfig",
+    "Config",
+    "ConfigError",
+    "JournalConfig",
+    "Knob",
+    "LimitsConfig",
+    "LinkMode",
+    "LogConfig",
+    "MetricsConfig",
+    "Overrides",
+    "PeerConfig",
+    "ReplicationConfig",
+    "ServerConfig",
+    "StorageConfig",
+    "SubscriptionsConfig",
+    "SweepConfig",
+    "TlsConfig",
+    "clock_options",
+    "host_name",
+    "is_loopback",
+    "knobs",
+    "load",
+    "render",
+    "replication_token",
+    "split_address",
+    "store_options",
+    "warnings",
+]

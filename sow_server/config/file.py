@@ -1,0 +1,409 @@
+"""The configuration file: TOML and command-line overrides become a `Config`, and a `Config` becomes TOML.
+
+    [1]  Unknown tables and keys, wrong types, values out of bounds and values that contradict each other are refused,
+         with the file, the table, the key and the near miss.
+    [2]  `load` of the text that `render` writes gives the same `Config`.
+
+Paths in the file are relative to the file's folder, on the command line to the working directory. In a `Config` they
+are absolute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import ssl
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar, cast
+
+from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
+from sow_server.config.relations import check_relations
+from sow_server.config.sections import (
+    PEERS_TABLE,
+    SECTIONS,
+    ClockConfig,
+    Config,
+    ConfigError,
+    DefaultsForm,
+    JournalConfig,
+    LimitsConfig,
+    LogConfig,
+    MetricsConfig,
+    PeerConfig,
+    ReplicationConfig,
+    ServerConfig,
+    StorageConfig,
+    SubscriptionsConfig,
+    SweepConfig,
+    TlsConfig,
+    TopicForm,
+    knobs,
+    knobs_of,
+)
+from sow_server.engine.catalog.topics import check_name, check_settings
+from sow_server.engine.values import policies
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import (
+    Expiration,
+)
+from sow_server.engine.values.policies import Declared, check_limits_and_values, resolve_topic, tidy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """The options of the command line, as written; None and False: not given."""
+
+    data_dir: str | None = None
+    listen: str | None = None
+    prune_interval: str | None = None
+    accept_clock: bool = False
+    accept_loss: bool = False
+    insecure: bool = False
+    authoritative: bool = False
+
+
+def load(path: Path | None, overrides: Overrides | None = None) -> Config:
+    """The configuration of a file (None: defaults, with dynamic topics), overridden. Raises ConfigError."""
+    overrides = overrides or Overrides()
+    if path is None:
+        reader = _Reader("default configuration", Path.cwd())
+        tables: dict[str, object] = {"server": {"dynamic_topics": True}}
+    else:
+        reader = _Reader(str(path), path.absolute().parent)
+        tables = _parse(path)
+    config = _override(reader.config(tables), overrides)
+    check_relations(reader.error, config)
+    return config
+
+
+def _parse(path: Path) -> dict[str, object]:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: is not UTF-8 at byte {error.start}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        text_of_error = str(error)
+        where = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", text_of_error)
+        line, column = _end_of(text) if where is None or where[1] is None else (int(where[1]), int(where[2]))
+        message = text_of_error if where is None else text_of_error[: where.start()]
+        raise ConfigError(f"{path}:{line}:{column}: {message[:1].lower()}{message[1:]}") from error
+
+
+def _end_of(text: str) -> tuple[int, int]:
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+class _Reader:
+    """Reads the tables of one file; every error begins with the file's name."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+
+    def error(self, table: str, key: str, message: str) -> ConfigError:
+        where = f"[{table}] {key}" if table and key else f"[{table}]" if table else key
+        return ConfigError(f"{self._source}: {where}: {message}")
+
+    def config(self, tables: dict[str, object]) -> Config:
+        own = {name for name, _ in SECTIONS if "." not in name} | {"topics"}
+        for name, value in tables.items():
+            if name not in own:
+                raise self._unknown_table(name, value, sorted(own))
+        server_table = self._table("server", tables)
+        tls_table = server_table.pop("tls", None)
+        server = self.section(ServerConfig, "server", server_table)
+        replication_table = self._table("replication", tables)
+        peers = self._peers(replication_table.pop("peers", []))
+        return Config(
+            server=dataclasses.replace(server, data_dir=self._folder / server.data_dir),
+            storage=self.section(StorageConfig, "storage", self._table("storage", tables)),
+            clock=self.section(ClockConfig, "clock", self._table("clock", tables)),
+            sweep=self.section(SweepConfig, "sweep", self._table("sweep", tables)),
+            journal=self.section(JournalConfig, "journal", self._table("journal", tables)),
+            limits=self.section(LimitsConfig, "limits", self._table("limits", tables)),
+            subscriptions=self.section(SubscriptionsConfig, "subscriptions", self._table("subscriptions", tables)),
+            replication=self.section(ReplicationConfig, "replication", replication_table),
+            peers=peers,
+            metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
+            tls=None if tls_table is None else self._tls(tls_table),
+            log=self.section(LogConfig, "log", self._table("log", tables)),
+            defaults=self._defaults(tables),
+            topics=MappingProxyType(
+                {name: self._topic(name, value) for name, value in self._table("topics", tables).items()}
+            ),
+        )
+
+    def _table(self, name: str, tables: dict[str, object]) -> dict[str, object]:
+        return self._as_table(name, tables.get(name, {}))
+
+    def _as_table(self, name: str, value: object) -> dict[str, object]:
+        if not isinstance(value, dict):
+            raise self.error("", name, f"expected the table [{name}], found {noun(value)}")
+        return dict(value)
+
+    def section(self, make: Callable[..., T], table: str, given: dict[str, object]) -> T:
+        """Reads a table into the dataclass `make`."""
+        values = self._values(make, table, given)
+        for entry in dataclasses.fields(cast(type, make)):
+            if entry.default is entry.default_factory is dataclasses.MISSING and entry.name not in values:
+                raise self.error(table, entry.name, "is missing")
+        return make(**values)
+
+    def _values(self, make: Callable[..., object], table: str, given: dict[str, object]) -> dict[str, object]:
+        """The values that a table sets, by the fields of the dataclass `make`."""
+        known = {knob.key: knob for knob in knobs_of(table, cast(type, make))}
+        values: dict[str, object] = {}
+        for key, value in given.items():
+            knob = known.get(key)
+            if knob is None:
+                raise self._unknown_key(table, key, value, list(known))
+            try:
+                values[knob.field] = knob.kind.read(value, self._folder)
+            except ValueError as error:
+                raise self.error(table, key, str(error)) from None
+        return values
+
+    def _tls(self, value: object) -> TlsConfig:
+        table = "server.tls"
+        tls = self.section(TlsConfig, table, self._as_table(table, value))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._check_pair(context, table, tls.certificate, tls.key)
+        if tls.client_ca is not None:
+            self._check_authorities(context, table, "client_ca", tls.client_ca)
+        return tls
+
+    def _check_pair(self, context: ssl.SSLContext, table: str, certificate: Path, key: Path) -> None:
+        self._check_readable(table, "certificate", certificate)
+        self._check_readable(table, "key", key)
+        try:
+            # The password: gRPC cannot use an encrypted key, and OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(certificate, key, password="")
+        except (ssl.SSLError, ValueError) as error:
+            message = f"{certificate} and {key} are not a certificate and its unencrypted key ({error})"
+            raise self.error(table, "certificate", message) from error
+
+    def _check_authorities(self, context: ssl.SSLContext, table: str, key: str, file: Path) -> None:
+        self._check_readable(table, key, file)
+        try:
+            context.load_verify_locations(file)
+        except ssl.SSLError as error:
+            raise self.error(table, key, f"{file} holds no certificate ({error})") from error
+
+    def _check_readable(self, table: str, key: str, file: Path) -> None:
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise self.error(table, key, f"{file} cannot be read ({error.strerror or error})") from error
+
+    def _peers(self, value: object) -> tuple[PeerConfig, ...]:
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise self.error("replication", "peers", "expected tables, each under the heading [[replication.peers]]")
+        return tuple(self._peer(number, entry) for number, entry in enumerate(value, 1))
+
+    def _peer(self, number: int, given: dict[str, object]) -> PeerConfig:
+        table = PEERS_TABLE
+        try:
+            peer = self.section(PeerConfig, table, given)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if peer.ca is not None:
+                self._check_authorities(context, table, "ca", peer.ca)
+            for key, file, other, needed in (
+                ("certificate", peer.certificate, "key", peer.key),
+                ("key", peer.key, "certificate", peer.certificate),
+                ("certificate", peer.certificate, "ca", peer.ca),
+            ):
+                if file is not None and needed is None:
+                    raise self.error(table, key, f"also needs {other}")
+            if peer.certificate is not None and peer.key is not None:
+                self._check_pair(context, table, peer.certificate, peer.key)
+            if not split_address(peer.address)[1]:
+                raise self.error(table, "address", f"{peer.address} names no port")
+        except ConfigError as error:
+            name = given.get("name")
+            which = quoted(name) if isinstance(name, str) else f"number {number}"
+            raise ConfigError(f"{error} (peer {which})") from error.__cause__
+        return peer
+
+    def _defaults(self, tables: dict[str, object]) -> Declared:
+        table = "defaults"
+        declared = self._declared(table, self._values(DefaultsForm, table, self._table(table, tables)))
+        self._checked(table, lambda: check_limits_and_values(declared))
+        return declared
+
+    def _topic(self, name: str, value: object) -> Declared:
+        table = f"topics.{_toml_key(name)}"
+        declared = self._declared(table, self._values(TopicForm, table, self._as_table(table, value)))
+        self._checked(table, lambda: check_name(name))
+        self._checked(table, lambda: check_settings(declared, topic=name, in_config=True))
+        return declared
+
+    def _checked(self, table: str, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except StoreError as error:
+            if error.field == "topic":
+                raise self.error(table, "", error.message.removeprefix("topic: ")) from None
+            key = error.field.removeprefix("settings.")
+            message = error.message.removeprefix(f"{key}: ")
+            raise self.error(table, key, message) from None
+
+    def _declared(self, table: str, written: dict[str, object]) -> Declared:
+        """The settings that a table writes, as the engine has them."""
+        declared = dict(written)
+        if "fix_separator" in declared:
+            declared["separator"] = str(declared.pop("fix_separator")).encode("latin-1")
+        if "expiration" in declared:
+            text = str(declared["expiration"])
+            words = tuple(word.value for word in Expiration)
+            if text in words:
+                declared["expiration"] = Expiration(text)
+                return tidy(declared)
+            if not text[:1].isdigit() and text[:1] not in (".", "-"):
+                near = difflib.get_close_matches(text, words, n=1)
+                hint = f", did you mean {quoted(near[0])}?" if near else ""
+                expected = 'expected "disabled", "enabled", "reject", or a duration such as "30s"'
+                raise self.error(table, "expiration", f"{expected}, found {noun(text)}{hint}")
+            try:
+                duration = micros(text)
+            except ValueError as error:
+                raise self.error(table, "expiration", str(error)) from None
+            if "default_ttl_micros" in declared:
+                raise self.error(
+                    table, "default_ttl", f"expiration = {quoted(text)} sets it already; write one of the two"
+                )
+            declared |= {"expiration": Expiration.ENABLED, "default_ttl_micros": duration}
+        return tidy(declared)
+
+    def _unknown_table(self, name: str, value: object, known: list[str]) -> ConfigError:
+        if isinstance(value, dict):
+            near = [f"[{table}]" for table in difflib.get_close_matches(name, known, n=1)]
+            return self.error(name, "", f"unknown table{_near(near) or _known(known)}")
+        return self._unknown_key("", name, value, [])
+
+    def _unknown_key(self, table: str, key: str, value: object, known: list[str]) -> ConfigError:
+        near = difflib.get_close_matches(key, known, n=1)
+        if near:
+            return self.error(table, key, f"unknown key{_near(near)}")
+        if isinstance(value, dict) and table.startswith("topics."):
+            dotted = f"{table.removeprefix('topics.')}.{key}"
+            return self.error(
+                table, key, f"unknown key; if it is part of a topic's name, write [topics.{quoted(dotted)}]"
+            )
+        homes = [knob.table for knob in knobs() if knob.key == key and knob.table != table]
+        if homes:
+            home = "topics.NAME" if table == "defaults" and "topics.NAME" in homes else homes[0]
+            return self.error(table, key, f"unknown key, it belongs in [{home}]")
+        return self.error(table, key, f"unknown key{_known(known)}")
+
+
+def _near(near: list[str]) -> str:
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _known(known: list[str]) -> str:
+    return f" (known: {', '.join(known)})" if known else ""
+
+
+def _override(config: Config, overrides: Overrides) -> Config:
+    def read(option: str, kind: ValueKind[T], text: str) -> T:
+        try:
+            return kind.read(text, Path.cwd())
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from None
+
+    server, journal = config.server, config.journal
+    if overrides.listen is not None:
+        server = dataclasses.replace(server, listen=read("--listen", Address(), overrides.listen))
+    if overrides.data_dir is not None:
+        data_dir = read("--data-dir", FilePath("the path of a directory"), overrides.data_dir)
+        server = dataclasses.replace(server, data_dir=data_dir)
+    if overrides.insecure:
+        server = dataclasses.replace(server, insecure=True)
+    if overrides.prune_interval is not None:
+        (kind,) = (knob.kind for knob in knobs_of("journal", JournalConfig) if knob.key == "prune_interval")
+        interval = read("--prune-interval", cast("ValueKind[int]", kind), overrides.prune_interval)
+        journal = dataclasses.replace(journal, prune_interval_micros=interval)
+    return dataclasses.replace(
+        config,
+        server=server,
+        journal=journal,
+        accept_clock=overrides.accept_clock,
+        accept_loss=overrides.accept_loss,
+        authoritative=overrides.authoritative,
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def warnings(config: Config) -> list[str]:
+    """Doubtful settings of the file's topics, and of topics that declare nothing; one line each."""
+    found = [
+        f"[defaults] {warning}" for warning in policies.warnings(resolve_topic("", {}, defaults=config.defaults)[0])
+    ]
+    for name, declared in config.topics.items():
+        settings = resolve_topic(name, declared, defaults=config.defaults, in_config=True).settings
+        found += [f"[topics.{_toml_key(name)}] {warning}" for warning in policies.warnings(settings)]
+    return found
+
+
+def render(config: Config) -> str:
+    """The configuration as TOML with every key. Of a topic's settings only those that the file sets: the others come
+    from policies and defaults. `load` reads the same `Config` back ([2])."""
+    parts = [
+        _rendered("server", config.server),
+        *([] if config.tls is None else [_rendered("server.tls", config.tls)]),
+        _rendered("storage", config.storage),
+        _rendered("clock", config.clock),
+        _rendered("sweep", config.sweep),
+        _rendered("journal", config.journal),
+        _rendered("limits", config.limits),
+        _rendered("subscriptions", config.subscriptions),
+        _rendered("replication", config.replication),
+        *(_rendered(f"[{PEERS_TABLE}]", peer) for peer in config.peers),
+        _rendered("metrics", config.metrics),
+        _rendered("log", config.log),
+        _rendered_settings("defaults", DefaultsForm, config.defaults),
+        *(
+            _rendered_settings(f"topics.{_toml_key(name)}", TopicForm, declared)
+            for name, declared in config.topics.items()
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _rendered(table: str, section: object) -> str:
+    lines = [f"[{table}]"]
+    for knob in knobs_of(table, type(section)):
+        value: object = getattr(section, knob.field)
+        if value is not None or isinstance(knob.kind, UnlessWord):
+            lines.append(f"{knob.key} = {knob.kind.show(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _rendered_settings(table: str, section: type, declared: Declared) -> str:
+    lines = [f"[{table}]"]
+    for knob in knobs_of(table, section):
+        field = "separator" if knob.field == "fix_separator" else knob.field  # as the engine has it
+        if field in declared:
+            value = declared[field]
+            if isinstance(value, bytes):
+                value = value.decode("latin-1")
+            lines.append(f"{knob.key} = {knob.kind.show(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)

@@ -1,0 +1,79 @@
+"""The options that the configuration gives to the parts of the server."""
+
+from __future__ import annotations
+
+from sow_server.config.sections import Config
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.rocks import RocksOptions
+from sow_server.engine.loads.loads import LoadOptions
+from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.clock import ClockOptions
+
+
+def store_options(config: Config) -> StoreOptions:
+    """The options of the store."""
+    storage, limits, sweep = config.storage, config.limits, config.sweep
+    return StoreOptions(
+        instance=config.server.instance,
+        dynamic_topics=config.server.dynamic_topics,
+        head_cache_records=storage.head_cache_records,
+        verify_at_start_bytes=storage.verify_at_start_bytes,
+        publisher_ttl_micros=storage.publisher_ttl_micros,
+        defaults=config.defaults,
+        replicas=ReplicaOptions(
+            peers=tuple(PeerSettings(peer.name, peer.topics) for peer in config.peers),
+            max_clock_skew_micros=config.replication.max_clock_skew_micros,
+            lag_bytes_max=config.replication.peer_max_lag_bytes,
+            lag_age_micros_max=config.replication.peer_max_lag_age_micros,
+        ),
+        loads=LoadOptions(
+            open_max=limits.loads_max,
+            staged_bytes_max=limits.loads_bytes_max,
+            disk_free_min=limits.loads_disk_free_min_bytes,
+        ),
+        writer=WriterOptions(
+            commit_records_max=storage.commit_records_max,
+            commit_merged_bytes_max=storage.commit_merged_bytes_max,
+            queue_requests_max=limits.queue_requests_max,
+            queue_bytes_max=limits.queue_bytes_max,
+            buffered_sync_micros=storage.buffered_sync_micros,
+            stall_patience_micros=storage.stall_patience_micros,
+            sweep_entries_max=sweep.entries_max,
+            sweep_busy_micros=sweep.busy_time_micros,
+            sweep_busy_pause_micros=sweep.busy_pause_micros,
+            sweep_pause_micros=sweep.pause_micros,
+            busy_window_micros=sweep.busy_window_micros,
+            limits=Limits(
+                payload_bytes_max=limits.payload_bytes_max,
+                key_bytes_max=limits.key_bytes_max,
+                request_records_max=limits.request_records_max,
+                request_bytes_max=limits.request_bytes_max,
+                atomic_records_max=limits.atomic_records_max,
+            ),
+        ),
+        rocks=RocksOptions(
+            block_cache_bytes=storage.block_cache_bytes,
+            records_memtable_bytes=storage.memtable_bytes,
+            other_memtable_bytes=storage.other_memtable_bytes,
+            log_bytes_max=storage.wal_bytes_max,
+            background_jobs=storage.background_jobs,
+        ),
+    )
+
+
+def clock_options(config: Config) -> ClockOptions:
+    """The bounds of the guarded clock."""
+    clock = config.clock
+    return ClockOptions(
+        jump_micros=clock.max_jump_micros,
+        behind_max_micros=clock.max_behind_micros,
+        ahead_max_micros=clock.max_ahead_micros,
+    )
+
+
+def replication_token(config: Config) -> str:
+    """The token that peers present to each other; "": none. Raises OSError where its file cannot be read."""
+    file = config.replication.token_file
+    return config.replication.token if file is None else file.read_bytes().decode(errors="replace").strip()

@@ -1,0 +1,121 @@
+"""Checks between settings of different keys or tables: each value is valid by itself, but not with the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from sow_server.config.kinds import is_loopback, quoted, split_address
+from sow_server.config.options import replication_token
+from sow_server.config.sections import PEERS_TABLE, Config, ConfigError, LinkMode, PeerConfig, knobs
+from sow_server.engine.values.model import Durability
+
+Complain: TypeAlias = Callable[[str, str, str], ConfigError]
+"""Makes the error for a table, a key and a message."""
+
+
+def check_relations(complain: Complain, config: Config) -> None:
+    """Raises ConfigError for the first contradiction."""
+    _check_server(complain, config)
+    _check_order(complain, config)
+    _check_replication(complain, config)
+    for peer in config.peers:
+        _check_peer(complain, config, peer)
+    _check_sync_peers(complain, config)
+    _check_token(complain, config)
+
+
+def _check_server(complain: Complain, config: Config) -> None:
+    server = config.server
+    if config.tls is None and not server.insecure and not is_loopback(server.listen):
+        raise complain(
+            "server",
+            "listen",
+            f"{server.listen} is reachable from other machines: set up [server.tls], or allow plain text with "
+            "--insecure (insecure = true)",
+        )
+    if config.tls is not None and server.insecure:
+        raise complain("server", "insecure", "contradicts [server.tls]; leave one of the two out")
+    if config.metrics.listen and config.metrics.listen == server.listen and split_address(server.listen)[1]:
+        raise complain("metrics", "listen", f"{server.listen} is the server's own address, see [server] listen")
+    if server.data_dir.exists() and not server.data_dir.is_dir():
+        raise complain("server", "data_dir", f"{server.data_dir} is not a directory")
+
+
+def _check_order(complain: Complain, config: Config) -> None:
+    limits, storage, clock = config.limits, config.storage, config.clock
+    ordered = (
+        ("limits", "payload_bytes_max", limits.payload_bytes_max, "request_bytes_max", limits.request_bytes_max),
+        ("limits", "key_bytes_max", limits.key_bytes_max, "request_bytes_max", limits.request_bytes_max),
+        ("limits", "request_bytes_max", limits.request_bytes_max, "queue_bytes_max", limits.queue_bytes_max),
+        ("limits", "atomic_records_max", limits.atomic_records_max, "request_records_max", limits.request_records_max),
+        ("storage", "memtable", storage.memtable_bytes, "wal_bytes_max", storage.wal_bytes_max),
+        ("storage", "other_memtable", storage.other_memtable_bytes, "wal_bytes_max", storage.wal_bytes_max),
+        ("clock", "max_jump", clock.max_jump_micros, "max_ahead", clock.max_ahead_micros),
+    )
+    for table, low_key, low, high_key, high in ordered:
+        if low > high:
+            kind = next(knob.kind for knob in knobs() if (knob.table, knob.key) == (table, low_key))
+            low_text, high_text = kind.show(low).strip('"'), kind.show(high).strip('"')
+            raise complain(table, low_key, f"{low_text} is above {high_key}, {high_text}")
+
+
+def _check_replication(complain: Complain, config: Config) -> None:
+    server, replication = config.server, config.replication
+    if server.instance in replication.accept:
+        raise complain("replication", "accept", f"{quoted(server.instance)} is this instance itself")
+
+
+def _check_peer(complain: Complain, config: Config, peer: PeerConfig) -> None:
+    server = config.server
+    named = f"(peer {quoted(peer.name)})"
+    if peer.name == server.instance:
+        raise complain(PEERS_TABLE, "name", f"{quoted(peer.name)} is this instance itself, see [server] instance")
+    if [other.name for other in config.peers].count(peer.name) > 1:
+        raise complain(PEERS_TABLE, "name", f"{quoted(peer.name)} names two peers")
+    if [other.address for other in config.peers].count(peer.address) > 1:
+        raise complain(PEERS_TABLE, "address", f"{peer.address} is the address of two peers")
+    if peer.address == server.listen and split_address(server.listen)[1]:
+        raise complain(PEERS_TABLE, "address", f"{peer.address} is the server's own, see [server] listen {named}")
+    if peer.ca is None and not server.insecure and not is_loopback(peer.address):
+        raise complain(
+            PEERS_TABLE,
+            "address",
+            f"{peer.address} is on another machine: set ca for TLS, or allow plain text with --insecure "
+            f"(insecure = true) {named}",
+        )
+
+
+def _check_sync_peers(complain: Complain, config: Config) -> None:
+    wanted = config.replication.min_sync_peers
+    sync_peers = sum(peer.mode is LinkMode.SYNC for peer in config.peers)
+    if wanted > max(1, sync_peers):
+        message = f'{wanted} is above the number of peers with mode = "sync", {sync_peers}'
+        raise complain("replication", "min_sync_peers", message)
+    if config.server.durability is Durability.REPLICATED and not sync_peers:
+        message = '"replicated" needs a peer with mode = "sync" in [[replication.peers]]'
+        raise complain("server", "durability", message)
+
+
+def _check_token(complain: Complain, config: Config) -> None:
+    server, replication = config.server, config.replication
+    if replication.token and replication.token_file is not None:
+        raise complain("replication", "token_file", "contradicts token; leave one of the two out")
+    if replication.token_file is not None:
+        try:
+            token = replication_token(config)
+        except OSError as error:
+            message = f"{replication.token_file} cannot be read ({error.strerror or error})"
+            raise complain("replication", "token_file", message) from error
+        if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
+            message = f"{replication.token_file} does not hold one line of 1 to 1000 visible ASCII characters"
+            raise complain("replication", "token_file", message)
+    proves = replication.token or replication.token_file or (config.tls is not None and config.tls.client_ca)
+    if config.replicates and not proves and not is_loopback(server.listen):
+        raise complain(
+            "replication",
+            "token",
+            f"is needed, because other machines reach {server.listen}: with it, peers prove who they are; or let them "
+            "present certificates, with [server.tls] client_ca",
+        )

@@ -1,0 +1,410 @@
+"""The sections of the configuration: one frozen dataclass per table of the file.
+
+[1]  A knob is one field: its unit in the name, its default, its bounds. Its key in the file is the field's name
+     without a trailing `_micros` or `_bytes`, because durations and sizes are written with their unit there.
+"""
+
+# ruff: noqa: RUF009  a knob is a dataclasses.field with its bounds, made by a function that ruff does not know
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from sow.durations import DURATION_MICROS_MAX
+from sow_server.config.kinds import (
+    INSTANCE_KIND,
+    Address,
+    Choice,
+    Count,
+    Duration,
+    EnumChoice,
+    FilePath,
+    FilterText,
+    Flag,
+    InstanceNames,
+    MayBeAbsent,
+    Pattern,
+    Size,
+    Text,
+    Texts,
+    UnlessWord,
+    ValueKind,
+)
+from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
+from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.disk.rocks import RocksOptions
+from sow_server.engine.loads.loads import LoadOptions
+from sow_server.engine.replicas.replicas import ReplicaOptions
+from sow_server.engine.store import StoreOptions
+from sow_server.engine.values.clock import ClockOptions
+from sow_server.engine.values.model import (
+    MICROS,
+    BacklogAction,
+    Durability,
+    MessageType,
+    OnMissing,
+    TopicSettings,
+)
+from sow_server.engine.values.policies import NOTHING, Declared
+from sow_server.query.exports import ExportOptions
+from sow_server.query.sort_memory import SORT_BYTES_MAX, SORTS_WAITING_MAX
+from sow_server.subscriptions.hub import HubOptions
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+_MILLI: Final = MICROS // 1000
+_HOUR: Final = 3600 * MICROS
+_DAY: Final = 24 * _HOUR
+
+T = TypeVar("T")
+E = TypeVar("E", bound=enum.Enum)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used: one message with the file, table, key and fault."""
+
+
+def host_name() -> str:
+    """The machine's name, as an instance name."""
+    name = re.sub(r"[^A-Za-z0-9_.:-]", "-", socket.gethostname())[:100]
+    return name.lstrip("_") or "sow"
+
+
+_STORE: Final = StoreOptions()
+_WRITER: Final = WriterOptions()
+_ROCKS: Final = RocksOptions()
+_LIMITS: Final = Limits()
+_CLOCK: Final = ClockOptions()
+_HUB: Final = HubOptions()
+_REPLICAS: Final = ReplicaOptions()
+_EXPORTS: Final = ExportOptions()
+_LOADS: Final = LoadOptions()
+_TOPIC: Final = TopicSettings()
+
+
+def _knob(default: T, kind: ValueKind[T], *, key: str = "") -> T:
+    return field(default=default, metadata={"kind": kind, "key": key})
+
+
+def _count(default: int, low: int, high: int) -> int:
+    return _knob(default, Count(low, high))
+
+
+def _size(default: int, low: int, high: int) -> int:
+    return _knob(default, Size(low, high))
+
+
+def _duration(default: int, low: int, high: int) -> int:
+    return _knob(default, Duration(low, high))
+
+
+def _flag(default: bool) -> bool:
+    return _knob(default, Flag())
+
+
+def _named(default: E) -> E:
+    return field(default=default, metadata={"kind": EnumChoice(tuple(type(default)))})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """[server]: the address, the data directory, the defaults of answers."""
+
+    listen: str = _knob("127.0.0.1:7450", Address())
+    data_dir: Path = _knob(Path("sow-data"), FilePath("the path of a directory"))
+    instance: str = field(default_factory=host_name, metadata={"kind": INSTANCE_KIND})
+    durability: Durability = _named(Durability.FSYNC)
+    dynamic_topics: bool = _flag(False)
+    insecure: bool = _flag(False)
+    max_concurrent_rpcs: int = _count(2000, 1, 1_000_000)
+    reader_threads: int = _count(4, 1, 64)
+    stop_grace_micros: int = _duration(5 * MICROS, 0, _HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """[server.tls]: PEM files; with `client_ca` a client must present a certificate of that authority."""
+
+    certificate: Path = field(metadata={"kind": FilePath("the path of a PEM file")})
+    key: Path = field(metadata={"kind": FilePath("the path of a PEM file")})
+    client_ca: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """[storage]: memory, files and commits."""
+
+    block_cache_bytes: int = _size(_ROCKS.block_cache_bytes, MIB, 1024 * GIB)
+    memtable_bytes: int = _size(_ROCKS.records_memtable_bytes, MIB, 16 * GIB)
+    other_memtable_bytes: int = _size(_ROCKS.other_memtable_bytes, MIB, 16 * GIB)
+    wal_bytes_max: int = _size(_ROCKS.log_bytes_max, MIB, 1024 * GIB)
+    background_jobs: int = _count(_ROCKS.background_jobs, 1, 64)
+    head_cache_records: int = _count(_STORE.head_cache_records, 0, 100_000_000)
+    verify_at_start_bytes: int = _size(_STORE.verify_at_start_bytes, 0, 1024 * 1024 * GIB)
+    commit_records_max: int = _count(_WRITER.commit_records_max, 1, 10_000)
+    commit_merged_bytes_max: int = _size(_WRITER.commit_merged_bytes_max, MIB, GIB)
+    buffered_sync_micros: int = _duration(_WRITER.buffered_sync_micros, _MILLI, 50 * _MILLI)
+    stall_patience_micros: int = _duration(_WRITER.stall_patience_micros, 0, 60 * MICROS)
+    reclaim_interval_micros: int = _duration(30 * MICROS, MICROS, _DAY)
+    reclaim_records: int = _count(RECLAIM_RECORDS, 1, 1_000_000_000)
+    publisher_ttl_micros: int = _duration(_STORE.publisher_ttl_micros, 60 * MICROS, 3650 * _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockConfig:
+    """[clock]: the bounds of rule L15."""
+
+    max_jump_micros: int = _duration(_CLOCK.jump_micros, 100 * _MILLI, 30 * _DAY)
+    max_behind_micros: int = _duration(_CLOCK.behind_max_micros, 0, 30 * _DAY)
+    max_ahead_micros: int = _duration(_CLOCK.ahead_max_micros, MICROS, 3650 * _DAY)
+    mark_interval_micros: int = _duration(MICROS, 100 * _MILLI, 60 * MICROS)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConfig:
+    """[sweep]: the share of the writer's time for removing expired records (rule L14)."""
+
+    entries_max: int = _count(_WRITER.sweep_entries_max, 20, 10_000)
+    busy_time_micros: int = _duration(_WRITER.sweep_busy_micros, 100, MICROS)
+    busy_pause_micros: int = _duration(_WRITER.sweep_busy_pause_micros, 0, MICROS)
+    pause_micros: int = _duration(_WRITER.sweep_pause_micros, 0, MICROS)
+    busy_window_micros: int = _duration(_WRITER.busy_window_micros, 0, 60 * MICROS)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """[journal]: upkeep of the journal; retention is set per topic."""
+
+    prune_interval_micros: int = _duration(60 * MICROS, 10 * _MILLI, _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """[limits]: bounds of requests (rule K8), of the writer's queue, and of open sorts, exports and loads."""
+
+    payload_bytes_max: int = _size(_LIMITS.payload_bytes_max, 1, 64 * MIB)
+    key_bytes_max: int = _size(_LIMITS.key_bytes_max, 16, 16 * KIB)
+    request_records_max: int = _count(_LIMITS.request_records_max, 1, 1_000_000)
+    request_bytes_max: int = _size(_LIMITS.request_bytes_max, KIB, 256 * MIB)
+    atomic_records_max: int = _count(_LIMITS.atomic_records_max, 1, 10_000)
+    queue_requests_max: int = _count(_WRITER.queue_requests_max, 1, 1_000_000)
+    queue_bytes_max: int = _size(_WRITER.queue_bytes_max, MIB, 16 * GIB)
+    sort_bytes_max: int = _size(SORT_BYTES_MAX, MIB, 64 * GIB)
+    sorts_waiting_max: int = _count(SORTS_WAITING_MAX, 0, 10_000)
+    exports_max: int = _count(_EXPORTS.exports_max, 1, 10_000)
+    loads_max: int = _count(_LOADS.open_max, 1, 1000)
+    loads_bytes_max: int = _size(_LOADS.staged_bytes_max, MIB, 1024 * 1024 * GIB)
+    loads_disk_free_min_bytes: int = _size(_LOADS.disk_free_min, 0, 1024 * GIB)
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest gRPC message: 20 MiB as at the clients, or a request and its envelope where that is more."""
+        return max(20 * MIB, self.request_bytes_max + 4 * MIB)
+
+    @property
+    def link_bytes_max(self) -> int:
+        """The largest message between instances: a commit is shipped whole, and may hold everything that was queued."""
+        return self.queue_bytes_max + 2 * self.request_bytes_max + 16 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsConfig:
+    """[subscriptions]: bounds of subscriptions (rule S6)."""
+
+    queue_bytes_max: int = _size(_HUB.queue_bytes_max, 64 * KIB, GIB)
+    subscriptions_max: int = _count(_HUB.subscriptions_max, 1, 1_000_000)
+
+
+class LinkMode(enum.Enum):
+    """Whether REPLICATED waits for a peer (rules R1, R8)."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationConfig:
+    """[replication]: the sources that may send to this instance, and settings of all links (rules R1 to R12)."""
+
+    accept: tuple[str, ...] = _knob((), InstanceNames())
+    token: str = _knob("", Text(r"[\x21-\x7e]{0,1000}", "up to 1000 visible ASCII characters"))
+    token_file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a file")))
+    min_sync_peers: int = _count(1, 1, 100)
+    sync_timeout_micros: int = _duration(5 * MICROS, 100 * _MILLI, _HOUR)
+    tombstone_grace_micros: int = _duration(_DAY, 60 * MICROS, 3650 * _DAY)
+    max_clock_skew_micros: int = _duration(_REPLICAS.max_clock_skew_micros, 100 * _MILLI, _DAY)
+    peer_max_lag_bytes: int = _knob(_REPLICAS.lag_bytes_max, Size(MIB, 1024 * GIB), key="peer_max_lag_bytes")
+    peer_max_lag_age_micros: int = _duration(_REPLICAS.lag_age_micros_max, 60 * MICROS, 3650 * _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """[[replication.peers]]: an instance that this one sends to (rule R1). With `ca` the link uses TLS; with
+    `certificate` and `key` this end authenticates itself."""
+
+    name: str = field(metadata={"kind": INSTANCE_KIND})
+    address: str = field(metadata={"kind": Address()})
+    topics: str = _knob(".*", Pattern())
+    mode: LinkMode = _named(LinkMode.ASYNC)
+    filter: str = _knob("", FilterText())
+    ca: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    certificate: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    key: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """[metrics]: the Prometheus endpoint."""
+
+    listen: str = _knob("", Address(may_be_empty=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """[log]: the level and format of the log on standard error."""
+
+    format: str = _knob("auto", Choice(("auto", "console", "json")))
+    level: str = _knob("info", Choice(("debug", "info", "warning", "error")))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The configuration of a server. `accept_clock`, `accept_loss` and `authoritative` hold for this start alone, so no
+    file can set them."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    storage: StorageConfig = StorageConfig()
+    clock: ClockConfig = ClockConfig()
+    sweep: SweepConfig = SweepConfig()
+    journal: JournalConfig = JournalConfig()
+    limits: LimitsConfig = LimitsConfig()
+    subscriptions: SubscriptionsConfig = SubscriptionsConfig()
+    replication: ReplicationConfig = ReplicationConfig()
+    peers: tuple[PeerConfig, ...] = ()
+    """[[replication.peers]], in the order of the file."""
+    metrics: MetricsConfig = MetricsConfig()
+    tls: TlsConfig | None = None
+    log: LogConfig = LogConfig()
+    defaults: Declared = field(default_factory=lambda: NOTHING)
+    """[defaults]: settings for topics where neither the topic nor a policy declares them (rule T2)."""
+    topics: Mapping[str, Declared] = field(default_factory=lambda: MappingProxyType({}))
+    """The settings that the file sets for each topic, and nothing else."""
+    accept_clock: bool = False
+    accept_loss: bool = False
+    authoritative: bool = False
+
+    @property
+    def replicates(self) -> bool:
+        """Whether links with other instances are possible."""
+        return bool(self.peers or self.replication.accept)
+
+
+def _limit(kind: ValueKind[int]) -> int | None:
+    return _knob(None, MayBeAbsent(kind))
+
+
+_LONG: Final = Duration(0, DURATION_MICROS_MAX)
+_LARGE: Final = Size(0, DURATION_MICROS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultsForm:
+    """[defaults]: settings of topics as the file has them, without those that only a topic can have."""
+
+    expiration: str = _knob("disabled", Text(expected='"disabled", "enabled", "reject", or a duration such as "30s"'))
+    default_ttl_micros: int | None = _limit(_LONG)
+    min_ttl_micros: int | None = _limit(_LONG)
+    max_ttl_micros: int | None = _limit(_LONG)
+    retain_time_micros: int | None = _knob(_TOPIC.retain_time_micros, UnlessWord(_LONG, "unlimited"))
+    retain_bytes: int | None = _knob(_TOPIC.retain_bytes, UnlessWord(_LARGE, "unlimited"), key="retain_bytes")
+    max_age_micros: int | None = _limit(_LONG)
+    max_bytes: int | None = _knob(None, MayBeAbsent(_LARGE), key="max_bytes")
+    max_entries: int | None = _limit(Count(0, DURATION_MICROS_MAX))
+    backlog_ttl_micros: int | None = _limit(_LONG)
+    backlog_quota_bytes: int | None = _knob(None, MayBeAbsent(_LARGE), key="backlog_quota_bytes")
+    backlog_quota_age_micros: int | None = _limit(_LONG)
+    backlog_quota_entries: int | None = _limit(Count(0, DURATION_MICROS_MAX))
+    backlog_action: BacklogAction = _named(_TOPIC.backlog_action)
+    delivery_limit: int | None = _knob(_TOPIC.delivery_limit, UnlessWord(Count(1, DURATION_MICROS_MAX), "unlimited"))
+    durable_idle_ttl_micros: int | None = _limit(_LONG)
+    idle_ttl_micros: int | None = _limit(_LONG)
+    publish_is_use: bool = _flag(_TOPIC.publish_is_use)
+    only_if_empty: bool = _flag(_TOPIC.only_if_empty)
+    auto_delete: bool = _flag(_TOPIC.auto_delete)
+    dead_letter: str = _knob(_TOPIC.dead_letter, Text(expected="the name of a topic"))
+    dead_letter_by_key: bool = _flag(_TOPIC.dead_letter_by_key)
+    on_missing: OnMissing = _named(_TOPIC.on_missing)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicForm(DefaultsForm):
+    """[topics.NAME]: settings of a topic as the file has them."""
+
+    key: tuple[str, ...] = _knob(_TOPIC.key, Texts('key paths such as ["/id"]'))
+    message_type: MessageType = _named(_TOPIC.message_type)
+    journal: bool = _flag(_TOPIC.journal)
+    fix_separator: str = _knob(_TOPIC.separator.decode("latin-1"), Text(r"[\x00-\xff]", "one byte as text"))
+    index: tuple[str, ...] = _knob(_TOPIC.index, Texts('paths such as ["/symbol"]'))
+
+
+PEERS_TABLE: Final = "replication.peers"
+SECTIONS: Final[tuple[tuple[str, type], ...]] = (
+    ("server", ServerConfig),
+    ("server.tls", TlsConfig),
+    ("storage", StorageConfig),
+    ("clock", ClockConfig),
+    ("sweep", SweepConfig),
+    ("journal", JournalConfig),
+    ("limits", LimitsConfig),
+    ("subscriptions", SubscriptionsConfig),
+    ("replication", ReplicationConfig),
+    (PEERS_TABLE, PeerConfig),
+    ("metrics", MetricsConfig),
+    ("log", LogConfig),
+    ("defaults", DefaultsForm),
+    ("topics.NAME", TopicForm),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One key of the file: its table, the field it sets, and the default and bounds for the documentation.
+
+    `default` is TOML, "" where there is none or it depends. `bounds` are the minimum and the maximum, "" where the kind
+    has none.
+    """
+
+    table: str
+    key: str
+    field: str
+    kind: ValueKind[object]
+    default: str
+    bounds: str
+
+
+def knobs() -> Iterator[Knob]:
+    """Every key that a file may have, table by table."""
+    for table, section in SECTIONS:
+        yield from knobs_of(table, section)
+
+
+def knobs_of(table: str, section: type) -> Iterator[Knob]:
+    for entry in dataclasses.fields(section):
+        kind: ValueKind[object] = entry.metadata["kind"]
+        key: str = entry.metadata.get("key") or re.sub("_(micros|bytes)$", "", entry.name)
+        none = entry.default is dataclasses.MISSING or (entry.default is None and not isinstance(kind, UnlessWord))
+        own = kind.kind if isinstance(kind, (MayBeAbsent, UnlessWord)) else kind
+        bounds = ""
+        if isinstance(own, (Count, Size, Duration)) and own.high < DURATION_MICROS_MAX:
+            bounds = f"{own.show(own.low)} … {own.show(own.high)}"
+        yield Knob(table, key, entry.name, kind, "" if none else kind.show(entry.default), bounds)
