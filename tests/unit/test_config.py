@@ -576,7 +576,10 @@ def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) ->
         (PEER + '[[replication.peers]]\nname = "b"\naddress = "127.0.0.1:7451"', "7451 is the address of two peers"),
         (PEER + '[[replication.peers]]\nname = "b"', '[replication.peers] address: is missing (peer "b")'),
         (PEER + "[[replication.peers]]", "[replication.peers] name: is missing (peer number 2)"),
-        ("[replication.peers]\nname = 1", "[replication] peers: expected tables, each under the heading [[replication.peers]]"),
+        (
+            "[replication.peers]\nname = 1",
+            "[replication] peers: expected tables, each under the heading [[replication.peers]]",
+        ),
         (PEER + '[replication]\naccept = ["nyc-1"]', '[replication] accept: "nyc-1" is this instance itself'),
         (PEER + '[replication]\naccept = ["a", "a"]', '[replication] accept: "a" occurs twice'),
         (PEER + '[replication]\naccept = ["_a"]', "[replication] accept: expected 1 to 100 of"),
