@@ -161,7 +161,7 @@ def test_what_does_not_go_with_a_durable_is_refused(server: ServerProcess) -> No
 
 
 def test_rewinding_clearing_describing_and_deleting(server: ServerProcess) -> None:
-    """F3, F7, U7: by an administrator."""
+    """FTL 3, F7, U7: by an administrator."""
     caller = Caller(server)
     caller.create("orders")
     first = caller.attach("orders", "d", filter="/px > 1", settings=types_pb2.DurableSettings(retain_bytes=-1))
@@ -211,7 +211,7 @@ def refused_in_time(call: Callable[[float], object]) -> pytest.ExceptionInfo[grp
 def test_a_publish_beyond_the_quota_waits_or_is_refused_until_somebody_acknowledges(
     server: ServerProcess, action: str
 ) -> None:
-    """U5, J9."""
+    """Pulsar 5, J9."""
     caller = Caller(server)
     number = {"hold": admin_pb2.BACKLOG_ACTION_HOLD, "reject": admin_pb2.BACKLOG_ACTION_REJECT}[action]
     caller.create("orders", backlog_quota_bytes=1000, backlog_action=number)

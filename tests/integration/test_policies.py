@@ -78,7 +78,7 @@ def test_what_a_topic_declares_no_more_takes_its_next_source(server: ServerProce
 
 
 def test_the_storage_to_plan_for(server: ServerProcess) -> None:
-    """U9."""
+    """Pulsar 9."""
     with server.client() as client:
         client.create_topic("orders", retain_bytes=2**20, backlog_quota_bytes=2**19)
         assert client.describe_topic("orders").planned_journal_bytes == 3 * 2**19
@@ -87,7 +87,7 @@ def test_the_storage_to_plan_for(server: ServerProcess) -> None:
 
 
 def test_what_contradicts_itself_is_refused_with_both_values(server: ServerProcess) -> None:
-    """U2, U5, L4, R12, T1, T2, X2."""
+    """U2, Pulsar 5, L4, RabbitMQ 12, T1, T2, X2."""
     with server.client() as client:
 
         def refusal(**settings: object) -> str:

@@ -38,7 +38,7 @@ def there(client: Client, topic: str) -> bool:
 
 @pytest.mark.parametrize("by", ["alter", "policy"])
 def test_a_topic_that_nobody_uses_goes(client: Client, by: str) -> None:
-    """T1, T4, R12: `idle_ttl` on a topic that is there."""
+    """T1, T4, RabbitMQ 12: `idle_ttl` on a topic that is there."""
     client.create_topic(f"idle-{by}")
     if by == "alter":
         client.alter_topic(f"idle-{by}", idle_ttl="200ms")
@@ -50,7 +50,7 @@ def test_a_topic_that_nobody_uses_goes(client: Client, by: str) -> None:
 
 
 def test_a_topic_goes_with_its_last_subscriber(client: Client) -> None:
-    """T1, R13."""
+    """T1, RabbitMQ 13."""
     client.create_topic("left", auto_delete=True)
     with client.subscribe("left"):
         assert there(client, "left")
@@ -70,7 +70,7 @@ def effective(client: Client, topic: str, name: str) -> tuple[str, str]:
 
 
 def test_a_backlog_that_is_too_old_counts_as_acknowledged(client: Client) -> None:
-    """J8, U8."""
+    """J8, Pulsar 8."""
     client.create_topic("backlog", retain_time="1h")
     with client.durable("backlog", "d"):
         pass
@@ -83,7 +83,7 @@ def test_a_backlog_that_is_too_old_counts_as_acknowledged(client: Client) -> Non
 
 
 def test_an_expired_record_becomes_a_dead_letter(client: Client) -> None:
-    """T3, R9."""
+    """T3, RabbitMQ 9."""
     client.create_topic("dead")
     client.create_topic("letters", expiration="enabled", dead_letter="dead")
     client.publish("letters", {"id": 1}, key="k", ttl="100ms")
@@ -128,7 +128,7 @@ def run(server: ServerProcess, *arguments: str, given: str | None = None, code: 
 
 
 def test_the_commands_of_retention_and_quotas_against_a_server(server: ServerProcess, client: Client) -> None:
-    """U3, U5: set, get and remove, of a topic and of a pattern; and it is in force."""
+    """Pulsar 3, Pulsar 5: set, get and remove, of a topic and of a pattern; and it is in force."""
     client.create_topic("kept")
     run(server, "retention", "set", "kept", "--time", "1h", "--bytes", "1GiB")
     assert effective(client, "kept", "retain_time") == ("1h0m0s", "topic")
@@ -152,7 +152,7 @@ def test_the_commands_of_retention_and_quotas_against_a_server(server: ServerPro
 def test_the_commands_of_durables_and_policies_against_a_server(
     server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U7, J6, J13, T2: a backlog is cleared when that is confirmed or forced, and not before."""
+    """Pulsar 7, J6, J13, T2: a backlog is cleared when that is confirmed or forced, and not before."""
     run(server, "policy", "set", "short", "consumed", "--max-ttl", "1h", "--priority", "3")
     (policy,) = run(server, "policy", "get", "short")
     assert (policy["pattern"], policy["priority"]) == ("consumed", 3)

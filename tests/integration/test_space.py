@@ -66,7 +66,8 @@ def settled_bytes(rig: Rig, enough: float) -> int:
 def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
     tmp_path: Path, load: Load, give_back: Callable[[Store], object]
 ) -> None:
-    """P6, U10, R11. New keys each time, dead letters that expire in their turn, a secondary index and a journal.
+    """arrebato 6, Pulsar 10, RabbitMQ 11. New keys each time, dead letters that expire in their turn, a secondary index
+    and a journal.
 
     The bound of what is reclaimed by itself was once twice the size: only RocksDB's own merges gave space back.
     """

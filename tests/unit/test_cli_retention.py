@@ -314,7 +314,7 @@ def test_rewind_goes_to_a_bookmark_a_sequence_or_a_time(client: FakeClient, to: 
 
 
 def test_a_backlog_is_cleared_only_when_forced_without_a_terminal(client: FakeClient) -> None:
-    """U7, J13."""
+    """Pulsar 7, J13."""
     refused = run(client, "durable", "clear-backlog", "orders", "billing")
     assert refused.exit_code == 2
     assert "--force" in refused.stderr
@@ -332,7 +332,7 @@ def test_a_backlog_is_cleared_only_when_forced_without_a_terminal(client: FakeCl
 def test_on_a_terminal_it_asks(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, cleared: bool
 ) -> None:
-    """U7, J13."""
+    """Pulsar 7, J13."""
     monkeypatch.setattr("sow_cli.topics._can_ask", lambda: True)
     result = CliRunner().invoke(
         sow, ["durable", "clear-backlog", "orders", "billing"], input=answer + "\n", obj=lambda _session: client
@@ -394,7 +394,7 @@ def test_an_operator_policy_and_one_for_durables(client: FakeClient) -> None:
 
 
 def test_retention_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
-    """U3. What is not given is not set any more."""
+    """Pulsar 3. What is not given is not set any more."""
     client.effective = (
         EffectiveSetting("retain_time", "1h0m0s", "topic"),
         EffectiveSetting("retain_bytes", "256MiB", "default"),
@@ -422,7 +422,7 @@ def test_retention_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None
 
 
 def test_a_quota_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
-    """U5, U8: set, get, remove."""
+    """Pulsar 5, U8: set, get, remove."""
     client.effective = (EffectiveSetting("backlog_quota_bytes", "64MiB", "topic"),)
     told = {"topic": "orders", "backlog_quota_bytes": "64MiB", "origins": {"backlog_quota_bytes": "topic"}}
     assert row(run(client, "quota", "set", "orders", "--bytes", "64MiB", "--action", "reject", "--ttl", "1h")) == told
@@ -450,7 +450,7 @@ def test_a_quota_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
 
 
 def test_for_a_pattern_they_are_policies(client: FakeClient) -> None:
-    """U3."""
+    """Pulsar 3."""
     told = {
         "pattern": "tmp-.*",
         "policy": "retention.tmp-.:2a",

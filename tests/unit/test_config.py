@@ -73,7 +73,7 @@ def refusal(path: Path | None, overrides: Overrides | None = None) -> str:
 def test_without_a_file_everything_has_a_default_and_topics_are_dynamic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3, J11: among others the journal is pruned once a minute."""
+    """arrebato 3, J11: among others the journal is pruned once a minute."""
     monkeypatch.chdir(tmp_path)
     found = load(None)
     assert found.server.listen == "127.0.0.1:7450"
@@ -198,7 +198,7 @@ def test_a_topic_is_read_with_all_of_its_settings(write: Write) -> None:
 
 
 def test_the_servers_defaults_are_read(write: Write) -> None:
-    """U3: instance defaults."""
+    """Pulsar 3: instance defaults."""
     text = '[defaults]\nexpiration = "5m"\nretain_time = "1h"\nmax_entries = 5\nidle_ttl = "1d"\non_missing = "drop"'
     found = load(write(text))
     assert config.store_options(found).defaults == {

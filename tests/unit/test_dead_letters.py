@@ -128,7 +128,7 @@ def test_a_write_that_meets_an_overdue_record_leaves_its_copy_first(rig: Rig, ho
 
 
 def test_a_publish_that_is_due_at_once_is_put_expired_and_copied_in_one_commit(rig: Rig) -> None:
-    """Rows R8, R9."""
+    """Rows RabbitMQ 8, RabbitMQ 9."""
     rig.put("orders", "k", b'{"n":1}')
     before = commits(rig)
     outcome = rig.put("orders", "k", b'{"n":2}', ttl=0)
@@ -158,7 +158,8 @@ def publish_now(rig: Rig, *payloads: bytes, atomic: bool = False) -> list[int | 
 
 
 def test_what_is_due_at_once_is_for_those_who_are_attached_and_else_a_dead_letter(rig: Rig) -> None:
-    """R8, L7: the filter decides; who conflates may never be sent it, and does not count. The journal is the same."""
+    """RabbitMQ 8, L7: the filter decides; who conflates may never be sent it, and does not count. The journal is the
+    same."""
     subscribers = Subscribers(rig)
     matching = [subscribers.subscribe("orders", filter="/n > 1") for _ in range(2)]
     conflating = subscribers.subscribe("orders", conflation=SECOND)
@@ -199,7 +200,7 @@ def test_a_touch_or_a_restamp_that_ends_a_life_leaves_a_dead_letter_whoever_is_a
 
 
 def test_what_is_due_at_once_is_for_the_consumer_of_a_durable_and_is_never_replayed(rig: Rig) -> None:
-    """R8, J12: a durable without a consumer has not got it; nor has one whose consumer comes later."""
+    """RabbitMQ 8, J12: a durable without a consumer has not got it; nor has one whose consumer comes later."""
     subscribers = Subscribers(rig)
     consumer = subscribers.attach("orders", "d", filter="/n > 1")
     assert publish_now(rig, b'{"n":2}') == [1]
@@ -526,7 +527,7 @@ def test_a_chain_of_copies_has_an_end(rig: Rig) -> None:
 
 
 def test_while_the_target_is_missing_copies_wait_and_move_when_it_appears(rig: Rig) -> None:
-    """Row R9."""
+    """Row RabbitMQ 9."""
     rig.create_topic("lost", JSON, dead_letter="later")
     assert rig.topic(UNDELIVERED).settings.message_type is MessageType.BINARY
     before = commits(rig)

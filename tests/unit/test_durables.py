@@ -279,7 +279,7 @@ def test_a_record_that_leaves_the_filter_is_not_scanned_away(rig: Rig, subscribe
 def test_acknowledged_and_younger_than_retention_is_kept_and_older_is_gone_for_good(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """F2, F4, U1, J3, J4."""
+    """FTL 2, FTL 4, U1, J3, J4."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
     put(rig, "a")
@@ -299,7 +299,7 @@ def test_acknowledged_and_younger_than_retention_is_kept_and_older_is_gone_for_g
 def test_unacknowledged_and_older_is_kept_and_goes_in_the_commit_of_its_acknowledgement(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """F5, J5."""
+    """FTL 5, J5."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b")
@@ -332,7 +332,7 @@ def test_what_one_has_let_go_is_gone_for_it_though_another_pins_it(rig: Rig, sub
 
 
 def test_nothing_is_kept_behind_the_slowest_with_no_retention(rig: Rig, subscribers: Subscribers) -> None:
-    """U1, U2, J3: both zero."""
+    """Pulsar 1, U2, J3: both zero."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b", "c")
@@ -343,7 +343,7 @@ def test_nothing_is_kept_behind_the_slowest_with_no_retention(rig: Rig, subscrib
 
 
 def test_a_durable_can_keep_longer_than_its_topic(rig: Rig, subscribers: Subscribers) -> None:
-    """F1, P1, J3."""
+    """FTL 1, arrebato 1, J3."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     declared = {"retain_time_micros": HOUR, "retain_bytes": None}
     follower = subscribers.attach("orders", "d", declared=declared)
@@ -359,14 +359,14 @@ def test_a_durable_can_keep_longer_than_its_topic(rig: Rig, subscribers: Subscri
 
 
 def test_settings_of_a_durable_are_checked(rig: Rig, subscribers: Subscribers) -> None:
-    """F1, U2: one zero alone is refused."""
+    """FTL 1, U2: one zero alone is refused."""
     with pytest.raises(StoreError) as error:
         subscribers.attach("orders", "d", declared={"retain_time_micros": 0, "retain_bytes": 1})
     assert refused(error) is Reason.INVALID_ARGUMENT
 
 
 def test_a_longer_retention_does_not_bring_back_what_was_gone(rig: Rig, subscribers: Subscribers) -> None:
-    """F4: deleted for good, also where another durable still has the bytes."""
+    """FTL 4: deleted for good, also where another durable still has the bytes."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
     subscribers.attach("orders", "slow").close()
@@ -384,7 +384,7 @@ def test_a_longer_retention_does_not_bring_back_what_was_gone(rig: Rig, subscrib
 def test_acknowledged_and_retained_entries_are_neither_handed_over_nor_counted_until_a_rewind(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """F3, F6, F7, J6, J7, R7: ages stay what they are."""
+    """F3, FTL 6, F7, J6, J7, RabbitMQ 7: ages stay what they are."""
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b", "c")
     follower.news()
@@ -457,7 +457,7 @@ def test_a_forced_rewind_ends_the_stream_and_what_it_acknowledges_later_does_not
 
 
 def test_clearing_acknowledges_everything_of_one_or_all(rig: Rig, subscribers: Subscribers) -> None:
-    """U7, J13."""
+    """Pulsar 7, J13."""
     subscribers.attach("orders", "d").close()
     subscribers.attach("orders", "e").close()
     put(rig, "a", "b")
@@ -496,7 +496,7 @@ def test_a_deleted_durable_lets_go_and_its_client_is_told_when_it_is_back(rig: R
 def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durable_is_told(
     rig: Rig, subscribers: Subscribers, limit: str, value: int
 ) -> None:
-    """F8, J5: TTL < age < retention: gone. A gap tells how many, again and again until it is acknowledged."""
+    """FTL 8, J5: TTL < age < retention: gone. A gap tells how many, again and again until it is acknowledged."""
     subscribers.attach("orders", "d").close()
     for key in "abcd":
         put(rig, key)
@@ -524,7 +524,7 @@ def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durabl
 def test_hard_limits_discard_what_every_durable_has_acknowledged(
     rig: Rig, subscribers: Subscribers, limit: str, value: int
 ) -> None:
-    """F8, J5: what is retained goes as well where nobody has anything left to acknowledge, and nobody is told."""
+    """FTL 8, J5: what is retained goes as well where nobody has anything left to acknowledge, and nobody is told."""
     follower = subscribers.attach("orders", "d")
     for key in "abcd":
         put(rig, key)
@@ -543,7 +543,7 @@ def test_hard_limits_discard_what_every_durable_has_acknowledged(
 
 @pytest.mark.parametrize("acknowledges", [True, False])
 def test_a_longer_max_age_does_not_stretch_retention(rig: Rig, subscribers: Subscribers, acknowledges: bool) -> None:
-    """F8, J3: acknowledged and older than retention is gone, whatever the limit; so it is without durables."""
+    """FTL 8, J3: acknowledged and older than retention is gone, whatever the limit; so it is without durables."""
     rig.alter_topic("orders", retain_time_micros=MINUTE, retain_bytes=None, max_age_micros=HOUR)
     follower = subscribers.attach("orders", "d") if acknowledges else None
     put(rig, "a", "b")
@@ -610,7 +610,7 @@ def test_what_figures_call_the_earliest_can_be_rewound_to(rig: Rig, subscribers:
 
 
 def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subscribers: Subscribers) -> None:
-    """F7, J7; U4: plain subscriptions pin nothing."""
+    """FTL 7, J7; Pulsar 4: plain subscriptions pin nothing."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     subscribers.subscribe("orders")
     put(rig, "x")
@@ -638,7 +638,7 @@ def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subs
 def test_what_stays_unacknowledged_for_the_backlog_ttl_counts_as_acknowledged(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """U8, J8: then retention applies; the durable is told."""
+    """Pulsar 8, J8: then retention applies; the durable is told."""
     rig.alter_topic("orders", backlog_ttl_micros=MINUTE, retain_time_micros=2 * MINUTE)
     subscribers.attach("orders", "d").close()
     put(rig, "a")
@@ -658,7 +658,7 @@ def test_what_stays_unacknowledged_for_the_backlog_ttl_counts_as_acknowledged(
 
 
 def test_setting_and_removing_the_backlog_ttl_acts_at_once(rig: Rig, subscribers: Subscribers) -> None:
-    """U8: set, get, remove."""
+    """Pulsar 8: set, get, remove."""
     subscribers.attach("orders", "d").close()
     put(rig, "a")
     rig.time.tick(MINUTE)
@@ -674,7 +674,7 @@ def test_setting_and_removing_the_backlog_ttl_acts_at_once(rig: Rig, subscribers
 
 
 def test_an_idle_durable_is_removed_and_its_client_is_told(rig: Rig, subscribers: Subscribers) -> None:
-    """P1, P4, J10: neither attached nor acknowledging."""
+    """arrebato 1, arrebato 4, J10: neither attached nor acknowledging."""
     rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
     rig.time.tick(HOUR)
@@ -730,7 +730,7 @@ def size_of_one(rig: Rig) -> int:
 def test_evicting_acknowledges_the_oldest_of_the_slowest_down_to_nine_tenths(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """U5, J9."""
+    """Pulsar 5, J9."""
     quota = 10 * size_of_one(rig)
     slow, fast = subscribers.attach("orders", "slow"), subscribers.attach("orders", "fast")
     rig.alter_topic("orders", backlog_quota_bytes=quota, backlog_action=BacklogAction.EVICT)
@@ -753,7 +753,7 @@ def test_evicting_acknowledges_the_oldest_of_the_slowest_down_to_nine_tenths(
 
 
 def test_evicting_by_age_and_telling_a_consumer_that_is_attached(rig: Rig, subscribers: Subscribers) -> None:
-    """U5, J9: what it has not been handed is skipped."""
+    """Pulsar 5, J9: what it has not been handed is skipped."""
     follower = subscribers.attach("orders", "d")
     rig.alter_topic("orders", backlog_quota_age_micros=100 * SECOND, backlog_action=BacklogAction.EVICT)
     put(rig, "a")
@@ -960,7 +960,7 @@ def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Ri
 def test_a_backlog_comes_to_a_quota_by_age_when_its_oldest_entry_is_that_old(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """U5, J9: and not before; an acknowledgement makes room."""
+    """Pulsar 5, J9: and not before; an acknowledgement makes room."""
     follower = subscribers.attach("orders", "d")
     rig.alter_topic("orders", backlog_quota_age_micros=MINUTE, backlog_action=BacklogAction.REJECT)
     put(rig, "a")
@@ -1270,7 +1270,8 @@ def letters(rig: Rig) -> dict[str, bytes]:
 
 
 def test_an_entry_that_consumers_fail_on_is_set_aside_and_dead_lettered(rig: Rig, subscribers: Subscribers) -> None:
-    """F8: after so many deliveries without acknowledgement the durable goes on behind it, and its consumer is told."""
+    """FTL 8: after so many deliveries without acknowledgement the durable goes on behind it, and its consumer is
+    told."""
     rig.create_topic("dead", BINARY)
     rig.alter_topic("orders", delivery_limit=2, dead_letter="dead")
     crash(subscribers, filter="/px > 1")
@@ -1424,7 +1425,7 @@ def test_an_old_row_without_counts_is_read(rig: Rig, subscribers: Subscribers) -
 
 
 def test_browsing_shows_what_is_not_acknowledged_and_consumes_nothing(rig: Rig, subscribers: Subscribers) -> None:
-    """F6: what is acknowledged and retained is not browsable. It works while a consumer is attached."""
+    """FTL 6: what is acknowledged and retained is not browsable. It works while a consumer is attached."""
     crash(subscribers, filter="/px > 1")
     put(rig, "a", "b", px=2)
     put(rig, "left-out")
@@ -1469,7 +1470,7 @@ def test_browsing_goes_on_where_it_was(rig: Rig, subscribers: Subscribers) -> No
 
 
 def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribers) -> None:
-    """U5, F8: counted one by one, also inside of a commit."""
+    """Pulsar 5, F8: counted one by one, also inside of a commit."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=10, backlog_action=BacklogAction.EVICT)
     rig.run(Publish("orders", [b"{}"] * 9, [f"k{number}" for number in range(9)]))
@@ -1485,7 +1486,7 @@ def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribe
 
 
 def test_a_quota_of_entries_refuses_new_ones_and_counts_what_is_under_way(rig: Rig, subscribers: Subscribers) -> None:
-    """U5: `reject` is what others call discard-new; nothing that is there is discarded."""
+    """Pulsar 5: `reject` is what others call discard-new; nothing that is there is discarded."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=2, backlog_action=BacklogAction.REJECT)
     admission = Admission(rig.store, rig.clock)

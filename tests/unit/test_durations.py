@@ -92,7 +92,7 @@ def test_what_is_not_a_duration_is_refused_with_its_place(text: str, fault: str)
 
 
 def test_milliseconds_are_written_with_their_unit_and_nothing_after_it() -> None:
-    """R4: RabbitMQ's "60000" is "60000ms" here; trailing characters and negatives are refused."""
+    """RabbitMQ 4: its "60000" is "60000ms" here; trailing characters and negatives are refused."""
     assert parse_micros("60000ms") == MINUTE
     for text in ("60000", "60000ms;", "60000ms ", "-60000ms"):
         with pytest.raises(DurationError):

@@ -36,7 +36,7 @@ def load(rig: Rig, topic: str, count: int, ttl: int) -> None:
 
 
 def test_records_are_swept_in_the_order_of_their_deadlines_whatever_the_order_of_publishing(rig: Rig) -> None:
-    """R3, L9: what lives long holds up nothing behind it."""
+    """RabbitMQ 3, L9: what lives long holds up nothing behind it."""
     rig.create_topic("orders")
     rig.put("orders", "long", ttl=DAY)
     rig.put("orders", "third", ttl=3 * SECOND)
@@ -130,7 +130,7 @@ def test_the_sweep_is_told_when_the_next_record_falls_due(rig: Rig) -> None:
 
 
 def test_an_expiry_is_delete_processing(rig: Rig) -> None:
-    """A10, L10: record, index entry and journal entry in one commit; the journal has the previous record."""
+    """AMPS 10, L10: record, index entry and journal entry in one commit; the journal has the previous record."""
     rig.create_topic("orders")
     put = rig.put("orders", "a", b"body", ttl=SECOND)
     rig.time.tick(SECOND)
@@ -172,7 +172,7 @@ def _commits(rig: Rig) -> list[tuple[int, list[str]]]:
 
 
 def test_refreshing_a_key_survives_the_sweep_of_its_old_deadline(rig: Rig) -> None:
-    """A8, L10: the old index entry fires, finds a later stamp, and is re-armed there."""
+    """AMPS 8, L10: the old index entry fires, finds a later stamp, and is re-armed there."""
     rig.create_topic("orders")
     rig.put("orders", "a", b"1", ttl=SECOND)
     rig.time.tick(SECOND - 1)
@@ -545,7 +545,7 @@ def test_records_refreshed_while_their_topic_is_rearmed_keep_an_entry(
 
 
 def test_what_fell_due_while_the_server_was_down_is_expired_before_it_is_ready(rig: Rig) -> None:
-    """A9, L11: once, with its events in the journal."""
+    """AMPS 9, L11: once, with its events in the journal."""
     rig.create_topic("orders")
     load(rig, "orders", 20, SECOND)
     rig.put("orders", "stays", ttl=DAY)

@@ -49,7 +49,7 @@ def keeper(tmp_path: Path) -> Keeper:
 
 
 def test_an_unused_topic_goes_when_its_time_has_passed_and_not_before(keeper: Keeper) -> None:
-    """Row R12."""
+    """Row RabbitMQ 12."""
     keeper.create("idle", idle_ttl_micros=TTL)
     keeper.create("other")
     keeper.tick(TTL - 1)
@@ -63,7 +63,7 @@ def test_an_unused_topic_goes_when_its_time_has_passed_and_not_before(keeper: Ke
 
 @pytest.mark.parametrize("how", ["get", "query", "declare", "subscribe"])
 def test_a_use_begins_its_time_anew(keeper: Keeper, how: str) -> None:
-    """Row R12: consumer, redeclare, get."""
+    """Row RabbitMQ 12: consumer, redeclare, get."""
     keeper.create("t", idle_ttl_micros=TTL)
     rig = keeper.rig
     uses: dict[str, Callable[[], object]] = {
@@ -190,7 +190,7 @@ def test_an_idle_ttl_that_is_taken_back_deletes_nothing(keeper: Keeper) -> None:
 
 
 def test_a_topic_with_auto_delete_goes_with_its_last_subscriber(keeper: Keeper) -> None:
-    """Row R13."""
+    """Row RabbitMQ 13."""
     keeper.create("t", auto_delete=True)
     keeper.tick(HOUR)
     assert keeper.there("t"), "nobody has come yet"
@@ -217,7 +217,7 @@ def test_a_topic_with_auto_delete_stays_for_a_durable_subscriber_that_is_away(ke
 
 
 def test_auto_delete_and_idle_ttl_are_combined_whichever_comes_first(keeper: Keeper) -> None:
-    """Row R13."""
+    """Row RabbitMQ 13."""
     for name in ("left", "idle"):
         keeper.create(name, auto_delete=True, idle_ttl_micros=TTL)
     Subscribers(keeper.rig).subscribe("left").close()

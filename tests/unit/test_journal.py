@@ -166,7 +166,7 @@ def test_the_oldest_go_first_until_the_size_is_kept(rig: Rig) -> None:
 
 
 def test_with_both_limits_zero_nothing_is_kept_and_without_any_everything(rig: Rig) -> None:
-    """P2, U1, J3: the records stay in any case."""
+    """arrebato 2, Pulsar 1, J3: the records stay in any case."""
     rig.create_topic("all", retain_time_micros=None, retain_bytes=None)
     rig.create_topic("none", retain_time_micros=0, retain_bytes=0)
     for topic in ("all", "none"):
@@ -192,7 +192,7 @@ def test_with_both_limits_zero_nothing_is_kept_and_without_any_everything(rig: R
 def test_retention_by_time_and_size_follows_the_table(
     rig: Rig, retain_time: int | None, retain_chunks: int | None, left: str
 ) -> None:
-    """U2, J3: no limit, size, time, both, nothing; one zero alone is refused with the settings."""
+    """Pulsar 2, J3: no limit, size, time, both, nothing; one zero alone is refused with the settings."""
     for key in "abcd":
         rig.put("orders", key)
         rig.time.tick(MINUTE)
@@ -204,7 +204,7 @@ def test_retention_by_time_and_size_follows_the_table(
 
 
 def test_pruning_starts_at_the_oldest_entry_and_stops_at_the_first_inside_the_period(rig: Rig) -> None:
-    """P5, J11: it does not look further, though the clock was set back and something older follows."""
+    """arrebato 5, J11: it does not look further, though the clock was set back and something older follows."""
     rig.alter_topic("orders", retain_time_micros=MINUTE, retain_bytes=None)
     rig.put("orders", "old")
     rig.time.tick(2 * MINUTE)

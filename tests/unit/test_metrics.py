@@ -481,7 +481,7 @@ def attach_durable(watched: Watched) -> None:
 
 
 def test_a_backlog_and_its_quota_are_figures_before_the_quota_is_reached(watched: Watched) -> None:
-    """U6, J9. Of many durables the slowest is named: one series a topic."""
+    """Pulsar 6, J9. Of many durables the slowest is named: one series a topic."""
     settings = EXPIRING._replace(backlog_quota_bytes=10_000, backlog_quota_age_micros=60 * SECOND)
     watched.create("a", settings._replace(backlog_quota_entries=100))
     attach_durable(watched)

@@ -12,11 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROWS = (
-    [f"A{number}" for number in range(1, 16)]
-    + [f"F{number}" for number in range(1, 9)]
-    + [f"P{number}" for number in range(1, 7)]
-    + [f"U{number}" for number in range(1, 11)]
-    + [f"R{number}" for number in range(1, 14)]
+    [f"AMPS {number}" for number in range(1, 16)]
+    + [f"FTL {number}" for number in range(1, 9)]
+    + [f"arrebato {number}" for number in range(1, 7)]
+    + [f"Pulsar {number}" for number in range(1, 11)]
+    + [f"RabbitMQ {number}" for number in range(1, 14)]
 )
 
 
@@ -26,7 +26,7 @@ def table() -> dict[str, tuple[str, str, list[str]]]:
     found: dict[str, tuple[str, str, list[str]]] = {}
     for line in (ROOT / "docs" / "origins.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if re.fullmatch(r"[A-Z][0-9]+", cells[0]):
+        if re.fullmatch(r"[A-Za-z]+ [0-9]+", cells[0]):
             row, behaviour, rule, tests = cells
             assert row not in found, f"{row} stands twice"
             found[row] = (behaviour, rule, re.findall(r"`(test_\w+)`", tests))

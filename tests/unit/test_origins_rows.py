@@ -63,7 +63,8 @@ def expire_time(rig: Rig, topic: str, key: str) -> int:
 
 
 def test_a_topic_that_a_first_publish_makes_has_expiration_on_and_no_default(tmp_path: Path) -> None:
-    """A1: the exception to "off unless enabled" (rule K1): what has a lifetime expires there, what has none stays."""
+    """AMPS 1: the exception to "off unless enabled" (rule K1): what has a lifetime expires there, what has none
+    stays."""
     rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
     rig.put("made", "stays", b"{}")
     rig.put("made", "goes", b"{}", ttl=SECOND)
@@ -80,7 +81,7 @@ def test_a_topic_that_a_first_publish_makes_has_expiration_on_and_no_default(tmp
 
 
 def test_the_sweep_of_the_start_leaves_a_disabled_topic_alone(rig: Rig) -> None:
-    """A5: kept with the record, not acted on, also at start."""
+    """AMPS 5: kept with the record, not acted on, also at start."""
     rig.create_topic("off", TopicSettings(expiration=Expiration.DISABLED))
     rig.create_topic("on", JSON)
     for topic in ("off", "on"):
@@ -95,7 +96,7 @@ def test_the_sweep_of_the_start_leaves_a_disabled_topic_alone(rig: Rig) -> None:
 
 
 def test_subscribers_hear_of_an_expiry_as_of_a_delete(rig: Rig) -> None:
-    """A10, S2: out of focus with its own reason, and for those who want all changes its own kind; what comes later
+    """AMPS 10, S2: out of focus with its own reason, and for those who want all changes its own kind; what comes later
     finds neither record."""
     rig.create_topic("t", JSON)
     subscribers = Subscribers(rig)
@@ -124,8 +125,8 @@ def test_subscribers_hear_of_an_expiry_as_of_a_delete(rig: Rig) -> None:
 
 
 def test_a_topic_that_the_file_disables_while_the_server_is_down_expires_nothing_any_more(rig: Rig) -> None:
-    """A11, L12: what was overdue when it was disabled goes first, as it could not be seen any more; the rest stays for
-    good, with the stamps that it had."""
+    """AMPS 11, L12: what was overdue when it was disabled goes first, as it could not be seen any more; the rest stays
+    for good, with the stamps that it had."""
     declare_topics(rig.store, {"t": {"expiration": Expiration.ENABLED}})
     rig.put("t", "overdue", b"{}", ttl=SECOND)
     rig.put("t", "later", b"{}", ttl=HOUR)
@@ -148,8 +149,8 @@ def kept(rig: Rig, name: str, topic: str = "t") -> int:
 
 
 def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_cannot_be(rig: Rig) -> None:
-    """F1, T2: a policy for durables is the template; a topic without a journal has no durables, and limits are all that
-    an operator's policy may set."""
+    """FTL 1, T2: a policy for durables is the template; a topic without a journal has no durables, and limits are all
+    that an operator's policy may set."""
     rig.create_topic("t", JSON, retain_time_micros=MINUTE)
     rig.create_topic("bare", JSON, journal=False)
     template = Policy("keep", "t/kept.*", {"retain_time_micros": HOUR}, target=PolicyTarget.DURABLES)
@@ -183,8 +184,8 @@ def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_can
 
 
 def test_retention_changes_nothing_in_delivery_or_acknowledgement(tmp_path: Path) -> None:
-    """F2: the same story with none, a short and an unlimited retention gives the same frames, positions and figures of
-    what is unacknowledged."""
+    """FTL 2: the same story with none, a short and an unlimited retention gives the same frames, positions and figures
+    of what is unacknowledged."""
     stories = []
     for number, (time, size) in enumerate(((0, 0), (MINUTE, 10_000), (None, None))):
         rig = Rig(tmp_path / str(number))
@@ -218,7 +219,7 @@ def test_retention_changes_nothing_in_delivery_or_acknowledgement(tmp_path: Path
 
 
 def test_periods_for_messages_and_for_consumers_are_given_at_creation_and_may_be_infinite(rig: Rig) -> None:
-    """P1: `max_age` and `durable_idle_ttl`, each by itself."""
+    """arrebato 1: `max_age` and `durable_idle_ttl`, each by itself."""
     rig.create_topic("t", JSON, max_age_micros=HOUR, durable_idle_ttl_micros=2 * HOUR)
     rig.create_topic("forever", JSON, retain_time_micros=None, retain_bytes=None)
     subscribers = Subscribers(rig)
@@ -240,7 +241,7 @@ def test_periods_for_messages_and_for_consumers_are_given_at_creation_and_may_be
 
 
 def test_pruning_is_routine_every_minute_or_as_set(rig: Rig, tmp_path: Path) -> None:
-    """P3: nobody asks for it. Durations are written and shown as Go does."""
+    """arrebato 3: nobody asks for it. Durations are written and shown as Go does."""
 
     def prune_of(text: str) -> tuple[Job, str]:
         (tmp_path / "sow.toml").write_text(text)
@@ -274,7 +275,7 @@ def test_pruning_is_routine_every_minute_or_as_set(rig: Rig, tmp_path: Path) -> 
 
 
 def test_a_message_is_as_old_as_its_receipt_and_a_consumer_as_its_last_position(rig: Rig) -> None:
-    """P4: neither the lifetime that a publisher gives nor a rewind makes a message older or younger, and each
+    """arrebato 4: neither the lifetime that a publisher gives nor a rewind makes a message older or younger, and each
     acknowledgement makes a consumer young."""
     rig.create_topic("t", JSON, retain_time_micros=HOUR, durable_idle_ttl_micros=HOUR)
     subscribers = Subscribers(rig)
@@ -303,7 +304,7 @@ def test_a_message_is_as_old_as_its_receipt_and_a_consumer_as_its_last_position(
 
 
 def test_lifetimes_are_of_a_topic_of_a_group_of_topics_or_of_a_record_and_operators_bound_them(rig: Rig) -> None:
-    """R1, by the stamps of records."""
+    """RabbitMQ 1, by the stamps of records."""
     rig.create_topic("eu.own", JSON, default_ttl_micros=5 * MINUTE)
     rig.create_topic("eu.group", TopicSettings(retain_bytes=None))
     rig.create_topic("us", TopicSettings(retain_bytes=None))
@@ -342,8 +343,8 @@ def test_lifetimes_are_of_a_topic_of_a_group_of_topics_or_of_a_record_and_operat
 
 
 def test_an_expired_record_is_delivered_by_no_way_of_reading(rig: Rig) -> None:
-    """R2: before the sweep has come to it, too: get, query, snapshot, what was not yet sent to a live subscriber,
-    replay from a bookmark, a durable and its redelivery."""
+    """RabbitMQ 2: before the sweep has come to it, too: get, query, snapshot, what was not yet sent to a live
+    subscriber, replay from a bookmark, a durable and its redelivery."""
     rig.create_topic("t", JSON)
     subscribers = Subscribers(rig)
     live = subscribers.subscribe("t")
@@ -369,7 +370,7 @@ def test_an_expired_record_is_delivered_by_no_way_of_reading(rig: Rig) -> None:
 
 
 def test_removal_waits_for_nothing_in_front_whatever_the_type_of_message(rig: Rig) -> None:
-    """R3: long lives are published first, in every type of topic; each short one goes at its own time."""
+    """RabbitMQ 3: long lives are published first, in every type of topic; each short one goes at its own time."""
     payloads = {
         MessageType.JSON: b"{}",
         MessageType.MSGPACK: b"\x80",
@@ -395,8 +396,8 @@ def test_removal_waits_for_nothing_in_front_whatever_the_type_of_message(rig: Ri
 
 
 def test_a_record_keeps_its_lifetime_however_often_it_is_handed_over(rig: Rig) -> None:
-    """R7: redelivered to the next consumer, after a restart and after a rewind, with the stamp that it had; once that
-    has come it is not delivered again, but told as expired."""
+    """RabbitMQ 7: redelivered to the next consumer, after a restart and after a rewind, with the stamp that it had;
+    once that has come it is not delivered again, but told as expired."""
     rig.create_topic("t", JSON, retain_time_micros=10 * HOUR)
     subscribers = Subscribers(rig)
     follower = subscribers.attach("t", "d")
@@ -425,7 +426,8 @@ def test_a_record_keeps_its_lifetime_however_often_it_is_handed_over(rig: Rig) -
 
 
 def test_a_policy_that_comes_later_changes_records_only_when_that_is_asked_for(rig: Rig) -> None:
-    """R10, L12, L13: here explicit. The policy acts on what comes; a restamp brings the bound to what is there."""
+    """RabbitMQ 10, L12, L13: here explicit. The policy acts on what comes; a restamp brings the bound to what is
+    there."""
     rig.create_topic("t", JSON)
     rig.put("t", "long", b"{}", ttl=10 * HOUR)
     rig.put("t", "none", b"{}")
@@ -447,7 +449,7 @@ def test_a_policy_that_comes_later_changes_records_only_when_that_is_asked_for(r
 
 
 def test_a_topics_idle_time_is_positive(rig: Rig) -> None:
-    """R12."""
+    """RabbitMQ 12."""
     for micros in (0, -1):
         with pytest.raises(StoreError) as error:
             rig.create_topic(f"t{abs(micros)}", JSON, idle_ttl_micros=micros)

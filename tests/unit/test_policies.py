@@ -63,7 +63,7 @@ def test_a_topic_that_declares_nothing_has_what_is_built_in() -> None:
 
 
 def test_a_value_comes_from_the_topic_then_the_best_policy_then_the_server() -> None:
-    """T2, R1, U3: a TTL per topic, per group of topics, and for the whole server."""
+    """T2, RabbitMQ 1, U3: a TTL per topic, per group of topics, and for the whole server."""
     policies = Policies(
         [
             policy("low", expiration=Expiration.ENABLED, default_ttl_micros=HOUR, retain_bytes=MIB),
@@ -138,7 +138,7 @@ def test_of_limits_the_strictest_counts(
     effective: int | None,
     origin: str,
 ) -> None:
-    """T2, R5: the lower wins, and nobody gets past an operator."""
+    """T2, RabbitMQ 5: the lower wins, and nobody gets past an operator."""
 
     def sets(value: int | None) -> Declared:
         return {} if value is None else {field: value}
@@ -229,7 +229,7 @@ def test_a_durable_has_what_its_topic_has_unless_somebody_says_otherwise() -> No
 
 
 def test_policies_for_durables_go_by_topic_and_name() -> None:
-    """F1, R1, T2."""
+    """FTL 1, RabbitMQ 1, T2."""
     policies = Policies(
         [
             durable_policy("p", "orders/.*", retain_time_micros=HOUR, backlog_ttl_micros=HOUR),
@@ -381,7 +381,7 @@ def test_what_only_a_topic_can_say_no_policy_says(field: str) -> None:
 
 @pytest.mark.parametrize("field", sorted(set(TopicSettings._fields) - TOPICS_OWN))
 def test_an_operator_policy_has_limits_only(field: str) -> None:
-    """T2, R1."""
+    """T2, RabbitMQ 1."""
     value = 1 if field in LIMITS else getattr(TopicSettings(), field)
     given = Policy("o", ".*", {field: value}, operator=True)
     if field in LIMITS:
@@ -414,12 +414,12 @@ def test_an_operator_policy_has_limits_only(field: str) -> None:
     ],
 )
 def test_values_are_shown_exactly(field: str, value: object, shown: str) -> None:
-    """P3: Go-style durations, and sizes to the byte."""
+    """arrebato 3: Go-style durations, and sizes to the byte."""
     assert show(field, value) == shown
 
 
 def test_the_storage_to_plan_for() -> None:
-    """U9: quota and retention, or the hard limit where that is less."""
+    """Pulsar 9: quota and retention, or the hard limit where that is less."""
     settings = TopicSettings(retain_bytes=10, backlog_quota_bytes=5)
     assert planned_journal_bytes(settings) == 15
     assert planned_journal_bytes(settings._replace(max_bytes=12)) == 12

@@ -290,8 +290,8 @@ def test_a_compaction_that_fails_does_not_end_the_timer_and_is_done_the_next_tim
 
 
 def test_how_soon_space_is_given_back_can_be_tuned(rig: Rig, compacted: Ranges) -> None:
-    """U10, L17: with `reclaim_records` at 3 nothing is done for two records that have gone, and all for three; and it
-    is looked at every `reclaim_interval`."""
+    """Pulsar 10, L17: with `reclaim_records` at 3 nothing is done for two records that have gone, and all for three;
+    and it is looked at every `reclaim_interval`."""
     rig.create_topic("t", PLAIN)
     with ThreadPoolExecutor(1) as readers:
         jobs = timers(rig, readers, reclaim_records=3, reclaim_interval_micros=7 * SECOND)

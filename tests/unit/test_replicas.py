@@ -40,7 +40,7 @@ def pair(tmp_path: Path) -> tuple[Rig, Rig]:
 
 
 def test_a_record_arrives_with_its_version_stamp_time_and_origin(pair: tuple[Rig, Rig]) -> None:
-    """R2, A12: the downstream neither resets nor changes any of them, though its topic has a default of its own."""
+    """R2, AMPS 12: the downstream neither resets nor changes any of them, though its topic has a default of its own."""
     a, b = pair
     b.alter_topic("t", default_ttl_micros=HOUR, max_ttl_micros=HOUR)
     a.put("t", "1", b"one", ttl=30 * SECOND)
@@ -56,7 +56,7 @@ def test_a_record_arrives_with_its_version_stamp_time_and_origin(pair: tuple[Rig
 
 
 def test_each_instance_expires_by_itself(pair: tuple[Rig, Rig]) -> None:
-    """R2, A13: the expiry of one is not told to the other; one that does not act on expiration keeps the row."""
+    """R2, AMPS 13: the expiry of one is not told to the other; one that does not act on expiration keeps the row."""
     a, b = pair
     b.alter_topic("t", expiration=Expiration.DISABLED)
     a.put("t", "1", ttl=30 * SECOND)

@@ -126,7 +126,7 @@ def test_a_delta_stamps_anew_unless_it_keeps(rig: Rig) -> None:
 
 
 def test_every_delta_renews_the_lifetime(rig: Rig) -> None:
-    """A8, L6: 45 s, updated at 15 s: 45 s more, and so on."""
+    """AMPS 8, L6: 45 s, updated at 15 s: 45 s more, and so on."""
     rig.alter_topic("quotes", expiration=Expiration.ENABLED, default_ttl_micros=45 * SECOND)
     publish(rig, {"id": 1})
     for _ in range(3):

@@ -44,7 +44,7 @@ def stamped(rig: Rig, topic: str, key: str) -> int | None:
 
 
 def test_records_stay_until_they_are_deleted_where_expiration_is_not_enabled(rig: Rig) -> None:
-    """A1: expiration is off unless a topic enables it."""
+    """AMPS 1: expiration is off unless a topic enables it."""
     rig.create_topic("orders", TopicSettings(key=("/id",)))
     rig.run(Publish("orders", [b'{"id":%d}' % number for number in range(3)]))
     rig.time.tick(3_000 * DAY)
@@ -72,7 +72,8 @@ def test_records_stay_until_they_are_deleted_where_expiration_is_not_enabled(rig
 def test_the_records_own_lifetime_goes_before_the_topics_default(
     rig: Rig, settings: dict[str, object], lifetime: Lifetime, left: int | None
 ) -> None:
-    """A2, A3, A7, R5: own lifetime, else the default, else never; `never` beats the default; bounds clamp (L3, L4)."""
+    """AMPS 2, AMPS 3, AMPS 7, RabbitMQ 5: own lifetime, else the default, else never; `never` beats the default; bounds
+    clamp (L3, L4)."""
     rig.create_topic("orders", BINARY, settings)
     outcome = rig.put("orders", "a", lifetime=lifetime, want_results=True)
     assert stamped(rig, "orders", "a") == left
@@ -84,7 +85,7 @@ def test_the_records_own_lifetime_goes_before_the_topics_default(
 
 
 def test_where_expiration_is_enabled_without_a_default_only_records_with_a_lifetime_expire(rig: Rig) -> None:
-    """A4."""
+    """AMPS 4."""
     rig.create_topic("orders")
     rig.put("orders", "short", ttl=SECOND)
     rig.put("orders", "long")
@@ -93,7 +94,7 @@ def test_where_expiration_is_enabled_without_a_default_only_records_with_a_lifet
 
 
 def test_pending_orders_expire_by_the_default_and_large_ones_never(rig: Rig) -> None:
-    """A15: the topic's 5 minutes for pending orders, `never` on the large ones."""
+    """AMPS 15: the topic's 5 minutes for pending orders, `never` on the large ones."""
     settings = TopicSettings(key=("/id",), expiration=Expiration.ENABLED, default_ttl_micros=5 * MINUTE)
     rig.create_topic("pending", settings)
     rig.run(Publish("pending", [b'{"id":1,"size":10}', b'{"id":2,"size":20}']))
@@ -105,7 +106,7 @@ def test_pending_orders_expire_by_the_default_and_large_ones_never(rig: Rig) -> 
 
 
 def test_a_disabled_topic_keeps_lifetimes_and_does_not_act_on_them(rig: Rig) -> None:
-    """A5: not at a restart either; the response says that the lifetime is ignored (L3)."""
+    """AMPS 5: not at a restart either; the response says that the lifetime is ignored (L3)."""
     rig.create_topic("orders", expiration=Expiration.DISABLED)
     outcome = rig.put("orders", "a", ttl=SECOND, want_results=True)
     assert outcome.results is not None
@@ -134,7 +135,7 @@ def test_a_rejecting_topic_refuses_any_lifetime_and_applies_the_rest(rig: Rig) -
 
 
 def test_the_stamp_is_absolute_and_taken_from_the_servers_clock(rig: Rig) -> None:
-    """A6: computed when the record is applied, stored with it; reading it later gives the same (L5)."""
+    """AMPS 6: computed when the record is applied, stored with it; reading it later gives the same (L5)."""
     rig.create_topic("orders")
     rig.time.tick(3 * SECOND)
     rig.put("orders", "a", ttl=MINUTE)
@@ -146,7 +147,7 @@ def test_the_stamp_is_absolute_and_taken_from_the_servers_clock(rig: Rig) -> Non
 
 
 def test_records_of_several_key_fields_in_fix_expire_each_by_itself(rig: Rig) -> None:
-    """A14: composite key of `/55` and `/109`, message type fix."""
+    """AMPS 14: composite key of `/55` and `/109`, message type fix."""
     settings = TopicSettings(
         key=("/55", "/109"), message_type=MessageType.FIX, expiration=Expiration.ENABLED, separator=b"|"
     )
@@ -199,7 +200,7 @@ def test_the_longest_lifetime_is_ten_years(rig: Rig) -> None:
 
 
 def test_every_publish_renews_the_lifetime_any_number_of_times(rig: Rig) -> None:
-    """A8: 45 s, updated at 15 s, lives 45 s more."""
+    """AMPS 8: 45 s, updated at 15 s, lives 45 s more."""
     rig.create_topic("orders", default_ttl_micros=45 * SECOND)
     rig.put("orders", "a")
     for _ in range(20):
@@ -249,7 +250,7 @@ def test_an_update_may_keep_the_stamp(rig: Rig) -> None:
 def test_a_record_that_is_due_at_once_supersedes_the_current_one_and_expires_in_the_same_commit(
     rig: Rig, lifetime: Lifetime
 ) -> None:
-    """R8: ttl 0 is PUT and EXPIRE in one commit; the key is absent afterwards (L7)."""
+    """RabbitMQ 8: ttl 0 is PUT and EXPIRE in one commit; the key is absent afterwards (L7)."""
     rig.create_topic("orders")
     rig.put("orders", "a", b"before", ttl=MINUTE)
     outcome = rig.put("orders", "a", b"after", lifetime=lifetime)
@@ -268,7 +269,8 @@ def test_a_record_that_is_due_at_once_supersedes_the_current_one_and_expires_in_
 
 
 def test_an_expired_record_is_never_returned_before_the_sweep_or_after_a_restart(rig: Rig) -> None:
-    """R2: not by get, query or count; it fails the conditions of what is absent; a touch does not find it (L8)."""
+    """RabbitMQ 2: not by get, query or count; it fails the conditions of what is absent; a touch does not find it
+    (L8)."""
     rig.create_topic("orders")
     rig.put("orders", "a", ttl=SECOND)
     rig.put("orders", "b")
@@ -319,7 +321,7 @@ def test_a_write_that_meets_an_overdue_record_expires_it_first(rig: Rig, meeting
 
 
 def test_changing_the_default_changes_no_stored_stamp_not_at_a_restart_either(rig: Rig) -> None:
-    """A11, R10: limits and defaults act on what is published from then on."""
+    """AMPS 11, RabbitMQ 10: limits and defaults act on what is published from then on."""
     rig.create_topic("orders", default_ttl_micros=30 * SECOND)
     rig.put("orders", "a")
     rig.alter_topic("orders", default_ttl_micros=50 * SECOND, min_ttl_micros=45 * SECOND, max_ttl_micros=50 * SECOND)
@@ -332,7 +334,7 @@ def test_changing_the_default_changes_no_stored_stamp_not_at_a_restart_either(ri
 
 
 def test_disabling_expires_what_is_overdue_and_keeps_the_rest_for_good(rig: Rig) -> None:
-    """A11: disabled later, no expiry; but nothing that was hidden reappears (L12)."""
+    """AMPS 11: disabled later, no expiry; but nothing that was hidden reappears (L12)."""
     rig.create_topic("orders")
     rig.put("orders", "overdue", ttl=SECOND)
     rig.put("orders", "ahead", ttl=MINUTE)
@@ -369,7 +371,7 @@ def test_enabling_again_expires_at_once_what_has_become_overdue(rig: Rig) -> Non
 
 
 def test_counts_leave_out_expired_records_and_the_unswept_are_a_figure_of_their_own(rig: Rig) -> None:
-    """R11: expired records are not counted (L16)."""
+    """RabbitMQ 11: expired records are not counted (L16)."""
     rig.create_topic("orders")
     rig.create_topic("quotes")
     for number in range(10):
@@ -441,7 +443,7 @@ def test_one_request_has_one_now(rig: Rig) -> None:
 
 
 def test_the_same_payload_in_several_topics_expires_in_each_by_itself(rig: Rig) -> None:
-    """R6."""
+    """RabbitMQ 6."""
     rig.create_topic("short", default_ttl_micros=SECOND)
     rig.create_topic("long", default_ttl_micros=MINUTE)
     rig.create_topic("ever")

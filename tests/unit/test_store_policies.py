@@ -55,7 +55,7 @@ def test_policies_survive_a_restart(rig: Rig, restart: str) -> None:
 
 
 def test_a_policy_is_in_force_at_once_and_gone_when_it_is_deleted(rig: Rig) -> None:
-    """T4, U3, R1: set, get, remove by pattern; a topic that is made later has it, too."""
+    """T4, U3, RabbitMQ 1: set, get, remove by pattern; a topic that is made later has it, too."""
     rig.create_topic("orders")
     rig.create_topic("quotes", retain_bytes=9)
     rig.set_policy("p", "orders|quotes|later", retain_bytes=5)
@@ -74,7 +74,7 @@ def test_a_policy_is_in_force_at_once_and_gone_when_it_is_deleted(rig: Rig) -> N
 
 
 def test_limits_act_at_once_and_stamps_never_change(rig: Rig) -> None:
-    """T4, L12, R10: a policy applied later leaves what is there as it is."""
+    """T4, L12, RabbitMQ 10: a policy applied later leaves what is there as it is."""
     rig.create_topic("orders")
     rig.put("orders", "before", ttl=HOUR)
     rig.put("orders", "for ever")

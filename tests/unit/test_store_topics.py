@@ -100,7 +100,7 @@ def test_a_topic_is_created_once(rig: Rig) -> None:
 def test_settings_that_contradict_each_other_are_refused_by_name(
     rig: Rig, changes: dict[str, object], field: str
 ) -> None:
-    """U2, X2, L1, J3: at creation and at a change alike, and nothing is half-done."""
+    """Pulsar 2, X2, L1, J3: at creation and at a change alike, and nothing is half-done."""
     base = TopicSettings(expiration=Expiration.ENABLED)
     with pytest.raises(StoreError) as caught:
         rig.create_topic("orders", base, changes)
