@@ -1,9 +1,9 @@
 """Subscribers and a steady publisher: tasks on one event loop that call plain grpc.aio stubs.
 
-FO1  Load is offered by a clock, not by answers: a server that falls behind is behind the schedule, and lags count from
-     the schedule.
-FO2  A follower keeps sequences, keys and moments of arrival; nothing is decoded while time is taken.
-FO3  Every wait has a bound; what ended a subscription is raised by whoever waits for it.
+[1]  A clock offers the load, not the answers: a server that falls behind is behind the schedule, and lags count
+     from the schedule.
+[2]  A follower keeps sequences, keys and moments of arrival. It decodes nothing while time is taken.
+[3]  Every wait has a bound. The error that ended a subscription is raised in the waiting call.
 """
 
 from __future__ import annotations

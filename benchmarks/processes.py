@@ -1,7 +1,7 @@
 """Server processes: started in a directory of their own on a free loopback port, ended by their process id.
 
-PR1  Leaving the `with` ends the process: SIGTERM first, SIGKILL when it does not go.
-PR2  What a process printed last is in the error when it does not come up.
+[1]  Leaving the `with` ends the process: SIGTERM first, SIGKILL if it does not end.
+[2]  If a process does not start, the error has its last output.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Process:
         self._reader.join(1)
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL for one that does not go (PR1)."""
+        """SIGTERM, then SIGKILL if the process does not end [1]."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
             try:

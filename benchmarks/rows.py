@@ -1,7 +1,7 @@
-"""What a benchmark hands over: figures, targets, limits, rows, and the arithmetic between them. Pure.
+"""The results of a benchmark: figures, targets, limits, rows, and the arithmetic between them. Pure.
 
-M1  A rate is the median of rounds; contestants take turns within a round, so a slow minute hurts all of them.
-M2  A ratio is between medians of one run; figures of two runs are never compared.
+[1]  A rate is the median of rounds. Contestants take turns within a round, so a slow minute affects all of them.
+[2]  A ratio is between medians of one run. Figures of two runs are never compared.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Row:
 
 
 def ratio(ours: Sequence[float], peers: Sequence[float]) -> Figure:
-    """Ours to the peer's, median to median (M2)."""
+    """Ours to the peer's, median to median [2]."""
     return Figure(statistics.median(ours) / statistics.median(peers), TIMES)
 
 
@@ -104,7 +104,7 @@ def ratio_range(ours: Sequence[float], peers: Sequence[float]) -> str:
 def take_turns(
     rounds: int, contestants: Mapping[str, Callable[[], float]], *, before_round: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Runs every contestant once per round, in turns (M1); the figures by contestant, round by round."""
+    """Runs every contestant once per round, in turns [1]; the figures by contestant, round by round."""
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         before_round()

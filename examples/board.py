@@ -3,8 +3,8 @@
 The day's flights are published hour by hour as they were scheduled; news of a delay follows as a delta, and again one
 when the flight has left. The board follows those that wait.
 
-BD1  What the board shows comes from the subscription alone: a snapshot, then changes.
-BD2  It is compared with a query whenever the step makes a claim.
+    [1]  The board shows only messages of the subscription: a snapshot, then changes.
+    [2]  The step compares the board with a query whenever it makes a claim.
 """
 
 from __future__ import annotations

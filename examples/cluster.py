@@ -194,29 +194,9 @@ class Cluster:
             "is away, the other half while it is seeded.",
         )
         parts = _parts(flights, self._instances)
-        enough = len(parts["b"]) // 3
         seconds_to_ready: list[float] = []
         ready = threading.Event()
         id_before = b.client.status().instance_id
-
-        def publish_until_killed() -> int:
-            done = 0
-
-            def on_ack(ack: Ack) -> None:
-                nonlocal done
-                if done < enough <= done + ack.records:
-                    b.server.kill()
-                done += ack.records
-
-            try:
-                with b.client.publisher(
-                    DEPARTURES, ttl="1h", durability="replicated", batch_records=100, retry_for=0, on_ack=on_ack
-                ) as publisher:
-                    for flight in parts["b"]:
-                        publisher.publish(flight.document)
-            except SowError as error:
-                tell.say(f"the publisher at b was told {error.reason}")
-            return done
 
         def start_again() -> None:
             b.client.close()
@@ -234,7 +214,7 @@ class Cluster:
 
         with ThreadPoolExecutor(1) as others:
             try:
-                acknowledged = publish_until_killed()
+                acknowledged = self._publish_until_killed(parts["b"], len(parts["b"]) // 3)
                 rest = others.submit(publish_on)
                 start_again()
             finally:
@@ -264,6 +244,27 @@ class Cluster:
         # One that b took but did not acknowledge may have come to c, or not.
         maybe = {departure_key(flight) for flight in parts["b"][acknowledged:]}
         self._claim_equal("all three hold the same again", maybe=maybe)
+
+    def _publish_until_killed(self, flights: Sequence[Flight], enough: int) -> int:
+        """Publishes at b, kills b once it has acknowledged `enough` flights, and returns the number acknowledged."""
+        b = self._instances["b"]
+        done = 0
+
+        def on_ack(ack: Ack) -> None:
+            nonlocal done
+            if done < enough <= done + ack.records:
+                b.server.kill()
+            done += ack.records
+
+        try:
+            with b.client.publisher(
+                DEPARTURES, ttl="1h", durability="replicated", batch_records=100, retry_for=0, on_ack=on_ack
+            ) as publisher:
+                for flight in flights:
+                    publisher.publish(flight.document)
+        except SowError as error:
+            self._narration.say(f"the publisher at b was told {error.reason}")
+        return done
 
     def verify(self) -> None:
         """Compares the ends of each link, as `sow replication verify` does."""

@@ -1,7 +1,7 @@
-"""What the demo tells, on a terminal or into a pipe: steps, claims, tables, progress.
+"""The output of the demo, on a terminal or into a pipe: steps, claims, tables, progress.
 
-A1  A claim that does not hold ends the program: nothing is told after it.
-A2  In a pipe there are plain lines only: no colours, nothing that is drawn twice.
+[1]  A claim that does not hold ends the program, and nothing is printed after it.
+[2]  In a pipe there are only plain lines: no colours, and nothing is drawn twice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Narration:
 
     @contextmanager
     def board(self, headings: Sequence[str], *, right: Sequence[str] = ()) -> Iterator[Show]:
-        """A table that is drawn again and again in its place, below what else is told. In a pipe it is not (A2)."""
+        """A table that is redrawn in its place, below the other output. In a pipe it is not shown [2]."""
         if not self._console.is_terminal:
             yield lambda title, rows: None
             return

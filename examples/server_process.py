@@ -1,7 +1,7 @@
-"""A sow server in a process of its own, for as long as a `with` block lasts, and the configuration it runs with.
+"""A sow server in a separate process, for the time of a `with` block, and its configuration.
 
-R1  No server outlives its block, whatever ends it, short of a SIGKILL of this program.
-R2  `start` returns when the server has logged `ready`; no request has been made by then.
+[1]  No server outlives its block, unless this program is killed with SIGKILL.
+[2]  `start` returns when the server has logged `ready`, before any request.
 """
 
 from __future__ import annotations

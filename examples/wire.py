@@ -1,6 +1,7 @@
-"""A wire between two servers that can be cut: it carries what comes to a port of its own on to another port.
+"""A wire between two servers that can be cut: it forwards the connections of its own port to another port.
 
-W1  Once `cut` has returned nothing is carried until `heal`: what was connected is closed, and what connects at once.
+[1]  After `cut` has returned, nothing is forwarded until `heal`: present connections are closed, and new ones at
+     once.
 """
 
 from __future__ import annotations
