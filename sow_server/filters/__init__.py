@@ -1,11 +1,11 @@
-"""Filters: the language in which queries, subscriptions and deletes say which records they mean (docs/filters.md).
+"""The filter language, in which queries, subscriptions and deletes select records (docs/filters.md).
 
     tree = parse("/price > 100 AND /symbol IN ('IBM', 'MSFT')")     # or FilterError, with the position
     predicate = compile_filter(tree, key_paths=[("id",)])
     predicate({"symbol": "IBM", "price": 101.5}, meta)              # True
-    print_filter(tree)                                              # the one text of the tree
+    print_filter(tree)                                              # the canonical text of the tree
 
-Pure: no clock, no store. Times come in with `Meta`, payloads decoded.
+Pure: no clock, no store. Times come in with `Meta`, and payloads are decoded by the caller.
 """
 
 from __future__ import annotations

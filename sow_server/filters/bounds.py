@@ -1,13 +1,14 @@
-"""What a filter says about single fields: which points and ranges their values must lie in. Pure.
+"""The conditions of a filter on single fields: points and ranges in which their values must lie. Pure.
 
-The planner and the dispatcher of subscriptions use it to skip records that cannot match. It only ever narrows from
-outside: whoever finds a record this way still asks the whole filter.
+The planner and the dispatcher of subscriptions use them to skip records that cannot match. Bounds only narrow the
+search: the whole filter is evaluated for each record that is found.
 
-B1  If a filter is true for a record, then for each field in `bounds_of` and each of its bounds, at least one of the
-    field's `entries` lies in at least one interval of that bound. So any one bound may serve as the plan; two bounds
-    on one field must not be intersected, as two elements of an array may satisfy one each.
-B2  If a filter is true for a record, the canonical text of each field in `key_texts` is one of the texts, and that of
-    each field in `key_prefixes` begins with one of the prefixes. Key fields are scalars, so these are intersected.
+    [1]  If a filter is true for a record, then for each field in `bounds_of` and each of its bounds, at least one of
+         the field's `entries` lies in at least one interval of that bound. So any one bound may serve as the plan. Two
+         bounds on one field must not be intersected, as two elements of an array may satisfy one each.
+    [2]  If a filter is true for a record, the canonical text of each field in `key_texts` is one of the texts, and that
+         of each field in `key_prefixes` begins with one of the prefixes. Key fields are scalars, so these are
+         intersected.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ __all__ = [
 ]
 
 INTERVALS_MAX: Final = 10_000
-"""A bound with more intervals is none: reading everything is cheaper."""
+"""Beyond this many intervals there is no bound: reading everything is cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Values of one kind between two ends; an end that is None is open. Texts are ordered by code point."""
+    """Values of one kind between two ends; None: no end. Texts are ordered by code point."""
 
     kind: Kind
     low: Scalar | None = None
@@ -72,11 +73,11 @@ class Interval:
 
     @property
     def is_point(self) -> bool:
-        """Whether it holds one value only, `low`."""
+        """Whether it holds only one value, `low`."""
         return self.low is not None and self.low == self.high and self.low_included and self.high_included
 
     def holds(self, entry: Entry) -> bool:
-        """Whether an entry lies in it."""
+        """Whether it holds an entry."""
         kind, value = entry
         if kind is not self.kind:
             return False
@@ -86,32 +87,32 @@ class Interval:
 
 
 Bound: TypeAlias = tuple[Interval, ...]
-"""A union. An empty one holds nothing: no record matches."""
+"""A union of intervals. An empty one holds nothing: no record matches."""
 
 
 def bounds_of(tree: Filter, key_paths: Sequence[Sequence[str]] = ()) -> Mapping[Field, tuple[Bound, ...]]:
-    """The bounds of each field that has any (B1). `key_paths` are the topic's key fields, as for `compile_filter`."""
+    """The bounds of each field that has any [1]. `key_paths` are the topic's key fields, as for `compile_filter`."""
     keys = _keys(key_paths)
     found = _conjunction(tree, True, lambda leaf, wanted: _leaf_bounds(leaf, wanted, keys), _all_bounds, _any_bounds)
     return found if found is not None else {}
 
 
 def key_texts(tree: Filter, key_paths: Sequence[Sequence[str]]) -> Mapping[Field, frozenset[str]]:
-    """The canonical texts that key fields, and `@key`, must have by `=` and IN (B2); none: no record matches."""
+    """The canonical texts that key fields and `@key` must have, from `=` and IN [2]; none: no record matches."""
     keys = _keys(key_paths)
     found = _conjunction(tree, True, lambda leaf, wanted: _leaf_texts(leaf, wanted, keys), _all_texts, _any_texts)
     return found if found is not None else {}
 
 
 def key_prefixes(tree: Filter, key_paths: Sequence[Sequence[str]]) -> Mapping[Field, frozenset[str]]:
-    """The texts with which those of key fields, and `@key`, must begin, by BEGINS WITH and LIKE '^…' (B2)."""
+    """The texts with which key fields and `@key` must begin, from BEGINS WITH and LIKE '^…' [2]."""
     keys = _keys(key_paths)
     found = _conjunction(tree, True, lambda leaf, wanted: _leaf_prefixes(leaf, wanted, keys), _all_prefixes, _any_texts)
     return found if found is not None else {}
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The least text above all that begin with `prefix`; None when there is none."""
+    """The lowest text above all that begin with `prefix`; None if there is none."""
     while prefix:
         code = ord(prefix[-1]) + 1
         if code <= 0x10FFFF:
@@ -138,7 +139,7 @@ def _conjunction(
     all_of: Callable[[Iterable[_PerField[_Found]]], _PerField[_Found]],
     any_of: Callable[[Iterable[_PerField[_Found]]], _PerField[_Found]],
 ) -> _PerField[_Found] | None:
-    """What holds for every record for which `expression` is `wanted`; None when it is so for no record."""
+    """The conditions that hold for every record for which `expression` is `wanted`; None if there is no such record."""
     match expression:
         case Boolean(value):
             return {} if value is wanted else None
@@ -209,14 +210,14 @@ def _all_prefixes(parts: Iterable[_PerField[frozenset[str]]]) -> _PerField[froze
 
 _Literal: TypeAlias = Null | Boolean | Number | Text
 _TEXT_FIELDS: Final = (_KEY, Metadata(MetadataName.TOPIC))
-# What the canonical text of a number can begin with.
+# The possible beginnings of the canonical text of a number.
 _NUMBER_BEGINNING: Final = re.compile(r"-?(?:[0-9][0-9.e+-]*|i|in|inf)?")
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)(.?)", re.DOTALL)
 
 
 def _leaf_bounds(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[tuple[Bound, ...]]:
-    # "Not true" of an array means that no element satisfies it, which the entries of an empty one do not show.
+    # "Not true" of an array means that no element satisfies it. The entries of an empty array do not show that.
     if not wanted:
         return {}
     field: Expression
@@ -243,7 +244,7 @@ def _leaf_bounds(expression: Expression, wanted: bool, keys: frozenset[Field]) -
 
 
 def _turned(compare: Compare) -> tuple[Expression, Comparison, _Literal | None]:
-    """A comparison with its field on the left and its literal, if it has one, on the right."""
+    """A comparison with the field on the left, and the literal, if there is one, on the right."""
     if isinstance(compare.right, LITERALS):
         return compare.left, compare.operator, compare.right
     if isinstance(compare.left, LITERALS):
@@ -260,7 +261,7 @@ def _compared(field: Expression, comparison: Comparison, literal: _Literal, keys
 
 
 def _of_field(field: Expression, literal: _Literal, interval: Callable[[Kind, Scalar], Interval]) -> Bound | None:
-    """The intervals of what compares with `literal`, as far as the field can have it."""
+    """The intervals of the values that compare with `literal`, restricted to the kinds of the field."""
     assert not isinstance(literal, Null), "nothing compares with null"
     value = literal.value
     number = number_of(value)
@@ -273,7 +274,7 @@ def _of_field(field: Expression, literal: _Literal, interval: Callable[[Kind, Sc
         found.append(interval(Kind.NUMBER, number))
     if not isinstance(field, Metadata):
         return tuple(found)
-    # Its kind is known. A number compares with @key as a number, which its order by text does not help to find.
+    # The kind of metadata is known. A number compares with @key as a number, so the order of texts is no help.
     kind = Kind.TEXT if field in _TEXT_FIELDS else Kind.NUMBER
     return tuple(part for part in found if part.kind is kind) or None
 
@@ -289,7 +290,7 @@ def _interval(comparison: Comparison, kind: Kind, value: Scalar) -> Interval:
 
 
 def _key_points(field: Expression, literal: _Literal) -> Bound | None:
-    """Everything that has the literal's canonical text."""
+    """All values with the literal's canonical text."""
     text = values.text_of(_scalar(literal))
     assert text is not None, "a literal that is not null has a text"
     points = [Interval(Kind.TEXT, text, text)]
@@ -330,14 +331,14 @@ def _between(field: Expression, low: Expression, high: Expression) -> Bound | No
 
 
 def _prefixes(expression: Like | Matches) -> list[str] | None:
-    """The texts with one of which the canonical text of a match begins."""
+    """The prefixes of which the canonical text of a match has one."""
     match expression:
         case Matches(TextTest.BEGINS_WITH, _, texts) if all(isinstance(text, LITERALS) for text in texts):
             scalars = [_scalar(text) for text in texts if isinstance(text, LITERALS)]
             return [text for scalar in scalars if (text := values.text_of(scalar)) is not None]
         case Like(_, pattern) if "|" not in _ESCAPED.sub("", pattern) and (found := _PATTERN_BEGINNING.match(pattern)):
             plain = re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL)
-            prefix = plain[:-1] if found[2] and found[2] in "*?{" else plain  # the last one may be there no times
+            prefix = plain[:-1] if found[2] and found[2] in "*?{" else plain  # the last character may be absent
             return [prefix] if prefix else None
         case _:
             return None
@@ -387,7 +388,7 @@ def _leaf_prefixes(expression: Expression, wanted: bool, keys: frozenset[Field])
 
 
 def _below(one: Scalar, other: Scalar) -> bool:
-    """Of two of one kind."""
+    """Whether one of two values of one kind is below the other."""
     if isinstance(one, str) or isinstance(other, str):
         return str(one) < str(other)
     return one < other

@@ -1,14 +1,14 @@
-"""Tree to one Python function, straight-line and short-circuiting. Pure.
+"""Compiles a tree to one Python function, straight-line and short-circuiting. Pure.
 
 The function is made as a tree of Python's own `ast`, never as text, so nothing in a filter can become code.
 
-C1  Three-valued logic is compiled away: an expression is compiled for "is it true" and, below NOT, for "is it false".
-    Unknown is neither, so AND and OR become Python's `and` and `or`. Only where the truth of a comparison is itself
-    compared does it exist as a value.
-C2  The frequent types are tested inline: a number with a number, a text with a text. Everything else (numeric texts,
-    arrays, objects) takes a call to the function in `values` that knows all cases.
-C3  A field that has surely been read is not read again, and none is read when an earlier operand decides.
-C4  Subtrees without fields are computed once, here, by the code that would have computed them for each record.
+    [1]  Three-valued logic is compiled away: an expression is compiled for "is it true" and, below NOT, for "is it
+         false". Unknown is neither, so AND and OR become Python's `and` and `or`. The truth of a comparison exists as a
+         value only where it is compared itself.
+    [2]  The frequent types are tested inline: a number with a number, a text with a text. Everything else (numeric
+         texts, arrays, objects) takes a call to the function in `values` that covers all cases.
+    [3]  A field that has surely been read is not read again, and no field is read when an earlier operand decides.
+    [4]  Subtrees without fields are computed once, here, by the code that would have computed them for each record.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from sow_server.filters.tree import (
 def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), allow_now: bool = True) -> Predicate:
     """The predicate of a filter. On `key_paths` and `@key`, `=`, `!=` and IN compare canonical texts (rule K4).
 
-    Raises FilterError for NOW_MICROS where it is not allowed: the answer for a record that stands still may not change.
+    Raises FilterError for NOW_MICROS if it is not allowed: the answer for an unchanged record may not change then.
     """
     if not allow_now and any(isinstance(node, Call) and node.function is Function.NOW_MICROS for node in walk(tree)):
         raise FilterError("NOW_MICROS() changes without any change of a record, so a subscription cannot use it")
@@ -71,7 +71,7 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
 
 
 class _ValueKinds(enum.Flag):
-    """What an expression's value can be."""
+    """The possible kinds of an expression's value."""
 
     NULL = enum.auto()
     BOOLEAN = enum.auto()
@@ -88,7 +88,7 @@ _MAYBE_BOOLEAN: Final = _ValueKinds.BOOLEAN | _ValueKinds.NULL
 
 
 class _Operand(NamedTuple):
-    """A value in the code being made. `name` may be used any number of times: see `Placement`."""
+    """A value in the generated code. `name` may be used any number of times, see `Placement`."""
 
     name: ast.expr
     kinds: _ValueKinds
@@ -134,12 +134,13 @@ _INVERSE: Final = {
 _EQUALITIES: Final = (Comparison.EQUAL, Comparison.NOT_EQUAL)
 _INLINE_STEPS_MAX: Final = 4
 """A deeper field is read by a call: nested conditional expressions are not faster then."""
-# A pattern that needs no regular expression: no special characters but ^ at its begin, $ at its end, escaped ones.
+# A pattern that needs no regular expression: no special characters except ^ at its beginning, $ at its end, and escaped
+# ones.
 _PLAIN_PATTERN: Final = re.compile(r"(\^?)((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])*)(\$?)", re.DOTALL)
 
 
 class _Compilation:
-    """One filter on its way to a function."""
+    """Compiles one filter."""
 
     def __init__(self, tree: Expression, keys: frozenset[tuple[str, ...]], *, folding: bool = True) -> None:
         self._keys = keys
@@ -211,7 +212,7 @@ class _Compilation:
         return constant
 
     def _folded(self, expression: Expression) -> Expression:
-        """The literal that an expression without fields amounts to; other expressions as they are."""
+        """The literal that an expression without fields evaluates to; other expressions unchanged."""
         if isinstance(expression, LITERALS) or not self._constant.get(id(expression), False):
             return expression
         inner = _Compilation(expression, frozenset(), folding=False)
@@ -221,7 +222,7 @@ class _Compilation:
     # --- conditions ---
 
     def _truth(self, expression: Expression, wanted: bool) -> ast.expr:
-        """Code that is truthy exactly when `expression` is `wanted`, true or false, and not unknown (C1)."""
+        """Code that is truthy exactly when `expression` is `wanted`, true or false, and not unknown [1]."""
         expression = self._folded(expression)
         match expression:
             case Boolean(value):
@@ -260,7 +261,7 @@ class _Compilation:
                 return py.compare(self._raw(expression).name, ast.Is(), ast.Constant(wanted))
 
     def _branch(self, expression: Expression, wanted: bool) -> ast.expr:
-        if isinstance(expression, Path):  # of an array the first element, as everywhere in functions
+        if isinstance(expression, Path):  # the first element of an array, as everywhere in functions
             return py.compare(self._passed_on(expression).name, ast.Is(), ast.Constant(wanted))
         return self._truth(expression, wanted)
 
@@ -270,13 +271,13 @@ class _Compilation:
             truth = self._truth(operand, wanted)
             if isinstance(truth, ast.Constant):
                 if bool(truth.value) is not all_of:
-                    return ast.Constant(not all_of)  # decides; the rest is not even compiled
+                    return ast.Constant(not all_of)  # it decides; the rest is not even compiled
                 continue
             truths.append(truth)
         return py.and_(truths) if all_of else py.or_(truths)
 
     def _truth_value(self, expression: Expression) -> ast.expr:
-        """Code whose value is True, False or None, for a condition as a value. Every case, nothing inline."""
+        """Code whose value is True, False or None, for a condition as a value. Covers every case, nothing inline."""
         match expression:
             case Not(operand):
                 return self._apply(values.inverse, self._condition_value(operand))
@@ -342,7 +343,7 @@ class _Compilation:
     ) -> ast.expr:
         assert constant is not None, "null has been compared already"
         effective = comparison if wanted else _INVERSE[comparison]
-        # A key's numbers need no texts: two numbers have the same one exactly when they are equal.
+        # The texts of a key's numbers are not needed: two numbers have equal texts exactly when they are equal.
         if key and (type(constant) not in (int, float) or _ValueKinds.NUMBER not in operand.kinds):
             constant = values.text_of(constant)
             assert constant is not None, "a literal that is not null has a text"
@@ -380,7 +381,7 @@ class _Compilation:
         if wanted:
             fast = py.compare(operand.name, ast.In(), py.constant(frozenset(present)))
         elif len(present) < len(items):
-            fast = ast.Constant(False)  # what is in no item may still be the unknown one
+            fast = ast.Constant(False)  # a value in no item may still equal the unknown item
         else:
             fast = py.compare(operand.name, ast.NotIn(), py.constant(frozenset(present)))
             fast = self._unless_nan(operand, fast, kind)
@@ -467,14 +468,14 @@ class _Compilation:
     # --- values ---
 
     def _raw(self, expression: Expression) -> _Operand:
-        """An operand that compares: an array stays one."""
+        """An operand of a comparison: an array stays an array."""
         known = self._operands.get(expression)
         if known is None:
             known = self._operands[expression] = self._new_operand(self._folded(expression))
         return known
 
     def _single(self, expression: Expression) -> _Operand:
-        """An operand of which only one value is wanted (V3)."""
+        """An operand of which only one value is wanted (values [3])."""
         operand = self._raw(expression)
         if not isinstance(expression, Path):
             return operand
@@ -482,7 +483,7 @@ class _Compilation:
         return _Operand(self._placement.name(("single", expression), load), _ANY)
 
     def _passed_on(self, expression: Expression) -> _Operand:
-        """A single value that becomes the value of an expression, so that null has to be None (V1)."""
+        """A single value that becomes the value of an expression, so that null has to be None (values [1])."""
         operand = self._raw(expression)
         if not isinstance(expression, Path):
             return operand
@@ -541,11 +542,11 @@ class _Compilation:
             name = self._bound[function] = py.name(text)
         return py.call(name, *arguments)
 
-    # --- what is tested inline (C2) ---
+    # --- inline tests [2] ---
 
     def _type(self, operand: _Operand) -> ast.expr:
-        """The type of an operand, kept like the operand itself."""
-        assert isinstance(operand.name, ast.Name), "what is constant needs no test of its type"
+        """The type of an operand, which is kept like the operand itself."""
+        assert isinstance(operand.name, ast.Name), "a constant needs no test of its type"
         return self._placement.name(("type", operand.name.id), py.call(py.name("type"), operand.name))
 
     def _is_list(self, operand: _Operand) -> ast.expr:
@@ -555,7 +556,7 @@ class _Compilation:
         return py.compare(operand.name, ast.IsNot(), ast.Constant(None))
 
     def _unless_nan(self, operand: _Operand, test: ast.expr, kind: _ValueKinds) -> ast.expr:
-        """`nan != 1` holds in Python; here it is unknown (V1)."""
+        """`nan != 1` holds in Python; here it is unknown (values [1])."""
         if kind is not _ValueKinds.NUMBER or _ValueKinds.OTHER not in operand.kinds:  # only documents have NaN
             return test
         return py.and_([test, py.compare(operand.name, ast.Eq(), operand.name)])
@@ -573,7 +574,7 @@ class _Compilation:
         return test
 
     def _never_true(self, operand: _Operand, truth: ast.expr, wanted: bool) -> ast.expr:
-        """Unknown, as something is null, but for an empty array: that is false (V3)."""
+        """Code for a comparison with null: unknown, except for an empty array, for which it is false (values [3])."""
         if wanted or _ValueKinds.OTHER not in operand.kinds:
             return ast.Constant(False)
         return py.and_([self._is_list(operand), py.settled(truth, wanted)])
@@ -581,7 +582,8 @@ class _Compilation:
     def _fast_or_slow(
         self, operand: _Operand, kind: _ValueKinds, fast: ast.expr, slow: ast.expr, *, coerces: bool
     ) -> ast.expr:
-        """`fast` where the operand is of `kind`, else `slow`. Without `coerces` all but arrays are unknown then."""
+        """`fast` if the operand is of `kind`, else `slow`. Without `coerces` everything except an array is unknown
+        then."""
         if operand.kinds in kind:
             return fast
         if operand.kinds in kind | _ValueKinds.NULL:
@@ -625,7 +627,7 @@ def _kind(value: fields.Scalar | None) -> _ValueKinds:
 def _searcher(pattern: str) -> Callable[[str], bool]:
     try:
         return searcher(pattern)
-    except PatternError as error:  # of a tree that no parser has made
+    except PatternError as error:  # of a tree that does not come from the parser
         raise FilterError(f"expected a regular expression: {error}") from None
 
 

@@ -1,7 +1,7 @@
-"""What evaluating a filter on one record takes at most, estimated from its tree. Pure.
+"""The cost of evaluating a filter on one record, at most, estimated from its tree. Pure.
 
-The estimate is for the worst record of a size: each field that is read may be all of it, as one text or as one array.
-It decides where a filter runs, never what it answers.
+The estimate is for the worst record of a size: each field may be the whole record, as one text or as one array. It
+decides where a filter runs, never its answer.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Cost(NamedTuple):
     per_element: int = 0
 
     def plus(self, other: Cost) -> Cost:
-        """Both, one after the other."""
+        """The cost of both, one after the other."""
         return Cost(self.once + other.once, self.per_byte + other.per_byte, self.per_element + other.per_element)
 
     def minus(self, other: Cost) -> Cost:
-        """What is left when the other one goes."""
+        """The cost without that of `other`."""
         return Cost(self.once - other.once, self.per_byte - other.per_byte, self.per_element - other.per_element)
 
     def of(self, size: int, elements: int) -> int:
-        """For a payload of `size` bytes whose arrays have so many elements at most."""
+        """The cost for a payload of `size` bytes whose arrays have at most `elements` elements."""
         return self.once + self.per_byte * size + self.per_element * elements
 
 
@@ -56,28 +56,28 @@ NODE: Final = 150
 ELEMENT: Final = 500
 """A comparison with one element of an array."""
 TEXT_BYTE: Final = 10
-"""LOWER, REPLACE and the like, per byte of the text that they make."""
+"""LOWER, REPLACE and similar functions, per byte of the text that they make."""
 PATTERN_BYTE: Final = 50
 LARGEST_TEXT: Final = 2**20 * TEXT_BYTE
-"""A function gives no text that is longer (values V6)."""
+"""A function makes no longer text (values [6])."""
 
 
 class _Size(NamedTuple):
-    """How long a text may be: so many times the payload, and so many characters more."""
+    """The length of a text, at most: `times` the payload, and `more` characters."""
 
     times: int
     more: int
 
 
 def cost_of(tree: Filter) -> Cost:
-    """The cost of a filter, without that of decoding the payload."""
+    """The cost of a filter, without decoding the payload."""
     total = Cost()
     waiting: list[Expression] = [tree]
     while waiting:
         node = waiting.pop()
         total = total.plus(_own(node))
         if isinstance(node, In) or (isinstance(node, Matches) and len(node.texts) > 1):
-            waiting.append(node.operand)  # lists hold literals alone
+            waiting.append(node.operand)  # lists hold only literals
         else:
             waiting.extend(children(node))
     return total
@@ -109,12 +109,12 @@ def _own(node: Expression) -> Cost:
 
 
 def _text(size: _Size) -> Cost:
-    # A text that would be longer than the largest is null, so more than that is never worked on.
+    # A text longer than the largest is null, so no more than that is ever worked on.
     return Cost(NODE + min(TEXT_BYTE * size.more, LARGEST_TEXT), TEXT_BYTE * size.times)
 
 
 def _size(expression: Expression) -> _Size:
-    """How long the text of a value may be."""
+    """The length of the text of a value, at most."""
     match expression:
         case Text(value):
             return _Size(0, len(value))

@@ -1,18 +1,18 @@
-"""What is wrong with a filter, said with its text and a caret."""
+"""Errors in a filter, with its text and a caret at the position."""
 
 from __future__ import annotations
 
 from typing import Final
 
 EXCERPT_CHARACTERS: Final = 72
-"""How much of a long line a message shows, around the position."""
+"""Characters of a long line that a message shows, around the position."""
 
 
 class FilterError(ValueError):
     """A filter that does not parse, or that is not allowed where it stands.
 
-    `position` counts characters from 0; it is -1 when the fault has no place, such as the length. `message` is three
-    lines, when there is a position: what is wrong and where, the line of the filter, and a caret below it.
+    `position` counts characters from 0; it is -1 for a fault without a place, such as the length. With a position
+    `message` has three lines: the fault and its place, the line of the filter, and a caret below it.
     """
 
     def __init__(self, what: str, position: int = -1, text: str = "") -> None:
@@ -32,6 +32,6 @@ def _shown(what: str, position: int, text: str) -> str:
     first = max(0, min(column - EXCERPT_CHARACTERS // 2, len(line) - EXCERPT_CHARACTERS))
     before, after = "…" if first else "", "…" if first + EXCERPT_CHARACTERS < len(line) else ""
     excerpt = f"{before}{line[first : first + EXCERPT_CHARACTERS]}{after}"
-    head, _, tail = what.partition(";")  # what was expected, where, and only then the advice
+    head, _, tail = what.partition(";")  # the expectation, the place, and only then the advice
     advice = f";{tail}" if tail else ""
     return f"{head} {where}{advice}\n  {excerpt}\n  {' ' * (len(before) + column - first)}^"

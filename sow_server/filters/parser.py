@@ -1,6 +1,6 @@
 """Text to tree. Linear in the length of the text; every error has its position. Pure.
 
-LENGTH_BYTES_MAX, NESTING_MAX, TERMS_MAX, FUNCTIONS_MAX, LIST_ITEMS_MAX and PATTERNS_MAX bound what one filter can cost;
+LENGTH_BYTES_MAX, NESTING_MAX, TERMS_MAX, FUNCTIONS_MAX, LIST_ITEMS_MAX and PATTERNS_MAX bound the cost of one filter;
 each has its own error. Nesting counts parentheses, functions, NOT, minus and chains of arithmetic, but not the operands
 of AND and OR.
 """
@@ -56,13 +56,13 @@ from sow_server.filters.tree import (
 LENGTH_BYTES_MAX: Final = 64 << 10
 NESTING_MAX: Final = 64
 TERMS_MAX: Final = 6_000
-"""How many comparisons, conditions, functions and calculations a filter may have. To compile them is one call that
-holds the GIL, for about 20 µs each."""
+"""Comparisons, conditions, functions and calculations in a filter. Compiling them is one call that holds the GIL, for
+about 20 µs each."""
 FUNCTIONS_MAX: Final = 250
-"""How many functions a filter may call. Each may take milliseconds on a large text, and a reader thread meanwhile."""
+"""Functions in a filter. Each may take milliseconds of a reader thread on a large text."""
 LIST_ITEMS_MAX: Final = 10_000
 PATTERNS_MAX: Final = 100
-"""How many LIKE a filter may have: each keeps a compiled pattern in memory."""
+"""LIKE conditions in a filter: each keeps a compiled pattern in memory."""
 
 
 def parse(text: str) -> Filter:
@@ -84,7 +84,7 @@ def parse(text: str) -> Filter:
 
 
 def may_be_condition(expression: Expression) -> bool:
-    """Whether an expression can be true or false. A field can; only its value says whether it is."""
+    """Whether an expression can be true or false. A field can; only its value decides it."""
     match expression:
         case Number() | Text() | Metadata() | Negate() | Arithmetic():
             return False
@@ -102,7 +102,7 @@ def may_be_condition(expression: Expression) -> bool:
 
 
 class _Part(NamedTuple):
-    """A node with where its text begins, how deep it is, and how many there are of what is bounded, with itself."""
+    """A node, the position of its text, its depth, and its counts of bounded things, itself included."""
 
     node: Expression
     position: int
@@ -117,7 +117,7 @@ class _List(NamedTuple):
 
 
 class _Fault(Exception):
-    """What is wrong, before the text of the filter is at hand."""
+    """A fault, before the text of the filter is at hand."""
 
     def __init__(self, what: str, position: int) -> None:
         self.what = what
@@ -177,7 +177,7 @@ def _condition(part: _Part) -> Expression:
 
 
 class _Builder(Transformer[Token, _Part]):
-    """Runs inside the parser, a call per rule as it is recognised; methods have the names of the grammar's aliases."""
+    """Runs inside the parser, one call for each recognised rule; methods are named after the grammar's aliases."""
 
     def start(self, pieces: list[_Child]) -> _Part:
         (part,) = pieces
@@ -260,7 +260,7 @@ class _Builder(Transformer[Token, _Part]):
     def path(self, pieces: list[_Child]) -> _Part:
         text = str(pieces[0])
         steps: list[Step] = []
-        if text.startswith("["):  # [/odd name/b]: brackets round the whole of it
+        if text.startswith("["):  # [/odd name/b]: brackets around the whole path
             end = re.compile(r"(?:[^\]\\]|\\.)*", re.DOTALL).match(text, 1)
             assert end is not None, "the grammar has matched it"
             steps += [_name(name) for name in _WHOLE_STEP.findall(text[1 : end.end()])]
@@ -349,14 +349,15 @@ def _name(text: str) -> str:
 
 
 def _unquoted(token: Token) -> str:
-    """The text of a literal. A backslash that begins no escape stays, so that patterns read as they are: '\\d+'."""
+    """The text of a literal. A backslash that begins no escape stays, so that patterns can be written plainly:
+    '\\d+'."""
 
     def replaced(escape: re.Match[str]) -> str:
         return chr(int(escape[1], 16)) if escape[1] else _ESCAPED.get(escape[2], escape[0])
 
     text = _ESCAPE.sub(replaced, token[1:-1])
     try:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16")  # joins the halves that two \u have written
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")  # joins surrogate halves from two \u escapes
     except UnicodeDecodeError:
         raise _Fault("half a Unicode character in a text", _position(token)) from None
 
@@ -366,7 +367,7 @@ def _lark() -> Lark:
     return Lark.open("grammar.lark", rel_to=__file__, parser="lalr", transformer=_Builder(), maybe_placeholders=False)
 
 
-# --- what was expected -----------------------------------------------------------------------------------------------
+# --- expectations --------------------------------------------------------------------------------------------------
 
 _KEYWORDS: Final = re.compile(
     r"(?:AND|OR|NOT|IN|BETWEEN|LIKE|BEGINS|ENDS|CONTAINS|IS|TRUE|FALSE|NULL)\Z", re.IGNORECASE
@@ -379,13 +380,13 @@ def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
     position = error.pos_in_stream
     if isinstance(error, UnexpectedToken) and error.token.type == "$END":
         position = len(text)
-    assert position is not None, "what is unexpected has a position"
+    assert position is not None, "an unexpected token has a position"
     found = text[position : position + 1]
-    # Once more, to ask the parser what it would have taken: the error itself only knows what some rule would take.
+    # Parse again to ask the parser for everything it would accept: the error knows only some of it.
     once_more = _lark().parse_interactive(text)
     with contextlib.suppress(UnexpectedInput):
         once_more.exhaust_lexer()
-    accepted: set[str] = once_more.accepts()  # type: ignore[no-untyped-call]  # lark annotates not quite all
+    accepted: set[str] = once_more.accepts()  # type: ignore[no-untyped-call]  # lark's annotations are incomplete
     if found in ("'", '"') and not _TEXT.match(text, position):
         return FilterError("expected the end of a text; its quote is never closed", position, text)
     what = f"expected {_expected(accepted)}"
@@ -399,7 +400,7 @@ def _unexpected(error: UnexpectedInput, text: str) -> FilterError:
 
 
 def _expected(accepted: set[str]) -> str:
-    """What the parser would take, in a reader's words."""
+    """The tokens that the parser would accept, in a reader's words."""
     if "PATH" in accepted:
         choices = ["a value"]
     elif "NUMBER" in accepted:

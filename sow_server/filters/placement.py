@@ -9,14 +9,14 @@ from sow_server.filters import pycode as py
 
 
 class Placement:
-    """Decides where values are read. Code is made with bare names; the first use on a way becomes `(name := load)`.
+    """Places the reads of values. Code is made with bare names; the first use on a way becomes `(name := load)`.
 
-    A use after another that has surely been evaluated is the bare name; any other use reads again.
+    A use after another that has surely been evaluated stays a bare name; any other use reads again.
     """
 
     def __init__(self) -> None:
         self.of: dict[str, Hashable] = {}
-        """What each name stands for."""
+        """The value that each name stands for."""
         self._loads: dict[str, ast.expr] = {}
         self._names: dict[Hashable, str] = {}
         self._assigned: set[str] = set()
@@ -24,7 +24,7 @@ class Placement:
         self._used: dict[str, None] = {}
 
     def name(self, what: Hashable, load: ast.expr) -> ast.expr:
-        """A name for `what`, which `load` computes; the same one for the same thing."""
+        """A name for the value `what`, which `load` computes; the same name for the same value."""
         name = self._names.get(what)
         if name is None:
             name = self._names[what] = f"v{len(self._names)}"
@@ -49,14 +49,14 @@ class Placement:
             case ast.BoolOp(op=op, values=operands):
                 first = self._placed(operands[0])
                 mark = len(self._trail)
-                rest = [self._placed(operand) for operand in operands[1:]]  # each is preceded by those before it
+                rest = [self._placed(operand) for operand in operands[1:]]  # each follows the ones before it
                 self._forget(mark)
                 return ast.BoolOp(op, [first, *rest])
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 placed = self._placed(test)
                 return ast.IfExp(placed, self._perhaps(body), self._perhaps(orelse))
             case ast.Compare(left=left, ops=ops, comparators=comparators):
-                # Of a chain, `low <= value <= high`, the last is a constant, so it reads nothing conditionally.
+                # The last operand of a chain, `low <= value <= high`, is a constant, so nothing is read conditionally.
                 return ast.Compare(self._placed(left), ops, [self._placed(operand) for operand in comparators])
             case ast.UnaryOp(op=op, operand=operand):
                 return ast.UnaryOp(op, self._placed(operand))

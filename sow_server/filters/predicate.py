@@ -10,7 +10,7 @@ from sow_server.filters.tree import Step
 
 
 class Meta(NamedTuple):
-    """What a filter can know of a record besides its payload. Times in microseconds since the epoch."""
+    """The metadata of a record that a filter can read. Times in microseconds since the epoch."""
 
     key: str
     version: int
@@ -19,7 +19,7 @@ class Meta(NamedTuple):
     """None: never."""
     topic: str
     now_micros: int
-    """One for the whole request."""
+    """The same for the whole request."""
 
 
 Matcher = Callable[[object, Meta], bool]
@@ -27,16 +27,16 @@ Matcher = Callable[[object, Meta], bool]
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A compiled filter. A loop calls `matches` itself, which saves a call per record."""
+    """A compiled filter. Loops call `matches` directly, which saves a call per record."""
 
     matches: Matcher
-    """Whether a record matches: of the decoded payload (a dict; anything else has no fields) and its metadata."""
+    """Whether a record matches, from its decoded payload (a dict; anything else has no fields) and its metadata."""
     paths: tuple[tuple[Step, ...], ...]
     """The fields it reads, in the order of the filter; a decoder may leave out the others."""
     uses_payload: bool
-    """False: any object does as the document."""
+    """False: the document may be any object."""
     constant: bool | None
-    """What it answers for every record; None when that depends on the record."""
+    """The answer for every record; None if it depends on the record."""
 
     def __call__(self, document: object, meta: Meta) -> bool:
         return self.matches(document, meta)

@@ -1,6 +1,7 @@
 """The canonical text of a filter: `parse(print_filter(tree)) == tree`, for every tree within the bounds. Pure.
 
-One spelling each for operators, keywords, texts and paths, one blank between, and only the parentheses that are needed.
+Operators, keywords, texts and paths have one spelling each, with one blank between them and only the necessary
+parentheses.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from sow_server.filters.tree import (
 )
 
 PLAIN_STEP: Final = re.compile(r"[\w.:$#]+")
-"""A name that needs no brackets. The grammar has the same."""
+"""A name that needs no brackets, as in the grammar."""
 _UNPRINTABLE: Final = re.compile(r"['\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "'": "\\'", "\\": "\\\\"}
 
-# How tightly an expression binds; an operand that binds less than its place needs is put in parentheses.
+# How tightly an expression binds; an operand that binds less than its place needs gets parentheses.
 _OR, _AND, _NOT, _COMPARISON, _SUM, _PRODUCT, _UNARY, _ATOM = range(8)
 _SUMS: Final = (Operator.ADD, Operator.SUBTRACT)
 
@@ -104,7 +105,7 @@ def _printed(expression: Expression) -> tuple[str, int]:
 
 
 def _negated(expression: Expression) -> str | None:
-    """`x NOT IN (…)` for `NOT x IN (…)`, where there is such a form."""
+    """`x NOT IN (…)` for `NOT x IN (…)`, if there is such a form."""
     if isinstance(expression, (In, Between, Like, Matches, IsNull)):
         return _predicate(expression, "NOT ")
     return None

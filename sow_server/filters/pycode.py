@@ -1,4 +1,4 @@
-"""Pieces of Python code, as trees of Python's own `ast`, that the compiler puts together. Pure."""
+"""Pieces of Python code for the compiler, as trees of Python's own `ast`. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def if_(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
 
 
 def load_field(document: ast.expr, steps: tuple[Step, ...], inline_steps_max: int) -> ast.expr:
-    """Reads a field: plain `get`s and subscripts while the types are as the path says, else `value_at`."""
+    """Reads a field: plain `get`s and subscripts while the types fit the path, else `value_at`."""
     if len(steps) > inline_steps_max:
         return call(name("value_at"), document, constant(steps))
     here = method(document, "get", ast.Constant(steps[0]))
@@ -89,5 +89,5 @@ def _load_below(here: ast.expr, steps: tuple[Step, ...], depth: int) -> ast.expr
 
 
 def _and_value(held: ast.expr, value: ast.expr) -> ast.expr:
-    """None for None without a call."""
+    """Passes None on without a call."""
     return ast.IfExp(compare(held, ast.Is(), ast.Constant(None)), ast.Constant(None), value)

@@ -18,7 +18,7 @@ from sow_server.engine.values import fields
 INTEGER_MIN: Final = fields.INTEGER_MIN
 INTEGER_MAX: Final = fields.INTEGER_MAX
 STEPS_MAX: Final = 64
-"""How many steps a path may have."""
+"""The steps of a path, at most."""
 
 Step: TypeAlias = fields.Step
 
@@ -102,10 +102,10 @@ ARGUMENTS: Final[dict[Function, tuple[int, int | None]]] = {
     Function.ARRAY_COUNT: (1, 1),
     Function.NOW_MICROS: (0, 0),
 }
-"""How many arguments each function takes, at least and at most."""
+"""How many arguments each function takes, at least and at most; None: any number."""
 
 
-# Literals are four classes, because in Python 1 == True: as one class, two different filters would be equal.
+# Literals are four classes, because 1 == True in Python: as one class, two different filters would be equal.
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the store knows about a record: `@key`, `@version`, …"""
+    """Metadata of a record: `@key`, `@version`, …"""
 
     name: MetadataName
 
@@ -220,7 +220,7 @@ class Like:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """BEGINS WITH, ENDS WITH, CONTAINS: true for any of `texts`. Several of them are literals."""
+    """BEGINS WITH, ENDS WITH, CONTAINS: true if it holds for any of `texts`. Several texts are literals."""
 
     test: TextTest
     operand: Expression
@@ -279,13 +279,13 @@ Expression: TypeAlias = (
     | Or
 )
 Filter: TypeAlias = Expression
-"""The root of a tree: an expression that a record matches when it is true."""
+"""The root of a tree: a record matches if the expression is true for it."""
 
 LITERALS: Final = (Null, Boolean, Number, Text)
 
 
 def arguments_text(function: Function) -> str:
-    """How many arguments `function` takes, in words."""
+    """The number of arguments of `function`, in words."""
     least, most = ARGUMENTS[function]
     if most is None:
         return f"at least {least} argument" + ("s" if least > 1 else "")
@@ -311,7 +311,7 @@ def literal(value: object) -> Literal:
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
-    """The expressions directly below, in the order in which they are written."""
+    """The expressions directly below, in the order of the text."""
     match expression:
         case Negate(operand) | IsNull(operand) | Not(operand) | Like(operand, _):
             return (operand,)

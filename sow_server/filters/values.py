@@ -1,14 +1,14 @@
-"""What filters do with the values of fields: compare, calculate. The run-time half of the compiler. Pure.
+"""Compares and calculates with the values of fields: the run-time half of the compiler. Pure.
 
-A value is what a decoder makes: None, bool, int, float, str, list, dict. These rules hold throughout:
+A value comes from a decoder: None, bool, int, float, str, list, dict. These rules always hold:
 
-V1  None, a missing field and a float that is not a number are null. Every comparison with null is unknown (None).
-V2  A number and a text compare as numbers when the text is one, else the comparison is unknown.
-V3  A comparison with an array is the OR over its elements; arrays in arrays are taken apart. Functions, arithmetic and
-    the ends of BETWEEN take the first element.
-V4  Objects, and anything else that no literal can be, compare as unknown. They are not null.
-V5  Where a text is needed, a number or boolean stands for its canonical text (rule K4).
-V6  An integer that does not fit in 64 bits becomes a float; a text longer than TEXT_CHARACTERS_MAX becomes null.
+    [1]  None, a missing field and a float that is not a number are null. Every comparison with null is unknown (None).
+    [2]  A number and a text compare as numbers if the text is one, else the comparison is unknown.
+    [3]  A comparison with an array is the OR over its elements; nested arrays are flattened. Functions, arithmetic and
+         the ends of BETWEEN take the first element.
+    [4]  Objects, and other values that no literal can have, compare as unknown. They are not null.
+    [5]  Where a text is needed, a number or boolean stands for its canonical text (rule K4).
+    [6]  An integer that does not fit in 64 bits becomes a float; a text longer than TEXT_CHARACTERS_MAX becomes null.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Truth: TypeAlias = bool | None
 """None is unknown."""
 
 TEXT_CHARACTERS_MAX: Final = 1 << 20
-"""Functions in each other could make any amount of text of a short one."""
+"""The longest text of a function: nested functions could make any amount of text from a short one."""
 
 # --- single values ---------------------------------------------------------------------------------------------------
 
 
 def first(value: object) -> object:
-    """A value where only one is wanted: of an array the first element; what is not a number is null (V1, V3)."""
+    """The single value of `value`: the first element of an array; a float that is not a number is null [1] [3]."""
     kind = type(value)
     if kind is list:
         array: list[object] = value  # type: ignore[assignment]  # narrowed by `type() is`, faster than isinstance
@@ -46,7 +46,7 @@ def first(value: object) -> object:
 
 
 def text_of(value: object) -> str | None:
-    """The text of a scalar (V5); None for null, arrays and objects."""
+    """The text of a scalar [5]; None for null, arrays and objects."""
     if type(value) is str:
         return value
     if value is None or _is_nan(value):
@@ -73,7 +73,7 @@ _TESTS: Final[dict[Comparison, Test]] = {
 
 
 def any_of(truths: Iterable[Truth]) -> Truth:
-    """The OR of several; false when there are none."""
+    """The OR of several truths; false if there are none."""
     unknown = False
     for truth in truths:
         if truth:
@@ -110,7 +110,7 @@ def comparing(comparison: Comparison) -> Compared:
 
 
 class _Sorted:
-    """The elements of an array by what they can be compared with."""
+    """The elements of an array, by the kinds with which they compare."""
 
     def __init__(self, array: list[object]) -> None:
         self.numbers: list[Any] = [element for element in array if type(element) in (int, float) and element == element]
@@ -163,7 +163,7 @@ def comparing_with(comparison: Comparison, constant: Scalar) -> Callable[[object
     number = number_of(constant) if type(constant) is not str else None
 
     def compare(value: object) -> Truth:
-        if number is not None and type(value) is str:  # all numbers of fix and nvfix come here
+        if number is not None and type(value) is str:  # every number of fix and nvfix comes here
             left = number_of(value)
             return None if left is None else test(left, number)
         if type(value) is list:
@@ -214,7 +214,8 @@ def member_of(items: Sequence[Scalar | None], *, key: bool) -> Callable[[object]
     booleans = frozenset([item for item in items if type(item) is bool])
     numeric = frozenset([number for text in texts if (number := number_of(text)) is not None])
     wordy = any(number_of(text) is None for text in texts)
-    # Whether some item cannot be compared with a text (but for numbers with words), with a number, with a boolean.
+    # Whether some item cannot be compared with a text (except numbers with texts that are none), with a number, with a
+    # boolean.
     beside_text = null or bool(booleans)
     beside_number = beside_text or wordy
     beside_boolean = null or bool(texts) or bool(numbers)
@@ -247,7 +248,7 @@ def _over_elements(test: Callable[[object], Truth]) -> Callable[[object], Truth]
 
 
 def between(value: object, low: object, high: object) -> Truth:
-    """Both ends included; of an array one element must lie between them."""
+    """Whether a value lies between two others, both included; one element of an array suffices."""
 
     def is_between(element: object) -> Truth:
         return both(_compare_scalars(operator.ge, element, low), _compare_scalars(operator.le, element, high))
@@ -256,7 +257,7 @@ def between(value: object, low: object, high: object) -> Truth:
 
 
 def between_constants(low: Scalar, high: Scalar) -> Callable[[object], Truth]:
-    """The same with two constants of one type."""
+    """As `between`, with two constants of one type."""
     numbers = None if isinstance(low, str) or isinstance(high, str) else (low, high)
 
     def is_between(value: object) -> Truth:
@@ -290,7 +291,7 @@ _TEXT_TESTS: Final[dict[TextTest, Callable[[str, str], bool]]] = {
 
 
 def testing(test: TextTest) -> Callable[..., Truth]:
-    """BEGINS WITH and the like: of any value, and one or more wanted texts."""
+    """BEGINS WITH and the like, for any value and one or more wanted texts."""
     holds = _TEXT_TESTS[test]
 
     def matches(value: object, *wanted: object) -> Truth:
@@ -306,7 +307,7 @@ def testing(test: TextTest) -> Callable[..., Truth]:
 
 
 def is_null(value: object) -> bool:
-    """Whether there is no value: an array has one when any of its elements is not null."""
+    """Whether there is no value. An array has one if any of its elements is not null."""
     if type(value) is list:
         return all(element is None or _is_nan(element) for element in elements(value))
     return value is None or _is_nan(value)
@@ -317,7 +318,7 @@ def _is_nan(value: object) -> bool:
 
 
 def is_true(value: object) -> Truth:
-    """A value as a condition: unknown unless it is a boolean, for an array the OR."""
+    """A value as a condition: unknown unless it is a boolean; the OR over the elements of an array."""
     return _over_elements(_boolean)(value)
 
 
@@ -382,7 +383,7 @@ def calculating(sign: Operator) -> Callable[[object, object], int | float | None
     calculate = _ARITHMETIC[sign]
 
     def calculated(left: object, right: object) -> int | float | None:
-        # float and int inline: three calls less for what is most frequent.
+        # float and int inline: saves three calls in the most frequent case.
         one = left if type(left) is float or type(left) is int else number_of(left)
         other = right if type(right) is float or type(right) is int else number_of(right)
         if one is None or other is None:
@@ -528,4 +529,4 @@ FUNCTIONS: Final[dict[Function, Callable[..., object]]] = {
     Function.CEIL: _ceil,
     Function.COALESCE: _coalesce,
 }
-"""Of single values. IF, ARRAY_COUNT and NOW_MICROS are compiled in place."""
+"""The functions of single values. IF, ARRAY_COUNT and NOW_MICROS are compiled in place."""

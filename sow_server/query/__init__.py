@@ -1,1 +1,1 @@
-"""Answering queries: which records, in which order, with which of their fields. Knows neither gRPC nor protobuf."""
+"""Answers queries: finds records, orders them, projects their fields. Knows neither gRPC nor protobuf."""

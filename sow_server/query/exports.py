@@ -1,12 +1,12 @@
-"""Consistent exports: one cut of a topic, split into parts that may be read at the same time, and again (rule Q6).
+"""Consistent exports: one cut of a topic, split into parts that may be read in parallel and repeatedly (rule Q6).
 
-    EX1  All records come from the one cut, and are judged at its one `now`: expired or not, and by the filter. So
-         whatever happens meanwhile, the parts together have each record that was alive and matched, once.
-    EX2  Reading changes nothing: each piece of work begins with a seek of the export's cursor, so any number of
-         readings of any parts take turns on it. One piece at a time; who drives the readings sees to that.
-    EX3  An export ends by itself, a lease after its last use; while it is being read for somebody, it does not. Who
-         does not take what was read for a lease, and does not renew it, has gone or has forgotten it.
-    EX4  Closing waits for the piece that is under way: a cursor must not be closed under a reader's hands.
+    [1]  All records come from one cut. Its one `now` and the filter decide about each record. So the parts together
+         have each record that was live and matched, once, whatever happens meanwhile.
+    [2]  Reading changes nothing: each piece of work begins with a seek of the export's cursor, so any number of
+         readings of any parts can take turns. The caller runs one piece at a time.
+    [3]  An export ends by itself, a lease after its last use, but not while it is read. A client that does not take the
+         records for a lease, and does not renew it, is considered gone.
+    [4]  Closing waits for the piece that is under way: a cursor must not be closed while a reader uses it.
 
 Exports live in memory: a restart of the server ends them.
 """
@@ -39,51 +39,51 @@ from sow_server.query.scan import Points, Race, Ranges, Rows, merged, sieve
 PARTS_MAX: Final = 10_000
 PARTS_APT_MAX: Final = 64
 PART_RECORDS_APT: Final = 100_000
-"""Stored records of a part where the client leaves the number of parts to the server."""
+"""Stored records of a part, if the client leaves the number of parts to the server."""
 PART_RECORDS_MIN: Final = 100
-"""Parts are not made smaller than this, whatever was asked for."""
+"""Parts are never made smaller than this."""
 SAMPLES_PER_PART: Final = 16
-"""Places at which a part may end: how even parts are."""
+"""Samples per part: more of them make the parts more even."""
 SAMPLES_MIN: Final = 2048
-"""Places that are noted of a topic at least, so that they serve another number of parts, too."""
+"""Samples of a topic, at least, so that they serve another number of parts, too."""
 SAMPLE_CHUNK: Final = 20_000
 """Stored records that a piece of sampling passes: some ten milliseconds."""
 PIECE_BYTES: Final = 400 * 2**10
-"""What a piece of a reading has, about: from 512 KiB on each copy of it would be memory fresh from the system, and what
-is made of it falls out of the processor's cache. Half as many records a second come from pieces of 2 MiB."""
+"""Size of a piece, approximately. From 512 KiB on each copy would be memory fresh from the system, and the result would
+fall out of the processor's cache. Pieces of 2 MiB give half as many records a second."""
 PIECE_RECORDS_FIRST: Final = 1000
 PIECE_RECORDS_MAX: Final = 5000
 DRIFT_SHARE: Final = 4
-"""What was noted of a topic serves until a quarter as many changes have been written as it had records."""
+"""The samples of a topic serve until a quarter as many changes have been written as the topic had records."""
 TOPICS_KEPT: Final = 100
-"""Topics of which that is noted."""
+"""Topics whose samples are kept."""
 LEASE_MICROS: Final = 600 * MICROS
 LEASE_MICROS_MIN: Final = MICROS
 LEASE_MICROS_MAX: Final = 24 * 3600 * MICROS
 ENDED_KEPT: Final = 1000
-"""Exports that have ended of which it is remembered why, for who asks for them."""
+"""Ended exports whose end is remembered, to explain it to clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What exports may use."""
+    """Limits of exports."""
 
     exports_max: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPart:
-    """What to read for one part: records in ranges of keys, records of known keys, or what an index gives."""
+    """The records of one part: by ranges of keys, by known keys, or by an index."""
 
     records: int
-    """Stored records that are read for it, or about as many."""
+    """Stored records to read for it, approximately."""
     ranges: tuple[Range, ...] = ()
     keys: Sequence[bytes] = ()
-    """In order, each once."""
+    """In order, without duplicates."""
     bound: IndexBound | None = None
 
     def rows(self, cut: Cut, begin: bytes) -> Rows:
-        """Its records from the key `begin` on (included)."""
+        """The part of its records from the key `begin` on (included)."""
         if self.ranges:
             return Ranges(cut, self.ranges, begin)
         if self.bound is not None:
@@ -93,10 +93,10 @@ class ExportPart:
 
 
 class ExportPiece(NamedTuple):
-    """Records that a piece of work has found, in key order, and where to go on after them."""
+    """The records that a piece of work found, in key order, and the position after them."""
 
     keys: list[bytes]
-    """Empty where they are not wanted."""
+    """Empty if keys are not wanted."""
     values: list[bytes]
     position: bytes
 
@@ -105,7 +105,7 @@ class Export:
     """One cut, and its parts. Readings and `prepare` run on reader threads, one piece at a time."""
 
     def __init__(self, store: Store, topic: Topic, given: RecordFilter | None, parts: int, splits: SplitCache) -> None:
-        """`parts`: about how many; 0: as many as are apt. Before it is read, `prepare` has to say that it is ready."""
+        """`parts`: about how many; 0: the server decides. Call `prepare` until it returns True before reading."""
         self.id: Final = secrets.token_hex(12)
         self.topic: Final = topic
         self.parts: tuple[ExportPart, ...] = ()
@@ -117,13 +117,13 @@ class Export:
         self._closed = False
         self.cut: Final[Cut] = store.cut(topic, [bound.steps for bound in self._plan.bounds])
         self.stored: Final = topic.statistics.records
-        """Stored records of the topic, or nearly so: as of a moment after the cut."""
+        """Stored records of the topic, approximately: of a moment after the cut."""
         self._sieve = sieve(topic, given, self.cut.now_micros)
         self._sieve_wants_keys = given is not None and (given.uses_metadata or not given.predicate.uses_payload)
         self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
 
     def prepare(self) -> bool:
-        """A bounded piece of what finds the parts; True: they are found."""
+        """Does a bounded piece of the work that finds the parts. True: the parts are known."""
         with self.piece():
             found = next(self._preparing)
         if found is None:
@@ -137,7 +137,7 @@ class Export:
         if bounds:
             found = Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ()).run(for_few=False)
             if found is not None and found[1] is None:
-                # Too many for memory, and yet too few for a scan: one part, read from the index as it stands.
+                # Too many keys for memory, and yet too few for a scan: one part, read from the index as it stands.
                 yield (ExportPart(self.stored, bound=found[0]),)
                 return
             if found is not None:
@@ -147,7 +147,7 @@ class Export:
             yield self._of_keys(points)
             return
         if self._wanted == 1 or (ranges == EVERYTHING and self.stored <= PART_RECORDS_MIN):
-            # The figures are of a moment later, when what was cut may be gone: the cut says whether there is any.
+            # The figures are of a moment later, when the records of the cut may be gone, so the cut itself is asked.
             first: list[bytes] = []
             self.cut.records.fill_keys_before(self.topic.prefix, self.topic.stop, 1, first)
             yield (ExportPart(self.stored, ranges),) if first else ()
@@ -159,7 +159,7 @@ class Export:
             if len(known.keys) >= max(at_least, SAMPLES_PER_PART):
                 yield self._of_ranges(ranges, known)
                 return
-        # As many as will do for what is wanted now, and for other numbers of parts later.
+        # Enough samples for this number of parts, and for other numbers later.
         samples = KeySamples(max(1, self.stored // max(SAMPLES_MIN, at_least)))
         prefix = self.topic.prefix
         for start, stop in ranges:
@@ -180,7 +180,7 @@ class Export:
         return tuple([ExportPart(stop - start, keys=keys[start:stop]) for start, stop in pairwise(edges)])
 
     def _of_ranges(self, ranges: Sequence[Range], samples: KeySamples) -> tuple[ExportPart, ...]:
-        """The parts together are the ranges, whatever the samples say."""
+        """The parts together are the ranges, whatever the samples are."""
         count = _parts(self._wanted, samples.records)
         parts: list[ExportPart] = []
         left, before = list(ranges), 0
@@ -199,7 +199,8 @@ class Export:
         return Reading(self, self.parts[index], begin, keys_wanted=keys_wanted)
 
     def find(self, rows: Rows, limit: int, *, keys_wanted: bool) -> tuple[list[bytes], list[bytes], int]:
-        """A piece of work: the records that match of at most the next `limit` stored ones, and how many those were."""
+        """A piece of work: the matching records among the next `limit` stored ones, at most, and the number of stored
+        ones read."""
         keys: list[bytes] = []
         values: list[bytes] = []
         if not (keys_wanted or self._sieve_wants_keys) and isinstance(rows, Ranges):
@@ -213,7 +214,7 @@ class Export:
 
     @contextmanager
     def piece(self) -> Generator[None, None, None]:
-        """Around all that uses the cut (EX4). Raises StoreError once it is closed."""
+        """Guards every use of the cut [4]. Raises StoreError once it is closed."""
         with self._guard:
             if self._closed:
                 raise not_found(self.id, "it has ended")
@@ -232,7 +233,7 @@ class Export:
             return self._closed
 
     def close(self) -> None:
-        """Lets go of the cut, once nobody has it in hands. Again: nothing."""
+        """Releases the cut once nobody uses it. May be called again."""
         with self._guard:
             closed, self._closed = self._closed, True
             if closed or self._busy:
@@ -241,7 +242,7 @@ class Export:
 
 
 class Reading:
-    """Owns the position in a part. Used by one thread at a time."""
+    """Owns the position in a part. For one thread at a time."""
 
     def __init__(self, export: Export, part: ExportPart, begin: bytes, *, keys_wanted: bool) -> None:
         self._export = export
@@ -255,8 +256,8 @@ class Reading:
         """Stored records read."""
 
     def step(self, limit: int) -> ExportPiece | None:
-        """A piece of work: what it has found, perhaps nothing, of at most `limit` stored records; None: there are no
-        more. Raises StoreError once the export has ended."""
+        """A piece of work: the records found, perhaps none, among at most `limit` stored ones; None: there are no more.
+        Raises StoreError once the export has ended."""
         with self._export.piece():
             if self._rows is None:
                 self._rows = self._part.rows(self._export.cut, self._begin)
@@ -283,14 +284,14 @@ def _plan(topic: Topic, given: RecordFilter | None) -> Plan:
 
 
 def _parts(wanted: int, records: int) -> int:
-    """How many parts are made of so many stored records."""
+    """The number of parts for this many stored records."""
     if wanted == 0:
         wanted = min(PARTS_APT_MAX, math.ceil(records / PART_RECORDS_APT))
     return min(wanted, math.ceil(records / PART_RECORDS_MIN))
 
 
 def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Range]]:
-    """What lies before a key, and what from it on."""
+    """The ranges before a key, and those from it on."""
     before: list[Range] = []
     for index, (start, stop) in enumerate(ranges):
         if stop > edge:
@@ -305,23 +306,23 @@ def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Rang
 
 
 class KeySamples:
-    """Every so-manieth record key of some ranges, in order."""
+    """Every n-th record key of some ranges, in order."""
 
     def __init__(self, stride: int) -> None:
         self.stride: Final = stride
         self.keys: list[bytes] = []
         self.before: list[int] = []
-        """Stored records before each of them."""
+        """Stored records before each of the keys."""
         self.records = 0
 
     def add(self, keys: Sequence[bytes], records: int) -> None:
-        """The next ones, and of how many records they are."""
+        """Adds the next keys, which stand for `records` records."""
         self.keys += keys
         self.before += [self.records + index * self.stride for index in range(len(keys))]
         self.records += records
 
     def within(self, ranges: Sequence[Range]) -> KeySamples:
-        """Those in the ranges; their records are then about right."""
+        """The samples within the ranges; their counts are then approximate."""
         if ranges == EVERYTHING:
             return self
         found = KeySamples(self.stride)
@@ -333,7 +334,7 @@ class KeySamples:
         return found
 
     def place(self, share: float) -> tuple[bytes, int]:
-        """A key with about that share of the records before it, and how many those are."""
+        """A key with about that share of the records before it, and the number of those records."""
         index = bisect.bisect_left(self.before, share * self.records)
         if index == len(self.keys):
             return ABOVE_ALL, self.records
@@ -341,18 +342,18 @@ class KeySamples:
 
 
 class SplitCache:
-    """What is remembered of where the records of topics are, so that a topic need not be gone through for each export.
+    """Remembers samples of topics, so that not every export has to pass over the whole topic.
 
-    It only decides how even parts are. From any thread.
+    They only decide how even parts are. From any thread.
     """
 
     def __init__(self) -> None:
         self._samples: dict[int, tuple[int, KeySamples]] = {}
-        """By topic id: as of which sequence, and what."""
+        """By topic id: the sequence at the time, and the samples."""
         self._lock = threading.Lock()
 
     def of(self, topic: Topic, cut: Cut) -> KeySamples | None:
-        """Samples of a topic that are not too old."""
+        """The samples of a topic, if they are recent enough."""
         with self._lock:
             found = self._samples.get(topic.id)
         if found is None:
@@ -361,7 +362,7 @@ class SplitCache:
         return samples if abs(cut.sequence - sequence) <= samples.records // DRIFT_SHARE else None
 
     def keep(self, topic: Topic, cut: Cut, samples: KeySamples) -> None:
-        """Remembers samples of all of a topic, if its journal tells how much it has changed since."""
+        """Remembers samples of a whole topic, if its journal tells how much the topic has changed since."""
         if not topic.settings.journal:
             return
         with self._lock:
@@ -375,7 +376,7 @@ class SplitCache:
 
 
 class _OpenExport:
-    """An export that is open."""
+    """An open export."""
 
     __slots__ = ("busy", "due_micros", "export", "lease_micros", "readers", "whole")
 
@@ -385,7 +386,7 @@ class _OpenExport:
         self.due_micros = due_micros
         self.readers = 0
         self.busy = 0
-        """Readers for whom there is work under way; the others are being handed what was read."""
+        """Readers with work under way; the others are being handed records."""
         self.whole: set[int] = set()
         """Parts that were read to their end."""
 
@@ -395,35 +396,35 @@ class _OpenExport:
 
 
 class Exports:
-    """Knows which exports there are, and ends them. On one thread, the event loop's."""
+    """Owns the open exports, and ends them. On one thread, the event loop's."""
 
     def __init__(
         self, store: Store, *, options: ExportOptions | None = None, elapsed: Callable[[], int] = boot_micros
     ) -> None:
-        """`elapsed`: microseconds that leases are measured in."""
+        """`elapsed`: a clock in microseconds for leases."""
         self._store = store
         self._options = options or ExportOptions()
         self._elapsed = elapsed
         self._held: dict[str, _OpenExport] = {}
-        """In the order of their opening."""
+        """In the order in which they were opened."""
         self._opening = 0
         self._ended: dict[str, str | Topic] = {}
-        """Why those that were there are not; a topic: it was deleted."""
+        """Why past exports have ended; a topic: it was deleted."""
         self._stopping = False
         self.splits: Final = SplitCache()
         self.records_total = 0
-        """Records handed out."""
+        """Records handed out since the start."""
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def room(self) -> Generator[None, None, None]:
-        """Room for one more while it is being opened; `add` belongs inside. Raises StoreError OVERLOADED, STOPPING."""
+        """Reserves room for an export while it is opened; call `add` inside. Raises StoreError OVERLOADED, STOPPING."""
         self._check_running()
         most = self._options.exports_max
         self.tick()
         while len(self._held) + self._opening >= most:
-            # Who has read all of it will hardly come back; the oldest first.
+            # A client that has read all of it will hardly come back. The oldest goes first.
             spent = next((held for held in self._held.values() if held.read_whole), None)
             if spent is None:
                 raise StoreError(
@@ -439,7 +440,7 @@ class Exports:
             self._opening -= 1
 
     def add(self, export: Export, lease_micros: int) -> None:
-        """A prepared export is open from now on. Raises StoreError STOPPING; it is then to be closed."""
+        """Opens a prepared export. Raises StoreError STOPPING; the caller then closes it."""
         self._check_running()
         self._held[export.id] = _OpenExport(export, lease_micros, self._elapsed() + lease_micros)
 
@@ -450,7 +451,7 @@ class Exports:
     # -- using ------------------------------------------------------------------------------------------------------
 
     def find(self, export_id: str) -> Export:
-        """The export of that id. Raises StoreError: EXPORT_NOT_FOUND, TOPIC_DELETED, STOPPING."""
+        """The export with an id. Raises StoreError: EXPORT_NOT_FOUND, TOPIC_DELETED, STOPPING."""
         return self._find(export_id).export
 
     def _find(self, export_id: str) -> _OpenExport:
@@ -466,18 +467,19 @@ class Exports:
         raise not_found(export_id, why or "this server has not opened it since its start")
 
     def _judge(self, held: _OpenExport) -> None:
-        """Ends one whose time is over."""
+        """Ends an export whose lease is over."""
         topic = held.export.topic
         if self._store.topics.by_id.get(topic.id) is not topic:
             self._end(held, topic)
         elif not held.busy and self._elapsed() >= held.due_micros:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
         else:
-            self._store.used(topic)  # else it would be deleted while its records are read, for want of use (rule T1)
+            # else the topic would be deleted for lack of use while its records are read (rule T1)
+            self._store.used(topic)
 
     @contextmanager
     def reader(self, export_id: str) -> Generator[Export, None, None]:
-        """While it is being read, an export does not end by itself (EX3). Raises StoreError as `find`."""
+        """Keeps an export from ending by itself while it is read [3]. Raises StoreError as `find`."""
         held = self._find(export_id)
         held.readers += 1
         held.busy += 1
@@ -490,7 +492,7 @@ class Exports:
 
     @contextmanager
     def handing_over(self, export_id: str, records: int) -> Generator[None, None, None]:
-        """Inside `reader`, around what waits for the reader to take so many records: it has a lease for that. Raises
+        """Use it inside `reader`, while the client takes this many records: it has one lease for that. Raises
         StoreError as `find`."""
         held = self._find(export_id)
         held.busy -= 1
@@ -502,13 +504,13 @@ class Exports:
             held.busy += 1
 
     def ended(self, export_id: str, part: int) -> None:
-        """A part was read to its end."""
+        """Notes that a part was read to its end."""
         held = self._held.get(export_id)
         if held is not None:
             held.whole.add(part)
 
     def renew(self, export_id: str) -> tuple[Export, int]:
-        """The lease begins anew; returns the export, and it. Raises StoreError as `find`."""
+        """Starts the lease anew. Returns the export and the lease. Raises StoreError as `find`."""
         held = self._find(export_id)
         held.due_micros = self._elapsed() + held.lease_micros
         return held.export, held.lease_micros
@@ -516,13 +518,13 @@ class Exports:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def close(self, export_id: str) -> None:
-        """Ends one; readings of it end with EXPORT_NOT_FOUND. One that is not there has ended."""
+        """Ends an export; its readings end with EXPORT_NOT_FOUND. Closing an export that has ended does nothing."""
         held = self._held.get(export_id)
         if held is not None:
             self._end(held, "it was closed")
 
     def tick(self) -> None:
-        """Ends those whose time is over: every second or so."""
+        """Ends the exports whose lease is over. Call it about every second."""
         for held in list(self._held.values()):
             self._judge(held)
 
@@ -542,12 +544,12 @@ class Exports:
 
     @property
     def count(self) -> int:
-        """Exports that are open."""
+        """The number of open exports."""
         return len(self._held)
 
 
 def not_found(export_id: str, why: str) -> StoreError:
-    """An export is not there, or no longer."""
+    """EXPORT_NOT_FOUND, with the cause."""
     return StoreError(
         Reason.EXPORT_NOT_FOUND, f"export_id: there is no export {export_id[:80]!r}: {why}", field="export_id"
     )
@@ -559,12 +561,12 @@ TAG_BYTES: Final = 8
 
 
 def write_token(export: Export, part: int, position: bytes) -> bytes:
-    """Where to go on in a part."""
+    """The token that continues a part behind a key."""
     return _tag(export, part, position) + position
 
 
 def read_token(export: Export, part: int, token: bytes) -> bytes:
-    """The record key from which a part goes on. Raises StoreError RESUME_TOKEN_INVALID."""
+    """The record key at which a part continues. Raises StoreError RESUME_TOKEN_INVALID."""
     position = token[TAG_BYTES:]
     if token and token[:TAG_BYTES] != _tag(export, part, position):
         raise StoreError(

@@ -1,10 +1,9 @@
-"""A filter on stored records of one topic: from its text, checked against the topic, to `key, value -> bool`.
+"""A filter for stored records of one topic: from its text, checked against the topic, to `key, value -> bool`.
 
-Queries, deletes, restamps and subscriptions get their filters here, so that a filter means the same in each of them.
+Queries, deletes, restamps and subscriptions take their filters from here, so a filter means the same in each of them.
 
-    F-a  Of a record no more is looked at than the filter reads: the payload is decoded, the header taken apart, the key
-         decoded only where it asks for them.
-    F-b  NOW_MICROS() is the one `now` of the request.
+    [1]  Only the parts of a record that the filter reads are decoded: the payload, the header, the key.
+    [2]  NOW_MICROS() is the one `now` of the request.
 """
 
 from __future__ import annotations
@@ -24,43 +23,43 @@ from sow_server.filters.tree import Metadata, MetadataName, walk
 
 CACHED_FILTERS: Final = 256
 CACHED_CHARACTERS_MAX: Final = 4096
-"""Longer texts are compiled each time: a program that makes such filters rarely makes the same one twice, and the cache
+"""Longer texts are compiled each time. A program that makes such filters rarely makes the same one twice, and the cache
 stays within a few megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """A filter of one request on the records of one topic. From any thread."""
+    """The filter of one request for the records of one topic. From any thread."""
 
     tree: Filter
     text: str
-    """In its canonical form."""
+    """The canonical text."""
     predicate: Predicate
     uses_metadata: bool
-    """False: `fixed_meta` does for every record."""
+    """False: `fixed_meta` fits every record."""
     fixed_meta: Meta
-    """What is known without a record: the topic and the request's now."""
+    """Metadata that is known without a record: the topic and the request's `now`."""
     matches: RecordMatcher
     """Whether a live record matches, by its record key and its stored value (header and payload)."""
     payloads: Format
-    """What takes payloads apart."""
+    """Decodes payloads."""
 
     def on(self, topic: Topic) -> RecordFilter:
-        """The same filter on another topic with the same key fields, without compiling it again. Raises StoreError."""
+        """The same filter for another topic with the same key fields, without compiling again. Raises StoreError."""
         return _on(topic, _Compiled(self.tree, self.text, self.predicate, self.uses_metadata), 0)
 
     def at(self, now_micros: int) -> RecordFilter:
-        """The same filter at another `now`: one may be needed before the cut that has it."""
+        """The same filter at another `now`: a filter may be needed before the cut, which has the `now`."""
         meta = self.fixed_meta._replace(now_micros=now_micros)
         matcher = _matcher(self.predicate, self.payloads, meta, uses_metadata=self.uses_metadata)
         return replace(self, fixed_meta=meta, matches=matcher)
 
 
 def record_filter(topic: Topic, text: str, now_micros: int, *, allow_now: bool = True) -> RecordFilter:
-    """The filter `text` on the records of `topic`, at one `now`.
+    """The filter `text` for the records of `topic`, at one `now`.
 
     Raises StoreError: FILTER_INVALID with the position and a caret, in its details also as `position`;
-    UNSUPPORTED_FOR_MESSAGE_TYPE where it reads fields of a binary topic.
+    UNSUPPORTED_FOR_MESSAGE_TYPE if it reads fields of a binary topic.
     """
     compiled = _compiled if len(text) <= CACHED_CHARACTERS_MAX else _compiled.__wrapped__
     try:
@@ -84,7 +83,7 @@ def _on(topic: Topic, found: _Compiled, now_micros: int) -> RecordFilter:
 
 
 class _Compiled(NamedTuple):
-    """What does not depend on the request."""
+    """The part of a filter that does not depend on the request."""
 
     tree: Filter
     text: str
@@ -94,7 +93,7 @@ class _Compiled(NamedTuple):
 
 @lru_cache(maxsize=CACHED_FILTERS)
 def _compiled(text: str, key: tuple[str, ...], allow_now: bool) -> _Compiled:
-    # Parsing and compiling take milliseconds; services ask the same few filters again and again.
+    # Parsing and compiling take milliseconds, and services use the same few filters again and again.
     tree = parse(text)
     predicate = compile_filter(tree, key_paths=[parse_path(path) for path in key], allow_now=allow_now)
     uses_metadata = any(isinstance(node, Metadata) and node.name is not MetadataName.TOPIC for node in walk(tree))
@@ -102,7 +101,7 @@ def _compiled(text: str, key: tuple[str, ...], allow_now: bool) -> _Compiled:
 
 
 def _matcher(predicate: Predicate, payloads: Format, fixed: Meta, *, uses_metadata: bool) -> RecordMatcher:
-    """The leanest function that does: a scan calls it for every record."""
+    """The cheapest sufficient function: a scan calls it for every record."""
     matches, decode = predicate.matches, payloads.decode
     if predicate.constant is not None:
         constant = predicate.constant

@@ -1,15 +1,16 @@
-"""`order_by`: its text, what records are compared by, and a sort that holds no more than it has to (rule Q2).
-Pure, but for the records that a `Sorter` holds.
+"""`order_by`: parsing, sort keys, and a sort that holds only the records it needs (rule Q2). Pure, except the records
+that a `Sorter` holds.
 
-    O1  Null is last in both directions: a missing field, null, NaN, an object, an array without a first element.
-    O2  Booleans come before numbers, numbers before texts; false before true, numbers by value, texts by code point. An
-        array counts as its first element. In fix and nvfix, whose values are all texts, a numeric text is a number.
-    O3  Equal ones are in key order, in both directions: records arrive in key order, and every sort is stable.
-    O4  With a limit of k records at most 2 k, or k and a fixed number more, are held, whatever the size of the result;
-        and all sorts together hold no more bytes than allowed. A sort that alone is too large is RESULT_TOO_LARGE; one
-        that finds no room waits, see `sort_memory`.
-    O5  Sorting holds the GIL, so no more than a run of some RUN_RECORDS is sorted at once; runs are merged while read,
-        and what has been read is let go.
+    [1]  Null is last in both directions: a missing field, null, NaN, an object, an array without a first element.
+    [2]  Booleans come before numbers, and numbers before texts. False comes before true; numbers are in order of value,
+         texts of code points. An array counts as its first element. In fix and nvfix, where all values are texts, a
+         numeric text is a number.
+    [3]  Equal records are in key order, in both directions: records arrive in key order, and every sort is stable.
+    [4]  With a limit of k records, at most 2 k records, or k and a fixed number more, are held, whatever the size of
+         the result. All sorts together hold no more bytes than allowed. A sort that is too large on its own is
+         RESULT_TOO_LARGE; one that finds no room waits, see `sort_memory`.
+    [5]  Sorting holds the GIL, so at most about RUN_RECORDS are sorted at once. Runs are merged while the result is
+         read, and records that have been read are released.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ TERMS_MAX: Final = 16
 LENGTH_MAX: Final = 64 << 10
 """Characters of an `order_by`."""
 SPARE_RECORDS: Final = 4096
-"""How many records more than its limit a sort gathers before it drops the worst of them."""
+"""How many records beyond its limit a sort gathers before it drops the worst of them."""
 RUN_RECORDS: Final = 10_000
 GIVE_BACK_RECORDS: Final = 1000
-"""After how many records that were read of a sorted result their memory is given back."""
+"""After how many read records of a sorted result their memory is given back."""
 _RECORD_BYTES: Final = 350
-"""What Python takes for a record that is held, besides its key, its value and what it is compared by."""
+"""Memory of a held record, besides its key, its value and its sort key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +123,20 @@ def _field_text(field: Field) -> str:
     return print_path(field.steps) if isinstance(field, Path) else f"@{field.name.value}"
 
 
-# --- what records are compared by ------------------------------------------------------------------------------------
+# --- sort keys ------------------------------------------------------------------------------------------------------
 
 SortKey: TypeAlias = tuple[int, object]
-"""The rank of a kind, and a value of that kind. Of one term all are ranked in one way."""
+"""The rank of a kind, and a value of that kind. All values of one term are ranked in the same way."""
 
 
 class Ranking(enum.Enum):
-    """How a term ranks values. A whole sort runs in the direction of its first term; a term that runs against it turns
-    the values round instead."""
+    """How a term ranks values. A whole sort runs in the direction of its first term; a term of the other direction
+    inverts its values instead."""
 
     ASCENDING = enum.auto()
-    """In an ascending sort; null is above all."""
+    """For an ascending sort: null is the highest."""
     DESCENDING = enum.auto()
-    """In a descending sort; null is below all."""
+    """For a descending sort: null is the lowest."""
     TURNED_DESCENDING = enum.auto()
     """A descending term in an ascending sort."""
     TURNED_ASCENDING = enum.auto()
@@ -147,12 +148,12 @@ class Ranking(enum.Enum):
 
     @property
     def null(self) -> SortKey:
-        """Last (O1): the highest in an ascending sort, the lowest in a descending one."""
+        """The rank of null, which is last [1]: the highest in an ascending sort, the lowest in a descending one."""
         return (9, 0) if self in (Ranking.ASCENDING, Ranking.TURNED_DESCENDING) else (-9, 0)
 
 
 class _Turned:
-    """A text that is the smaller the larger it is."""
+    """A text with inverted order."""
 
     __slots__ = ("text",)
 
@@ -172,10 +173,10 @@ class _Turned:
 
 
 def sort_key(value: object, ranking: Ranking, *, numeric: bool = False) -> SortKey:
-    """What a field's value is compared by (O1, O2); `numeric`: a numeric text is a number."""
+    """The sort key of a field's value [1] [2]; `numeric`: a numeric text is a number."""
     kind = type(value)
     if kind is list:
-        value = first(value)  # which is no list
+        value = first(value)  # it is not a list
         kind = type(value)
     ranked: SortKey
     if kind is str:
@@ -199,32 +200,32 @@ def _turned(ranked: SortKey) -> SortKey:
 
 
 Column = Callable[[Sequence[bytes], Sequence[bytes], Sequence[object]], list[SortKey]]
-"""From the record keys, stored values and documents of some records to what one term compares them by."""
+"""Computes one term's sort keys from the record keys, stored values and documents of some records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An `order_by` on the records of one topic. From any thread."""
+    """An `order_by` for the records of one topic. From any thread."""
 
     terms: tuple[Term, ...]
     text: str
-    """In its canonical form."""
+    """The canonical text."""
     decode: Decode | None
-    """The fields of a payload that it reads; None where it reads none."""
+    """The fields of a payload that it reads; None if it reads none."""
     columns: tuple[Column, ...]
     """One per term."""
 
     @property
     def descending(self) -> bool:
-        """In which direction the whole sort runs."""
+        """The direction of the whole sort."""
         return self.terms[0].descending
 
 
 def order(topic: Topic, text: str) -> Order:
-    """The order `text` of the records of `topic`.
+    """The order `text` for the records of `topic`.
 
     Raises StoreError: ORDER_INVALID with the position and a caret, in its details also as `position`;
-    UNSUPPORTED_FOR_MESSAGE_TYPE where it reads fields of a binary topic.
+    UNSUPPORTED_FOR_MESSAGE_TYPE if it reads fields of a binary topic.
     """
     try:
         terms = parse_order(text)
@@ -261,7 +262,7 @@ def _column(term: Term, *, down: bool, numeric: bool) -> Column:
 
     def column(keys: Sequence[bytes], values: Sequence[bytes], documents: Sequence[object]) -> list[SortKey]:
         return [
-            # The most frequent kind inline: a call would cost as much again.
+            # The most frequent kind inline: a call would double the cost.
             (Kind.NUMBER, value) if plain and type(value) is int else sort_key(value, ranking, numeric=numeric)
             for value in [value_at(document, steps) for document in documents]
         ]
@@ -282,7 +283,7 @@ def _metadata_column(name: MetadataName, ranking: Ranking) -> Column:
                 times = header_columns(values).expire_time
                 return [(Kind.NUMBER, time) if time != NEVER else ranking.null for time in times]
             case MetadataName.TOPIC:
-                return [ranking.null] * len(keys)  # one for all
+                return [ranking.null] * len(keys)  # one object for all
 
     def column(keys: Sequence[bytes], values: Sequence[bytes], documents: Sequence[object]) -> list[SortKey]:
         found = ranked(values, keys)
@@ -297,31 +298,31 @@ def _metadata_column(name: MetadataName, ranking: Ranking) -> Column:
 # --- the sort --------------------------------------------------------------------------------------------------------
 
 _Row: TypeAlias = tuple[tuple[object, ...], bytes, bytes]
-"""(the sort keys of all terms in one tuple, record key, stored value): every object more makes sorting slower."""
+"""(sort keys of all terms in one tuple, record key, stored value): each further object would make sorting slower."""
 _sort_keys_of: Final = itemgetter(0)
 
 
 class Sorter:
-    """Owns the records that are being put in order: `add` takes them, in key order, `rows` gives them, sorted; `close`
-    when they are no longer needed."""
+    """Owns the records that are sorted. `add` takes them in key order, `rows` gives them sorted, `close` releases
+    them."""
 
     def __init__(self, order: Order, limit: int | None, *, payloads: bool, memory: SortMemory) -> None:
-        """`limit`: how many of the first are wanted, None for all; `payloads`: False keeps no more than the headers."""
+        """`limit`: how many records to return; None: all. `payloads`: False keeps only the headers."""
         self._order = order
         self._limit = limit
         self._payloads = payloads
         self.share: Final = SortShare(memory)
         self._run: list[_Row] = []  # not sorted yet
-        self._runs: list[list[_Row]] = []  # each sorted; in an earlier one are earlier keys
+        self._runs: list[list[_Row]] = []  # each sorted; earlier runs have earlier keys
         self._records = 0
         self._bytes = 0
-        """Of the records; more than the share holds, while it waits for room."""
-        self._worst: SortKey | None = None  # of the first term: what is beyond it is not among the first `limit`
+        """Bytes of the records; more than the share holds while it waits for room."""
+        self._worst: SortKey | None = None  # of the first term: a record beyond it is not among the first `limit`
         self._records_max = None if limit is None else limit + max(limit, SPARE_RECORDS)
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Grant:
-        """Takes records. GRANTED; WAIT: `again` is to be called once the share is ready; or BEGIN_ANEW: all records are
-        to be added again, the first ones first, once it is. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
+        """Takes records. GRANTED: go on. WAIT: call `again` once the share is ready. BEGIN_ANEW: once it is ready, add
+        all records again from the first. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
         decode = self._order.decode
         documents: Sequence[object] = (
             [None] * len(values) if decode is None else [decode(value[HEADER_BYTES:]) for value in values]
@@ -349,13 +350,13 @@ class Sorter:
             alone_too_large = self._bytes > most
             self._cut()
             if alone_too_large and self._bytes > most // 2:
-                # With little room left it would be cut all over again for every few records that come.
+                # With little room left, trimming would run again for every few records.
                 raise self._too_large()
             fits = self.share.try_hold(self._bytes)
         return Grant.GRANTED if fits else self.again()
 
     def again(self) -> Grant:
-        """Asks for the room that there was not; as `add`."""
+        """Asks again for memory that was not free; as `add`."""
         room = self.share.hold(self._bytes)
         if room is Grant.NEVER:
             raise self._too_large()
@@ -378,7 +379,7 @@ class Sorter:
         self._worst = None
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """The first `limit` of all, as (record key, stored value), in order. To be read once."""
+        """The first `limit` records as (record key, stored value), in order. Read it once."""
         self._end_run()
         self.share.shrink(self._bytes)
         return self._let_go(islice(self._merged(), self._limit))
@@ -391,13 +392,13 @@ class Sorter:
                 yield key, value
 
     def close(self) -> None:
-        """Lets go of the records."""
+        """Releases the records."""
         self._forget()
         self.share.close()
 
     def _within(self, leading: Sequence[SortKey], worst: SortKey) -> list[bool]:
-        """Which of those that come now may be among the first: of several terms those with an equal first one, too; of
-        a single one not, as they stand behind (O3)."""
+        """The new records that may be among the first. With several terms, records with an equal first term may; with a
+        single term they may not, as they come later in key order [3]."""
         several = len(self._order.terms) > 1
         if self._order.descending:
             return [found > worst or (several and found == worst) for found in leading]
@@ -410,14 +411,14 @@ class Sorter:
             self._run = []
 
     def _merged(self) -> Iterator[_Row]:
-        """All in order. Empties the runs while it is read."""
+        """All records in order. Empties the runs while it is read."""
         runs = [_emptying(run) for run in self._runs]
         if len(runs) == 1:
             return runs[0]
         return heapq.merge(*runs, key=_sort_keys_of, reverse=self._order.descending)
 
     def _cut(self) -> None:
-        """Drops what is beyond the limit."""
+        """Drops the records beyond the limit."""
         assert self._limit is not None, "called where there is a limit"
         self._end_run()
         kept = list(islice(self._merged(), self._limit))
@@ -430,7 +431,7 @@ class Sorter:
             self._worst = rank, value
 
     def _size(self, rows: Sequence[_Row]) -> int:
-        """About the memory that rows take. Without a loop in Python: it is asked of every record."""
+        """Memory of rows, approximately. Without a loop in Python, as it runs for every record."""
         size = _RECORD_BYTES * len(rows)
         for place in (1, 2):
             size += sum(map(len, map(itemgetter(place), rows)))

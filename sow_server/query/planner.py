@@ -1,13 +1,13 @@
-"""How a query finds its records: what its filter says of keys and indexed fields, turned into what to read (rule Q3).
-Pure: nothing is read here; the scan, which can, chooses among what a plan leaves open.
+"""Plans how a query finds its records: by keys, ranges of keys, or indexes, from the conditions in its filter (rule
+Q3). Pure: nothing is read here. The scan, which reads, chooses among the ways that a plan leaves open.
 
-    PL1  A plan never loses a record that the filter matches. It only narrows from outside: each record that is found is
-         still asked the whole filter. So a plan never changes a result.
-    PL2  Points (`=` and IN on all key fields, or on @key) come first: each is one look-up, and there are at most
-         PROBES_MAX of them.
-    PL3  Otherwise ranges of record keys: of leading key fields that are fixed, of a beginning of the next one, of
+    [1]  A plan never loses a record that matches the filter. It only narrows the search: the whole filter is evaluated
+         for each record that is found. So a plan never changes a result.
+    [2]  Points (`=` and IN on all key fields, or on @key) come first: each is one look-up, and there are at most
+         PROBES_MAX.
+    [3]  Otherwise ranges of record keys: from leading key fields with fixed values, a prefix of the next one, and
          comparisons of @key. Without any of these the one range is the whole topic: a scan.
-    PL4  What indexes offer besides is listed, those that consist of points and few intervals first.
+    [4]  The index bounds are listed besides: first those that consist of points and of few intervals.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sow_server.filters.bounds import Bound, bounds_of, key_prefixes, key_texts
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 
 PROBES_MAX: Final = 10_000
-"""Look-ups, or ranges, of one plan; a filter that would need more is answered by the next best plan."""
+"""Look-ups, or ranges, of one plan; a filter that needs more gets the next best plan."""
 CANDIDATES_MAX: Final = 4
-"""Bounds on indexes that are compared with each other."""
+"""Index bounds that are compared with each other."""
 
 
 class Access(enum.IntEnum):
-    """How records are found, numbered as in `sow.v1.QueryPlan.Access`."""
+    """How records are found; numbered as in `sow.v1.QueryPlan.Access`."""
 
     POINTS = 1
     KEY_RANGES = 2
@@ -48,23 +48,23 @@ class Range(NamedTuple):
 
 
 ABOVE_ALL: Final = b"\xff"
-"""Above every record key: no UTF-8 begins with it."""
+"""Above every record key: no UTF-8 text begins with it."""
 EVERYTHING: Final = (Range(b"", ABOVE_ALL),)
 
 
 class IndexBound(NamedTuple):
-    """A way through an index: records with an entry in one of the intervals (start, stop) of it."""
+    """A way through an index: records with an entry in one of its intervals (start, stop)."""
 
     steps: Steps
     intervals: tuple[tuple[bytes, bytes], ...]
     points: bool
-    """Each interval is one value, so that its entries are in key order."""
+    """Whether each interval is one value, so that its entries are in key order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read: the records of `points`, or of `ranges` (a scan: all), or, where that is less, what one of `bounds`
-    gives."""
+    """The records to read: those of `points`, or of `ranges` (a scan: all), or, if that is less, those of one of
+    `bounds`."""
 
     access: Access
     points: tuple[bytes, ...] = ()
@@ -86,8 +86,8 @@ def plan(
     indexed: Collection[Steps] = (),
     keys: Collection[bytes] | None = None,
 ) -> Plan:
-    """The plan of a filter (None: every record) on a topic with key fields at `key_paths` (none: publishers supply the
-    key) and indexes on the fields `indexed`. `keys`: of these record keys alone."""
+    """The plan of a filter (None: every record) for a topic with key fields at `key_paths` (none: publishers supply the
+    key) and indexes on the fields `indexed`. `keys`: only these record keys."""
     points = None if keys is None else frozenset(keys)
     if tree is None:
         return SCAN if points is None else _points(points)
@@ -130,7 +130,7 @@ def _keys_of_metadata(texts: Mapping[Field, frozenset[str]]) -> frozenset[bytes]
 def _keys_of_fields(
     texts: Mapping[Field, frozenset[str]], key_paths: Sequence[Sequence[str]]
 ) -> frozenset[bytes] | None:
-    """Every combination of what the key fields must be."""
+    """Every combination of the values that the key fields must have."""
     if not key_paths:
         return None
     combinations: list[list[str]] = [[]]
@@ -143,7 +143,7 @@ def _keys_of_fields(
 
 
 def _encoded(text: str) -> bytes:
-    # No record key has a surrogate; a filter of a program may, and finds none.
+    # No record key has a surrogate. A filter from a program may have one, and finds nothing.
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -155,7 +155,7 @@ def _ranges_of_fields(
     prefixes: Mapping[Field, frozenset[str]],
     key_paths: Sequence[Sequence[str]],
 ) -> Iterable[tuple[Range, ...]]:
-    """Those of the leading key fields that are fixed, and of a beginning of the next one."""
+    """The ranges for leading key fields with fixed values, and a prefix of the next one."""
     heads = [""]
     for path in key_paths:
         field = Path(tuple(path))
@@ -172,12 +172,12 @@ def _ranges_of_fields(
 
 
 def _after(prefix: bytes) -> bytes:
-    """The least bytes above all that begin with `prefix`: the last byte of UTF-8 is never 255."""
+    """The lowest bytes above all that begin with `prefix`: the last byte of UTF-8 is never 255."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def _ranges_of_metadata(bound: Bound) -> tuple[Range, ...]:
-    """Those of comparisons with @key, which is a text."""
+    """The ranges of comparisons with @key, which is a text."""
     ranges: list[Range] = []
     for interval in bound:
         assert interval.kind is Kind.TEXT, "@key compares by its order with texts only"
@@ -189,7 +189,7 @@ def _ranges_of_metadata(bound: Bound) -> tuple[Range, ...]:
 
 
 def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """The same keys in ranges that are in order and do not overlap."""
+    """The same keys in ordered ranges that do not overlap."""
     merged: list[Range] = []
     for start, stop in sorted(ranges):
         if start >= stop:
@@ -202,7 +202,7 @@ def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _common(unions: Iterable[tuple[Range, ...]]) -> tuple[Range, ...]:
-    """The keys that are in all of the unions; a record has one key, so here they may be intersected."""
+    """The keys in all of the unions. A record has one key, so unions of keys may be intersected."""
     common: tuple[Range, ...] = EVERYTHING
     for ranges in unions:
         both: list[Range] = []

@@ -15,7 +15,7 @@ PATHS_MAX: Final = 1000
 
 
 def projection(topic: Topic, include: Sequence[str], exclude: Sequence[str]) -> Projection | None:
-    """The projection that a request asks for; None for whole payloads. Raises StoreError naming the path at fault."""
+    """The projection of a request; None: whole payloads. Raises StoreError naming the path at fault."""
     if not include and not exclude:
         return None
     if include and exclude:

@@ -1,10 +1,10 @@
-"""Runs one query over a cut, a bounded piece of work at a time (rules Q1 to Q4).
+"""Runs one query over a cut, in bounded pieces of work (rules Q1 to Q4).
 
-    Q-a  All records come from the one cut, and are judged at its one `now`: expired or not, and by the filter.
-    Q-b  Without `order_by` no more is in memory than one piece of work has read, whatever the size of the topic.
-    Q-c  A piece of work is bounded by what it reads, not by what it finds: who waits for a rare match is not kept from
-         giving up, and other queries get their turns.
-    Q-d  Whatever the plan, a record is returned only if the whole filter is true for it.
+    [1]  All records come from one cut. Its one `now` and the filter decide about each record.
+    [2]  Without `order_by`, memory holds only what one piece of work has read, whatever the size of the topic.
+    [3]  A piece of work is bounded by the records it reads, not by those it finds. So a query with few matches can be
+         cancelled at any time, and other queries get their turns.
+    [4]  Whatever the plan, a record is returned only if the whole filter is true for it.
 
 A `Scan` is used by one thread at a time; its owner closes it.
 """
@@ -41,25 +41,25 @@ KEYS_MAX: Final = 10_000
 SCAN_CHUNK: Final = 10_000
 """Stored records that a piece of work reads at most: some ten milliseconds."""
 SCAN_CHUNK_FIRST: Final = 1_000
-"""The same at the beginning, where the first match may be enough."""
+"""The same for the first pieces, as the first match may be enough."""
 FIND_CHUNK: Final = 1_000
-"""Records that a piece of work looks up by their keys, which costs about four times what reading on does."""
+"""Records that a piece of work looks up by key, which costs about four times as much as reading on."""
 RANGE_FIRST: Final = 32
-"""Records that are read of a range of keys before it is known to be long."""
+"""Records that are read of a range of keys before it counts as long."""
 HITS_MAX: Final = 200_000
-"""Record keys that an index may give to be put in order in memory."""
+"""Record keys from an index that may be sorted in memory."""
 HITS_SHARE: Final = 4
-"""An index is used where it finds at most one in so many of the stored records: a look-up costs that much more."""
+"""An index is used if it finds at most one in this many of the stored records: a look-up costs that much more."""
 RACE_STEPS: Final = (100, 1_000, 10_000, 100_000)
-"""How far ways are read in turns to see which one ends first. The others then cost at most ten times the entries of the
-best, and an entry costs a tenth of a look-up."""
+"""How far the ways are read in turns to see which one ends first. The others then cost at most ten times the entries of
+the best, and an entry costs a tenth of a look-up."""
 STREAMED_FROM: Final = 1_000
-"""For who wants but the first few records it is not worth knowing how many more than this there are."""
+"""For a query that wants only the first few records, more matches than this need not be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked of a topic. `top_n` and `page_size`: 0 for no limit."""
+    """One query. `top_n` and `page_size`: 0 for no limit."""
 
     topic: Topic
     keys: tuple[bytes, ...] = ()
@@ -75,11 +75,11 @@ class Query:
     order: Order | None = None
     explain: bool = False
     unreadable: bool = False
-    """Also records whose key cannot be told in a message (rule R13); with `keys_only`, for who removes them."""
+    """Also finds records whose key does not fit into a message (rule R13); with `keys_only`, to remove them."""
 
 
 class RecordBatch(NamedTuple):
-    """Records in columns; `payloads` is None where only keys were asked for."""
+    """Records in columns; `payloads` is None if only keys were asked for."""
 
     keys: list[bytes]
     payloads: list[bytes] | None
@@ -87,7 +87,7 @@ class RecordBatch(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What closes the answer."""
+    """The end of the answer."""
 
     matched: int
     returned: int
@@ -96,35 +96,35 @@ class Footer(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The way that was taken."""
+    """The way that was used."""
 
     access: Access
     index_path: str
-    """Empty: no index is used."""
+    """Empty: no index was used."""
     probes: int
-    """Look-ups, ranges or intervals planned."""
+    """Planned look-ups, ranges or intervals."""
     index_entries: int
-    """Read, to choose and to find."""
+    """Entries read, to choose the way and to find records."""
 
 
 class Scan:
     """Owns the cut of one query and the position in it."""
 
     def __init__(self, store: Store, query: Query, sort_memory: SortMemory | None = None) -> None:
-        """`sort_memory`: what an order shares with others. Raises StoreError for options that contradict each other, or
-        a page token of another query."""
+        """`sort_memory`: the memory that ordered queries share. Raises StoreError for options that contradict each
+        other, or a page token of another query."""
         _check(query)
         self.query: Final = query
         self._begin = _read_token(query) + b"\0" if query.page_token else b""
         self._plan = _plan(query)
-        # A count goes through all of them, and then says how many would have been returned.
+        # A count passes over all records, and then tells how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
         self._sorter = _sorter(query, sort_memory or SortMemory())
         self._room = Grant.GRANTED
         self._sorted: Iterator[tuple[bytes, bytes]] | None = None
         self._chunk = SCAN_CHUNK_FIRST
-        self._keys: list[bytes] = []  # found, and not yet returned
+        self._keys: list[bytes] = []  # found, not returned yet
         self._values: list[bytes] = []
         self._last_key = b""
         self._more = False
@@ -141,21 +141,20 @@ class Scan:
         self._sieve = sieve(query.topic, query.filter, self.cut.now_micros)
 
     def next_batch(self) -> RecordBatch | None:
-        """The next records; None when there are no more. With a filter this may take as long as the topic is large:
-        see `step`."""
+        """The next records; None: there are no more. With a filter this may read the whole topic, see `step`."""
         while (batch := self.step()) is not None:
             if batch.keys:
                 return batch
-            assert self.waits_for is None, "who shares the memory of sorts takes steps"
+            assert self.waits_for is None, "a scan that shares the memory of sorts takes steps"
         return None
 
     @property
     def waits_for(self) -> SortShare | None:
-        """The share of a sort that has to be ready before the next step, as there was no room; None: go on."""
+        """The share of a sort that has to become ready before the next step; None: go on."""
         return None if self._sorter is None or self._room is Grant.GRANTED else self._sorter.share
 
     def step(self) -> RecordBatch | None:
-        """A piece of work (Q-c): the records that it has found, perhaps none; None when there are no more."""
+        """Does a piece of work [3]: returns the records found, perhaps none; None: there are no more."""
         if self._ended:
             return None
         if self._room is not Grant.GRANTED:
@@ -179,17 +178,17 @@ class Scan:
         return self._next_found(self._rows)
 
     def footer(self) -> Footer:
-        """The figures, once there are no more batches."""
+        """The figures of the answer, once there are no more batches."""
         token = _write_token(self.query, self._last_key) if self.query.page_size and self._more else ""
         return Footer(self._matched, self._returned, self._scanned, token)
 
     def explanation(self) -> Explanation:
-        """How the records were found, once there are no more batches."""
+        """The way that found the records, once there are no more batches."""
         read = 0 if self._rows is None else self._rows.entries
         return self._way._replace(index_entries=self._way.index_entries + read)
 
     def close(self) -> None:
-        """Lets go of the cut, and of what has been sorted."""
+        """Releases the cut and the sorted records."""
         self.cut.close()
         if self._sorter is not None:
             self._sorter.close()
@@ -197,13 +196,13 @@ class Scan:
     # -- choosing a way ---------------------------------------------------------------------------------------------
 
     def _choose(self) -> Rows:
-        """Settles what the plan has left open, for which it has to be read."""
+        """Reads enough to choose among the ways that the plan leaves open."""
         access, points, ranges = self._plan.access, self._plan.points, self._plan.ranges
         bounds = [bound for bound in self._plan.bounds if bound.steps in self.cut.indexes]
         entries = 0
         if bounds:
             race = Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ())
-            # Who wants but the first few gets them sooner from an index that gives records in key order.
+            # A query for the first few records gets them sooner from an index that gives records in key order.
             found = race.run(for_few=self._limit is not None and self._sorter is None)
             entries = race.entries
             if found is not None:
@@ -219,7 +218,7 @@ class Scan:
         return Points(self.cut, self._behind(points))
 
     def _behind(self, keys: Iterable[bytes]) -> Iterator[bytes]:
-        """Those of this page and the pages to come."""
+        """The records of this page and of the following ones."""
         begin = self._begin
         return (key for key in keys if key >= begin) if begin else iter(keys)
 
@@ -231,7 +230,7 @@ class Scan:
         values: list[bytes] = []
         limit = self._chunk
         if self._sieve is None and self._sorter is None and self._limit is not None:
-            limit = min(limit, self._skip + self._limit - self._returned)  # all that is alive matches
+            limit = min(limit, self._skip + self._limit - self._returned)  # all live records match
         self._scanned += rows.read(limit, keys, values)
         self._chunk = min(2 * self._chunk, SCAN_CHUNK)
         if self._sieve is not None:
@@ -240,7 +239,7 @@ class Scan:
         self._keys, self._values = keys, values
 
     def _next_found(self, rows: Rows) -> RecordBatch:
-        """A batch of what has been found, after skipping, and up to the limit."""
+        """A batch of the found records, after skipping, and up to the limit."""
         query = self.query
         if query.count_only:
             self._matched += len(self._keys)
@@ -272,7 +271,7 @@ class Scan:
         return _NO_RECORDS
 
     def _go_on(self) -> RecordBatch:
-        """There is room now, or it was this one's turn to begin anew."""
+        """Continues after a wait: there is room now, or it is this sort's turn to begin anew."""
         if self._room is Grant.BEGIN_ANEW:
             self._rows, self._chunk = None, SCAN_CHUNK_FIRST
             self._matched = self._scanned = 0
@@ -346,10 +345,10 @@ def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
     return Sorter(query.order, limit, payloads=not (query.keys_only or query.explain), memory=memory)
 
 
-# --- what matches ----------------------------------------------------------------------------------------------------
+# --- matching -------------------------------------------------------------------------------------------------------
 
 Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
-"""From record keys and stored values to which of them match."""
+"""From record keys and stored values to the records that match."""
 
 
 def _counts_all(query: Query) -> bool:
@@ -358,7 +357,7 @@ def _counts_all(query: Query) -> bool:
 
 
 def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | None:
-    """The filter for many records at once, which does no more for each than it must; None: all of them match."""
+    """The filter for many records at once, with the least work for each; None: all of them match."""
     if given is None or given.predicate.constant:
         return None
     predicate = given.predicate
@@ -395,7 +394,7 @@ def sieve(topic: Topic, given: RecordFilter | None, now_micros: int) -> Sieve | 
 
 
 def _text(key: bytes) -> str:
-    """A key for a filter, which also judges records that are to be deleted though no publish could have made them."""
+    """A filter for keys that also accepts records which no publish could have made, so that they can be deleted."""
     return key.decode(errors="backslashreplace")
 
 
@@ -407,7 +406,7 @@ class Rows(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether there are no more."""
+        """Whether there are no more records."""
 
     @property
     def entries(self) -> int:
@@ -415,10 +414,11 @@ class Rows(Protocol):
 
     @property
     def position(self) -> bytes:
-        """The record key from which it goes on, which need not be there; ABOVE_ALL at the end."""
+        """The record key to continue from, which need not exist; ABOVE_ALL at the end."""
 
     def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
-        """Appends the live ones of at most the next `limit` stored records; returns how many those were."""
+        """Appends the live records among the next `limit` stored ones, at most. Returns the number of stored ones
+        read."""
 
 
 class Ranges:
@@ -427,8 +427,8 @@ class Ranges:
     entries = 0
 
     def __init__(self, cut: Cut, ranges: Sequence[Range], begin: bytes) -> None:
-        """Those from `begin` on (included)."""
-        # Reading on behind a short range would cost more than the range.
+        """The records from `begin` on (included)."""
+        # Reading past a short range would cost more than the range.
         self._reach = SCAN_CHUNK if ranges == EVERYTHING else RANGE_FIRST
         if begin:
             ranges = [Range(max(start, begin), stop) for start, stop in ranges if stop > begin]
@@ -458,13 +458,13 @@ class Ranges:
         return self._read(limit, keys, values)
 
     def read_values(self, limit: int, values: list[bytes]) -> int:
-        """As `read`, for who does not want the keys, which is quicker."""
+        """As `read` without the keys, which is faster."""
         return self._read(limit, None, values)
 
     def _read(self, limit: int, keys: list[bytes] | None, values: list[bytes]) -> int:
         scanned = size = 0
         cut = self._cut
-        for _ in range(FIND_CHUNK):  # of many ranges each may hold but a record
+        for _ in range(FIND_CHUNK):  # each of many ranges may hold only one record
             assert self._at is not None, "asked only while there is more"
             had, asked = len(values), min(limit - scanned, self._reach)
             if keys is None:
@@ -476,7 +476,7 @@ class Ranges:
                 self._next_range()
                 self._reach = min(self._reach, RANGE_FIRST)
             elif read < asked:
-                break  # it has come upon the bound in bytes
+                break  # it has reached the limit of bytes
             else:
                 self._reach = min(4 * self._reach, SCAN_CHUNK)
             size += sum(map(len, islice(values, had, None)))
@@ -486,10 +486,10 @@ class Ranges:
 
 
 class Points:
-    """The records of known keys; these come in order, and each once."""
+    """The records of known keys, in order and without duplicates."""
 
     def __init__(self, cut: Cut, keys: Iterator[bytes], streams: Sequence[_Entries] = ()) -> None:
-        """`streams`: where the keys come from, if from an index."""
+        """`streams`: the sources of the keys, if they come from an index."""
         self._cut = cut
         self._keys = keys
         self._streams = streams
@@ -521,7 +521,7 @@ class Points:
 
 
 class _Entries:
-    """The record keys of the index entries in some intervals, interval after interval."""
+    """The record keys of the index entries in some intervals, one interval after the other."""
 
     def __init__(self, fill: _Fill, intervals: Iterable[tuple[bytes, bytes]]) -> None:
         self._fill = fill
@@ -541,7 +541,7 @@ class _Entries:
             self._at, self._stop = following
 
     def fill(self, limit: int, keys: list[bytes]) -> None:
-        """Appends at most the next `limit`."""
+        """Appends at most the next `limit` keys."""
         while self._at is not None and limit > 0:
             had = len(keys)
             self._at = self._fill(self._at, self._stop, limit, keys)
@@ -551,7 +551,7 @@ class _Entries:
                 self._next_interval()
 
     def stream(self, chunk: int) -> Iterator[bytes]:
-        """All of them, read in chunks."""
+        """All keys, read in chunks."""
         while not self.ended:
             keys: list[bytes] = []
             self.fill(chunk, keys)
@@ -563,8 +563,8 @@ _Fill: TypeAlias = Callable[[bytes, bytes, int, list[bytes]], bytes | None]
 
 
 def merged(cut: Cut, bound: IndexBound, begin: bytes) -> Points:
-    """The records of a bound of points, from the key `begin` on (included), while its entries are read: those of each
-    point are in key order."""
+    """The records of a bound that consists of points, from the key `begin` on (included). Its entries are read
+    meanwhile: those of each point are in key order."""
     cursor = cut.indexes[bound.steps]
     streams = [_Entries(cursor.fill, [(start + begin, stop)]) for start, stop in bound.intervals]
     chunk = max(16, FIND_CHUNK // len(streams))
@@ -573,7 +573,7 @@ def merged(cut: Cut, bound: IndexBound, begin: bytes) -> Points:
 
 
 class Race:
-    """Which way ends first? Indexes, and ranges of record keys if there are any, are read in turns."""
+    """Finds the way that ends first: reads indexes, and ranges of record keys if there are any, in turns."""
 
     def __init__(self, cut: Cut, bounds: Sequence[IndexBound], ranges: Sequence[Range]) -> None:
         self._bounds = bounds
@@ -589,8 +589,8 @@ class Race:
         return sum([index.read for index in self._indexes])
 
     def run(self, *, for_few: bool) -> tuple[IndexBound, list[bytes] | None] | None:
-        """The index to use, and the keys of all records found by it; without them: they are too many, so they are to be
-        read from it as they stand, in key order. None: use none."""
+        """The index to use, with the keys of all records that it finds. Without keys: they are too many, so the index
+        is read as it stands, in key order. None: use no index."""
         most = max(STREAMED_FROM, min(HITS_MAX, self._stored // HITS_SHARE))
         keys: list[list[bytes]] = [[] for _ in self._indexes]
         keys_in_ranges: list[bytes] = []
@@ -657,11 +657,11 @@ _CONTRADICTIONS: Final = (
     *[(field, ("count_only",), "no records are returned") for field in _PAGED],
     *[(field, ("keys",), "all of them fit into one answer") for field in _PAGED],
 )
-"""(field, others, why not both)"""
+"""(field, other fields, why they exclude each other)"""
 
 
 def _query_hash(query: Query) -> str:
-    """What must be the same from page to page: the topic and the filter, not how records are shown."""
+    """Hashes what must stay the same from page to page: the topic and the filter, but not the projection."""
     text = "" if query.filter is None else query.filter.text
     return hashlib.blake2s(query.topic.prefix + text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 

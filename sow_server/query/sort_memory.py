@@ -1,15 +1,15 @@
-"""The memory in which ordered queries sort, shared by all of a server, and who waits for it (rule Q2).
+"""The memory in which ordered queries sort, shared by the whole server (rule Q2).
 
-While there is room every sort takes what it needs. When one finds none, the oldest of those that still grow gets *the
-turn*: it keeps what it has, and waits for room. Every other one that needs more lets go of all it holds, waits in line,
-and begins anew when it gets the turn, first come, first served.
+While there is room, every sort takes what it needs. When a sort finds none, the oldest of those that still grow gets
+*the turn*: it keeps its memory, and waits for room. Every other sort that needs more gives back all its memory, waits
+in line, and begins anew when it gets the turn, first come, first served.
 
-    SM1  Who waits in line holds nothing, and one at most waits while it holds something: the one with the turn. What it
-         waits for is held by sorts that need no more (their rows are being sent), or that let go when they do. So no
-         two wait for each other.
-    SM2  While one has the turn others start all the same, up to `small`: a small sort does not wait for a large one,
-         unless that one waits for room.
-    SM3  A sort that does not fit into the whole is refused, and no other is.
+    [1]  A sort that waits in line holds nothing. At most one sort waits while it holds memory: the one with the turn.
+         The memory it waits for is held by sorts that need no more, as their rows are being sent, or that give it back
+         once they do. So no two sorts wait for each other.
+    [2]  While one sort has the turn, others start with up to `small` bytes: a small sort does not wait for a large one,
+         unless the large one waits for room.
+    [3]  A sort that does not fit into the whole memory is refused; no other sort is.
 
 From any thread.
 """
@@ -25,28 +25,28 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 
 SORT_BYTES_MAX: Final = 256 * 2**20
-"""Memory that all ordered queries of a server may take together."""
+"""Memory of all ordered queries of a server together."""
 SORTS_WAITING_MAX: Final = 256
-"""Ordered queries that may wait in line for it."""
+"""Ordered queries that may wait in line."""
 SMALL_PARTS: Final = 64
-"""A sort of at most one in so many parts of the memory is small (SM2)."""
+"""A sort of at most one in this many parts of the memory is small [2]."""
 RETRY_MICROS: Final = MICROS
 
 
 class Grant(enum.Enum):
-    """What comes of asking for memory."""
+    """The answer to a request for memory."""
 
     GRANTED = enum.auto()
     WAIT = enum.auto()
-    """The share has the turn and keeps what it holds; it asks again once it is ready."""
+    """The share has the turn and keeps its memory; it asks again once it is ready."""
     BEGIN_ANEW = enum.auto()
     """The share holds nothing any more. Once it is ready, its sort begins anew."""
     NEVER = enum.auto()
-    """It is more than there is."""
+    """It needs more than the whole memory."""
 
 
 class SortMemory:
-    """Owns who holds how much, who has the turn, and the line."""
+    """Owns the shares, the turn, and the line."""
 
     def __init__(self, bytes_max: int = SORT_BYTES_MAX, waiting_max: int = SORTS_WAITING_MAX) -> None:
         self.bytes_max: Final = bytes_max
@@ -55,15 +55,15 @@ class SortMemory:
         self._lock = threading.Lock()
         self._held = 0
         self._growing: dict[SortShare, None] = {}
-        """Sorts that may need more, in the order in which they began."""
+        """Sorts that may need more, the oldest first."""
         self._turn: SortShare | None = None
         self._wanted = 0
-        """How much more the one with the turn waits for."""
+        """How much more memory the sort with the turn waits for."""
         self._line: dict[SortShare, None] = {}
         self.given_back = 0
-        """Bytes that have been given back since the start."""
+        """Bytes given back since the start."""
         self.moves = 0
-        """Rises with every taking and giving back: who waits while it stands still waits for somebody who hangs."""
+        """Rises whenever memory is taken or given back. If it stands still, the holders of the memory hang."""
 
     @property
     def held_bytes(self) -> int:
@@ -72,16 +72,16 @@ class SortMemory:
 
     @property
     def waiting(self) -> int:
-        """Sorts that wait."""
+        """The number of waiting sorts."""
         return len(self._line) + bool(self._wanted)
 
-    # -- what shares call, each under the lock ----------------------------------------------------------------------
+    # -- called by shares, under the lock ---------------------------------------------------------------------------
 
     def _take(self, share: SortShare, size: int) -> bool:
         more = size - share.held
         if more > 0 and not self._may_take(share, size):
             return False
-        if more:  # who comes and goes without any is no reason to wait on
+        if more:  # a sort without memory is no reason to wait on
             self.moves += 1
         self._held += more
         share.held = size
@@ -99,7 +99,8 @@ class SortMemory:
             return True
         if self._wanted:
             return False
-        return size <= self._small or share.held > self._small  # one that was large before goes on while there is room
+        # a sort that was large before goes on while there is room
+        return size <= self._small or share.held > self._small
 
     def _wait(self, share: SortShare, size: int) -> Grant:
         if size > self.bytes_max:
@@ -130,7 +131,7 @@ class SortMemory:
             self._advance()
 
     def _advance(self) -> None:
-        """After memory or the turn has become free: wakes who may go on."""
+        """Wakes the sorts that may go on, after memory or the turn has become free."""
         if self._turn is None and self._line:
             self._turn = next(iter(self._line))
             del self._line[self._turn]
@@ -148,7 +149,7 @@ class SortMemory:
 
 
 class SortShare:
-    """What one sort holds of the memory."""
+    """The memory of one sort."""
 
     def __init__(self, memory: SortMemory) -> None:
         self.memory: Final = memory
@@ -157,25 +158,25 @@ class SortShare:
         """Called once, on any thread and under the lock, when it is ready."""
 
     def try_hold(self, size: int) -> bool:
-        """Holds so many bytes from now on; False, and as before, where that cannot be at once."""
+        """Holds `size` bytes from now on. False: not possible now, nothing has changed."""
         memory = self.memory
         with memory._lock:
             memory._growing.setdefault(self)
             return memory._take(self, size)
 
     def hold(self, size: int) -> Grant:
-        """The same, and if that cannot be at once it waits. Raises StoreError OVERLOADED when too many wait."""
+        """As `try_hold`, but waits if that is not possible now. Raises StoreError OVERLOADED when too many wait."""
         with self.memory._lock:
             return self.memory._wait(self, size)
 
     def shrink(self, size: int) -> None:
-        """Holds no more than so many bytes from now on, and needs no more than it has."""
+        """Gives back the memory beyond `size`; the sort needs no more."""
         with self.memory._lock:
             self.memory._take(self, min(size, self.held))
             self.memory._grown(self)
 
     def close(self) -> None:
-        """Gives everything back, its place in the line too."""
+        """Gives everything back, and leaves the line."""
         with self.memory._lock:
             self.memory._line.pop(self, None)
             self.wake = None

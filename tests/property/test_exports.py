@@ -1,5 +1,5 @@
 """Whatever goes on meanwhile, the parts of an export together are the records that were alive at its `as_of`, each
-once, in whatever order, however often and in however many pieces they are read (rule Q6; EX1, EX2)."""
+once, in whatever order, however often and in however many pieces they are read (rule Q6; exports [1], exports [2])."""
 
 from __future__ import annotations
 

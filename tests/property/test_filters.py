@@ -315,7 +315,7 @@ def test_and_or_not_of_all_truths() -> None:
 @given(filters, documents, metas)
 @settings(max_examples=100)
 def test_what_matches_lies_within_the_bounds(tree: Filter, examples: list[dict[str, object]], meta: Meta) -> None:
-    """B1, B2."""
+    """bounds [1] and bounds [2]."""
     check_bounds(tree, examples, meta)
 
 
@@ -347,7 +347,7 @@ def plannable_filters(draw: st.DrawFn, depth: int = 2) -> Filter:
 def test_what_matches_a_plannable_filter_lies_within_the_bounds(
     tree: Filter, examples: list[dict[str, object]], meta: Meta
 ) -> None:
-    """B1, B2."""
+    """bounds [1] and bounds [2]."""
     check_bounds(tree, examples, meta)
 
 

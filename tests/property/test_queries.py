@@ -441,7 +441,7 @@ def test_a_plan_never_changes_a_result(rig: Rig, draw: Random) -> None:
 @given(st.randoms(use_true_random=True))
 @settings(max_examples=200)
 def test_records_are_sorted_as_one_comparison_at_a_time_would(draw: Random) -> None:
-    """Mixed kinds, ties, both directions; O1, O2, O3."""
+    """Mixed kinds, ties, both directions (ordering [1] to [3])."""
     world = narrow_world(draw)
     world = World(world.settings._replace(index=()), world.drafts[: draw.choice([1, 10, 30])])
     topic = Topic(1, "t", world.settings, in_config=False, create_time_micros=0, statistics=StoredStatistics())

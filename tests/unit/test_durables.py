@@ -1216,7 +1216,7 @@ def test_an_entry_that_is_due_when_it_is_handed_over_is_skipped_and_needs_no_ack
 
 
 def test_acknowledgements_share_commits(rig: Rig, subscribers: Subscribers) -> None:
-    """DC5."""
+    """durable_changes [1]."""
     followers = [subscribers.attach("orders", f"d{number}") for number in range(5)]
     put(rig, "a")
     answers: list[object] = []

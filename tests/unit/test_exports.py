@@ -1,4 +1,4 @@
-"""Exports: one cut read in parts, leases, and what becomes of them (rule Q6; EX1 to EX4)."""
+"""Exports: one cut read in parts, and leases (rule Q6; exports [1] to [4])."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_why_exports_have_ended_is_remembered_of_so_many(held: Held, monkeypatch
     opened = [held.open() for _ in range(3)]
     for one in opened:
         held.exports.close(one)
-    with pytest.raises(StoreError, match="since it was started"):
+    with pytest.raises(StoreError, match="since its start"):
         held.exports.find(opened[0])
     with pytest.raises(StoreError, match="it was closed"):
         held.exports.find(opened[1])

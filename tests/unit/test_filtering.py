@@ -85,7 +85,7 @@ def test_a_filter_sees_the_stamps_and_the_version(rig: Rig) -> None:
 
 
 def test_now_is_that_of_the_request_and_can_be_moved(rig: Rig) -> None:
-    """F-b."""
+    """filtering [2]."""
     rig.run(Publish("quotes", [b'{"id":1,"at":%d}' % (START + 5)]))
     (value,) = rig.store.get(rig.topic("quotes"), [b"1"])[1]
     assert value is not None

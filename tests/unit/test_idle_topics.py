@@ -138,7 +138,7 @@ def test_a_topic_that_is_to_be_empty_stays_while_it_holds_live_records(keeper: K
 
 
 def test_content_that_comes_before_the_writers_turn_saves_a_topic(keeper: Keeper) -> None:
-    """ID2: the decision is the writer's."""
+    """idle [2]: the decision is the writer's."""
     keeper.create("full", idle_ttl_micros=TTL, only_if_empty=True)
     keeper.create("used", idle_ttl_micros=TTL)
     keeper.rig.time.tick(TTL)
@@ -314,7 +314,7 @@ def test_many_topics_go_a_bounded_number_at_a_time(keeper: Keeper, monkeypatch: 
 
 
 def test_ten_thousand_idle_topics_cost_next_to_nothing(keeper: Keeper) -> None:
-    """ID3, in what is done and not only in time: no topic is looked at before it is due."""
+    """idle [3], in the work done and not only in time: no topic is looked at before it is due."""
     topics = keeper.rig.store.topics
     settings = JSON._replace(idle_ttl_micros=HOUR)
     now = keeper.rig.clock.now_micros()

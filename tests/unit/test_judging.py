@@ -143,7 +143,7 @@ def test_an_atomic_request_is_judged_whole(rig: Rig, subscribers: Subscribers) -
 
 
 def test_what_waits_to_be_judged_is_bounded(rig: Rig) -> None:
-    """SU3: beyond its queue the subscriber is served from the journal, and nothing is missing or comes twice."""
+    """subscription [3]: beyond its queue the subscriber reads the journal; nothing is missing or comes twice."""
     subscribers = Subscribers(rig, queue_bytes_max=1_000_000)
     slow = subscribers.subscribe("orders", filter=SLOW)
     for number in range(6):
@@ -156,7 +156,7 @@ def test_what_waits_to_be_judged_is_bounded(rig: Rig) -> None:
 
 
 def test_a_bookmark_says_nothing_of_what_is_not_judged_yet(rig: Rig, subscribers: Subscribers) -> None:
-    """SU2."""
+    """subscription [2]."""
     slow = subscribers.subscribe("orders", filter=SLOW, progress=SECOND)
     rig.put("orders", "a", LARGE)
     rig.put("orders", "x", SMALL)
@@ -223,7 +223,7 @@ def test_what_happens_in_the_midst_of_a_change(rig: Rig, monkeypatch: pytest.Mon
 def test_a_step_of_a_replay_ends_when_its_time_is_over(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RP1: 2000 changes of some milliseconds each would hold a reader thread for long."""
+    """replay [1]: 2000 changes of some milliseconds each would hold a reader thread for long."""
     for number in range(5):
         rig.put("orders", f"k{number}", SMALL)
     monkeypatch.setattr(replay, "READ_SECONDS", -1.0)

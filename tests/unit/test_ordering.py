@@ -1,4 +1,4 @@
-"""`order_by`: its text and its errors, what is compared with what, and what a sort holds (rule Q2; O1 to O5)."""
+"""`order_by`: its text, its errors, the comparisons, and the memory of a sort (rule Q2; ordering [1] to [5])."""
 
 from __future__ import annotations
 

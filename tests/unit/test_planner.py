@@ -1,4 +1,4 @@
-"""Which way a filter leads to its records (rule Q3; PL1 to PL4)."""
+"""How a plan finds the records of a filter (rule Q3; planner [1] to [4])."""
 
 from __future__ import annotations
 

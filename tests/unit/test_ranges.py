@@ -189,7 +189,7 @@ def test_limits_end_a_plan_with_a_commit(rig: Rig) -> None:
 
 
 def test_requests_that_share_a_commit_stay_together(rig: Rig) -> None:
-    """RA1: also where it has several chunks of the topic."""
+    """ranges [1]: also where it has several chunks of the topic."""
     begin = last(rig)
     requests = [
         Publish(topic, [b'{"px":1}'] * len(keys), list(keys))
@@ -350,7 +350,7 @@ def test_with_a_history_a_range_reads_the_same_when_the_journal_has_lost_what_wa
 
 
 def test_pieces_are_bounded_and_each_can_be_gone_on_from(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RA5."""
+    """ranges [5]."""
     monkeypatch.setattr(ranges, "READ_CHANGES", 2)
     begin = last(rig)
     put(rig, "a", "b", "c", px=5)
@@ -373,7 +373,7 @@ def test_pieces_are_bounded_and_each_can_be_gone_on_from(rig: Rig, monkeypatch: 
 
 @pytest.mark.parametrize("how", ["pruned", "deleted", "journal off"])
 def test_a_range_that_is_lost_while_it_is_read_is_refused(rig: Rig, how: str) -> None:
-    """RA4: never a silent gap."""
+    """ranges [4]: never a silent gap."""
     begin = last(rig)
     put(rig, *"abcdef")
     rig.time.tick(MINUTE)

@@ -1,4 +1,4 @@
-"""How a query is run: the way it takes, what it reads for it, and what it refuses (rules Q1 to Q5; Q-a to Q-d)."""
+"""How a query runs: the way to its records, the work for it, and its refusals (rules Q1 to Q5; scan [1] to [4])."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""However many subscribers there are, a change is decoded once, and asks only filters it may concern (G1 to G3)."""
+"""However many subscribers there are, a change is decoded once, and only filters that it may concern are evaluated
+(groups [1] to [3])."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def test_without_filters_nothing_is_decoded(rig: Rig, decoded: list[bytes]) -> N
 
 
 def test_filters_on_the_values_of_a_field_are_found_by_the_value(rig: Rig, asked: list[str]) -> None:
-    """G2."""
+    """groups [2]."""
     subscribers = Subscribers(rig)
     followers = [subscribers.subscribe("orders", filter=f"/account = 'a{number}'") for number in range(100)]
     rig.put("orders", "x", b'{"account":"a7"}')
@@ -177,7 +178,7 @@ values = st.one_of(scalars, st.none(), st.lists(scalars, max_size=3))
 def test_the_index_finds_every_filter_that_matches(
     tmp_path_factory: pytest.TempPathFactory, documents: list[dict[str, object]], keyed: bool
 ) -> None:
-    """MA2, and G2: also of arrays, numeric texts, and key fields, which compare by their texts."""
+    """matching [2] and groups [2]: also of arrays, numeric texts, and key fields, which compare by their texts."""
     import json
 
     rig = _rig(tmp_path_factory)
@@ -219,7 +220,7 @@ def _rig(factory: pytest.TempPathFactory) -> Rig:
 
 
 def test_slices_let_others_have_their_turn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DI3."""
+    """dispatch [3]."""
     subscribers = Subscribers(rig)
     follower = subscribers.subscribe("orders")
     monkeypatch.setattr("sow_server.subscriptions.dispatch.SLICE_CHANGES", 100)

@@ -901,7 +901,7 @@ def test_a_conflating_subscriber_that_catches_up_is_not_stopped_by_one_large_com
 def test_a_backlog_that_grows_too_large_is_served_from_the_journal(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DI4: filters that cannot keep up with the publishers cost bounded memory."""
+    """dispatch [5]: filters that cannot keep up with the publishers cost bounded memory."""
     for name, value in (("BACKLOG_BYTES_MAX", 2000), ("SLICE_CHANGES", 1), ("BLOCK_CHANGES", 1)):
         monkeypatch.setattr(f"sow_server.subscriptions.dispatch.{name}", value)
     follower = subscribers.subscribe("orders", oof=True)
