@@ -1,9 +1,11 @@
-"""The composition root: builds, starts and stops everything, in one visible order.
+"""The composition root: builds, starts and stops all parts, in one visible order.
 
-start   config → clock → store (verified, topics declared, overdue expired) → writer → gRPC → timers → links → healthy
+start   config → clock → store (verified, topics declared, overdue expired) → writer → timers → gRPC → links → healthy
         → `ready`
-stop    unhealthy → end subscriptions, exports → end links → refuse new calls → end calls → timers
-        → drain the writer, sync → close RocksDB
+stop    the same parts in the opposite order: unhealthy → end subscriptions and exports → end links → refuse new calls,
+        end calls → timers → drain the writer, sync → close RocksDB
+
+Every part that has started is on one exit stack, so a start that fails half-way stops exactly the parts that run.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,8 +30,7 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from sow.v1 import admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
-from sow_replication.service import Replication
+from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.config import Config, TlsConfig, clock_options, store_options
 from sow_server.engine.catalog.topics import Topic
@@ -37,9 +40,8 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
-from sow_server.linking import Linked, link
+from sow_server.linking import InstanceLinks, link
 from sow_server.metrics import ListenError, Metrics, serve_metrics
-from sow_server.peers import PeerStore
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -48,7 +50,6 @@ from sow_server.services.admission import Admission
 from sow_server.services.guard import guarded_handlers, handlers
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
-from sow_server.services.replication import NoReplicas
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.services.submissions import Submissions
@@ -60,23 +61,20 @@ from sow_server.timers import Timers
 log = structlog.get_logger(__name__)
 
 SWITCH_SECONDS: Final = 0.001
-"""How long a thread keeps the GIL from another that wants it. The default of 5 ms is what a publish would wait while
-the writer sweeps; switching five times as often costs less than a percent."""
+"""How long a thread keeps the GIL while another wants it. With the default of 5 ms a publish would wait that long while
+the writer sweeps. Switching five times as often costs less than a percent."""
 SCAN_RECORDS: Final = 1000
-"""Entries that a frame holds where durables are scanned; nobody is sent these."""
-LINKS_SECONDS: Final = 1.0
+"""Entries per frame where durables are scanned; these frames are not sent."""
 SERVICES: Final[tuple[str, ...]] = (
     "sow.v1.SowService",
     "sow.v1.AdminService",
     "sow.v1.SnapshotService",
     "sow.v1.LoadService",
 )
-REPLICATION: Final = "sow.v1.ReplicationService"
-"""Only where there are peers, or some are accepted."""
 
 
 class StartError(Exception):
-    """The server cannot start: one message that says why, and what to do."""
+    """The server cannot start: one message with the reason and the remedy."""
 
 
 def run(config: Config) -> int:
@@ -88,11 +86,67 @@ def run(config: Config) -> int:
 
 async def _serve(config: Config) -> int:
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with AsyncExitStack() as running:
+        await _start(config, running)
+        await stopping.wait()
+        log.info("stopping")
+    log.info("stopped")
+    return 0
 
+
+async def _start(config: Config, running: AsyncExitStack) -> None:
+    """Starts one part after the other. `running` stops them in the opposite order, also where a later one cannot
+    start."""
     metrics = Metrics()
+    stopped = threading.Event()
+    clock, store = _open_store(config, metrics, running)
+    readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")
+    running.callback(readers.shutdown, wait=True)
+    running.callback(stopped.set)
+    running.callback(metrics.release)
+    declare_topics(store, config.topics)
+    metrics.watch(store, clock)
+    parts = _Parts.on(store, clock, config, metrics)
+    links = _link(store, clock, config, readers)
+    store.start(asyncio.get_running_loop().call_soon_threadsafe)
+    timers = _timers(parts, readers, config, lambda: not stopped.is_set())
+    metrics.watch_jobs(timers.jobs)
+    loading = Loading(store, clock, parts.admission, readers)
+    services = (*SERVICES, *links.services)
+    healthy = health.aio.HealthServicer()
+    server = _server(config, links)
+    server.add_generic_rpc_handlers(_own_handlers(parts, links, loading, readers, config, metrics))
+    server.add_generic_rpc_handlers((*links.handlers(), *_standard_handlers(healthy, services)))
+    address = _bind(server, config)
+    _serve_metrics(config.metrics.listen, metrics)
+
+    timers.start()
+    running.callback(timers.stop)
+    loading.start()
+    running.push_async_callback(loading.stop)
+    await server.start()
+    running.push_async_callback(server.stop, config.server.stop_grace_micros / MICROS)
+    await links.start(metrics.links_are)
+    running.push_async_callback(links.stop)
+    running.callback(parts.end_streams)
+    watch = asyncio.create_task(_watch_failure(store, healthy, services))
+    running.push_async_callback(healthy.enter_graceful_shutdown)
+    running.callback(watch.cancel)
+    running.callback(stopped.set)  # first of all: a scrub or compaction gives way
+
+    await _set_health(healthy, services, serving=True)
+    _tune_gc()
+    for topic in list(store.topics.by_id.values()):
+        for warning in policies.warnings(topic.settings):
+            log.warning("settings_questionable", topic=topic.name, warning=warning)
+    log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
+    if not store.verified_at_start:
+        readers.submit(store.scrub, lambda: _pace(stopped))
+
+
+def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tuple[GuardedClock, Store]:
     clock = GuardedClock(options=clock_options(config))
     store = Store.open(
         config.server.data_dir,
@@ -103,148 +157,136 @@ async def _serve(config: Config) -> int:
         accept_loss=config.accept_loss,
         authoritative=config.authoritative,
     )
-    readers = ThreadPoolExecutor(config.server.reader_threads, thread_name_prefix="sow-reader")
-    stopped = threading.Event()
-    try:
-        declare_topics(store, config.topics)
-        metrics.watch(store, clock)
+    # Draining waits for the writer's thread, whose answers go through the event loop: so it must not block the loop.
+    running.push_async_callback(asyncio.to_thread, store.close)
+    return clock, store
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts between the store and the services. They need no start; `end_streams` ends them."""
+
+    store: Store
+    clock: GuardedClock
+    hub: Hub
+    consumers: Consumers
+    admission: Admission
+    idle: IdleTopics
+    exports: Exports
+    sorts: SortMemory
+
+    @classmethod
+    def on(cls, store: Store, clock: GuardedClock, config: Config, metrics: Metrics) -> _Parts:
+        """Builds the parts, watched by the metrics."""
         hub = Hub(
             store,
             clock,
-            loop.call_soon,
+            asyncio.get_running_loop().call_soon,
             options=HubOptions(
                 queue_bytes_max=config.subscriptions.queue_bytes_max,
                 subscriptions_max=config.subscriptions.subscriptions_max,
             ),
         )
-        consumers = Consumers(store, clock, hub, lambda text: TopicFilters(store, text, (), (), SCAN_RECORDS).view)
-        admission = Admission(store, clock)
-        sorts = SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max)
-        metrics.watch_sorts(sorts)
-        metrics.watch_subscriptions(hub)
-        metrics.watch_durables(consumers, admission)
-        idle = IdleTopics(store, clock)
-        metrics.watch_idle(idle)
-        exports = Exports(store, options=ExportOptions(config.limits.exports_max))
-        metrics.watch_exports(exports)
-        links = _link(store, clock, config, readers) if config.replicates else None
-        if links is not None:
-            store.writer.follow(lambda commits, synced: links.wake())
-        store.start(loop.call_soon_threadsafe)
-        timers = Timers(
+        parts = cls(
             store,
             clock,
-            readers,
-            consumers,
-            idle,
-            exports,
-            sorts,
-            prune_interval_micros=config.journal.prune_interval_micros,
-            mark_interval_micros=config.clock.mark_interval_micros,
-            reclaim_interval_micros=config.storage.reclaim_interval_micros,
-            reclaim_records=config.storage.reclaim_records,
-            go_on=lambda: not stopped.is_set(),
+            hub,
+            Consumers(store, clock, hub, lambda text: TopicFilters(store, text, (), (), SCAN_RECORDS).view),
+            Admission(store, clock),
+            IdleTopics(store, clock),
+            Exports(store, options=ExportOptions(config.limits.exports_max)),
+            SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
         )
-        metrics.watch_jobs(timers.jobs)
-        message_bytes_max = config.limits.message_bytes_max if links is None else config.limits.link_bytes_max
-        server = grpc.aio.server(
-            options=(
-                ("grpc.max_receive_message_length", message_bytes_max),
-                ("grpc.max_send_message_length", message_bytes_max),
-                # A client that vanished without a word holds a cut or a stream open: it is asked every minute.
-                ("grpc.keepalive_time_ms", 60_000),
-                ("grpc.keepalive_timeout_ms", 20_000),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ask twice a minute
-                ("grpc.so_reuseport", 0),  # a second server on the port is to fail, not to share it
-            ),
-            maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
-        )
-        replicas = NoReplicas(store, config.server.instance) if links is None else Linked(links)
-        changes = Submissions(store, replicas, admission)
-        sow = SowService(store, hub, consumers, changes, readers, config.server.durability, metrics, sorts)
-        admin = AdminService(
-            store, clock, consumers, replicas, readers, metrics, instance=config.server.instance, version=__version__
-        )
-        snapshot = SnapshotService(store, exports, hub, consumers, readers, metrics)
-        loading = Loading(store, clock, admission, readers)
-        loads = LoadService(store, loading, readers, store_options(config).writer.limits, metrics)
-        server.add_generic_rpc_handlers(
-            (
-                handlers(load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
-                handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
-                handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
-                handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
-            )
-        )
-        services = SERVICES
-        if links is not None:
-            services += (REPLICATION,)
-            service = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
-            server.add_generic_rpc_handlers((guarded_handlers(service, links.servicer),))
-        healthy = health.aio.HealthServicer()
-        of_health = health_pb2.DESCRIPTOR.services_by_name["Health"]
-        of_reflection = descriptor_pool.Default().FindServiceByName(reflection.SERVICE_NAME)
-        reflecting = reflection.aio.ReflectionServicer((*services, of_health.full_name, of_reflection.full_name))
-        server.add_generic_rpc_handlers(
-            (
-                guarded_handlers(of_health, healthy),  # type: ignore[arg-type]  # the stubs name another base
-                guarded_handlers(of_reflection, reflecting),
-            )
-        )
-        address = _bind(server, config)
-        _serve_metrics(config.metrics.listen, metrics)
-        await server.start()
-        timers.start()
-        loading.start()
-        watches = [asyncio.create_task(_watch_failure(store, healthy, services))]
-        if links is not None:
-            await links.start()
-            watches.append(asyncio.create_task(_watch_links(links, metrics)))
-        await _set_health(healthy, services, serving=True)
-        _tune_gc()
-        for topic in list(store.topics.by_id.values()):
-            for warning in policies.warnings(topic.settings):
-                log.warning("settings_questionable", topic=topic.name, warning=warning)
-        log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
-        if not store.verified_at_start:
-            readers.submit(store.scrub, lambda: _pace(stopped))
+        metrics.watch_sorts(parts.sorts)
+        metrics.watch_subscriptions(hub)
+        metrics.watch_durables(parts.consumers, parts.admission)
+        metrics.watch_idle(parts.idle)
+        metrics.watch_exports(parts.exports)
+        return parts
 
-        await stopping.wait()
-
-        log.info("stopping")
-        stopped.set()
-        for watch in watches:
-            watch.cancel()
-        await healthy.enter_graceful_shutdown()
-        idle.stop()
-        hub.stop()
-        exports.stop()
-        if links is not None:
-            await links.stop()
-        await server.stop(config.server.stop_grace_micros / MICROS)
-        await loading.stop()
-        timers.stop()
-    finally:
-        metrics.release()
-        stopped.set()
-        readers.shutdown(wait=True)
-        # Draining waits for the writer's thread, whose answers go through this loop: so not on it.
-        await loop.run_in_executor(None, store.close)
-    log.info("stopped")
-    return 0
+    def end_streams(self) -> None:
+        """Ends subscriptions and exports, so that their calls end."""
+        self.idle.stop()
+        self.hub.stop()
+        self.exports.stop()
 
 
-def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> Replication:
-    """The links with other instances. Raises StartError."""
+def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[], bool]) -> Timers:
+    return Timers(
+        parts.store,
+        parts.clock,
+        readers,
+        parts.consumers,
+        parts.idle,
+        parts.exports,
+        parts.sorts,
+        prune_interval_micros=config.journal.prune_interval_micros,
+        mark_interval_micros=config.clock.mark_interval_micros,
+        reclaim_interval_micros=config.storage.reclaim_interval_micros,
+        reclaim_records=config.storage.reclaim_records,
+        go_on=go_on,
+    )
+
+
+def _server(config: Config, links: InstanceLinks) -> grpc.aio.Server:
+    message_bytes_max = links.message_bytes_max or config.limits.message_bytes_max
+    return grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", message_bytes_max),
+            # A client that vanished without a word holds a cut or a stream open: it is asked every minute.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ask twice a minute
+            ("grpc.so_reuseport", 0),  # a second server on the port must fail instead of sharing it
+        ),
+        maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
+    )
+
+
+def _own_handlers(
+    parts: _Parts, links: InstanceLinks, loading: Loading, readers: Executor, config: Config, metrics: Metrics
+) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The handlers of this project's own services, without those of the links."""
+    store, hub, consumers = parts.store, parts.hub, parts.consumers
+    changes = Submissions(store, links, parts.admission)
+    sow = SowService(store, hub, consumers, changes, readers, config.server.durability, metrics, parts.sorts)
+    admin = AdminService(
+        store, parts.clock, consumers, links, readers, metrics, instance=config.server.instance, version=__version__
+    )
+    snapshot = SnapshotService(store, parts.exports, hub, consumers, readers, metrics)
+    loads = LoadService(store, loading, readers, store_options(config).writer.limits, metrics)
+    return (
+        handlers(load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
+        handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
+        handlers(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
+        handlers(snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
+    )
+
+
+def _standard_handlers(
+    healthy: health.aio.HealthServicer, services: Sequence[str]
+) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The handlers of health and reflection."""
+    of_health = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    of_reflection = descriptor_pool.Default().FindServiceByName(reflection.SERVICE_NAME)
+    reflecting = reflection.aio.ReflectionServicer((*services, of_health.full_name, of_reflection.full_name))
+    return (
+        guarded_handlers(of_health, healthy),  # type: ignore[arg-type]  # the stubs name another base
+        guarded_handlers(of_reflection, reflecting),
+    )
+
+
+def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
     try:
-        return link(PeerStore(store, clock, name=config.server.instance), config, readers)
+        return link(store, clock, config, readers)
     except OSError as error:
         raise StartError(f"[[replication.peers]]: {error.filename}: {error.strerror}") from error
 
 
 def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
-    """Makes the topics of the configuration file what it says; the ones that have left it stay, as an
-    administrator's (rule K1). Raises StartError."""
+    """Creates and alters topics as the configuration file declares them. A topic that left the file stays and belongs
+    to the administrator (rule K1). Raises StartError."""
 
     def finish(name: str, start: Callable[[Callable[[Topic | StoreError], None]], None]) -> None:
         results: list[Topic | StoreError] = []
@@ -269,7 +311,7 @@ def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
 
 
 def _bind(server: grpc.aio.Server, config: Config) -> str:
-    """Opens the port; returns the address with the port that was given out. Raises StartError."""
+    """Opens the port; returns the address with the actual port. Raises StartError."""
     listen = config.server.listen
     try:
         if config.tls is None:
@@ -312,13 +354,6 @@ async def _watch_failure(store: Store, healthy: health.aio.HealthServicer, servi
     await _set_health(healthy, services, serving=False)
 
 
-async def _watch_links(links: Replication, metrics: Metrics) -> None:
-    """Links belong to the event loop, and scrapes come on threads of their own."""
-    while True:
-        metrics.links_are(links.status())
-        await asyncio.sleep(LINKS_SECONDS)
-
-
 def _pace(stopped: threading.Event) -> bool:
     """Leaves the scrub a fraction of a core; False once the server stops."""
     time.sleep(0.005)
@@ -326,7 +361,7 @@ def _pace(stopped: threading.Event) -> bool:
 
 
 def _tune_gc() -> None:
-    """What is there now lives as long as the process; what comes is mostly short-lived and without cycles."""
+    """The objects of now live as long as the process; later ones are mostly short-lived and without cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

@@ -1,11 +1,12 @@
-"""Links with other instances, as the server has them: between the services, replication, and the configuration.
+"""The links with other instances as the server runs them: between the services, replication and the configuration.
 
-Errors of replication become errors of the store here, credentials become channels, and what a node tells becomes a line
-in the log.
+Here errors of replication become errors of the store, credentials become channels, and events of a node become lines in
+the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
@@ -14,26 +15,30 @@ from typing import Final, Protocol, TypeVar
 import grpc
 import structlog
 
-from sow.v1 import admin_pb2, types_pb2
+from sow.v1 import admin_pb2, replication_pb2, types_pb2
 from sow_replication import ports
 from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig, replication_token
+from sow_server.engine.store import Store
+from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.peers import PeerStore
-from sow_server.services.replication import Replicas
+from sow_server.services.guard import guarded_handlers
+from sow_server.services.replication import Links
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 RETRY_MICROS: Final = MICROS
+REPORT_SECONDS: Final = 1.0
 _WARNINGS: Final = frozenset({"link_closed", "link_refused", "peer_downgraded", "purge_failed", "tick_failed"})
 
 
 def node_options(config: Config) -> NodeOptions:
-    """The links that the configuration asks for."""
+    """The links that the configuration declares."""
     replication = config.replication
     return NodeOptions(
         peers=tuple(
@@ -47,52 +52,82 @@ def node_options(config: Config) -> NodeOptions:
     )
 
 
-def link(store: PeerStore, config: Config, readers: Executor) -> Replication:
-    """The links of an instance, not yet dialled. Raises OSError where a credential cannot be read."""
-    node = Node(store, node_options(config), random.Random())
+class InstanceLinks(Links, Protocol):
+    """The links of an instance as the server runs them: `Linked`, or `NoLinks` where the configuration has none."""
+
+    services: tuple[str, ...]
+    """Names of the gRPC services of the links."""
+    message_bytes_max: int
+    """The largest message between instances; 0: there are none."""
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The handlers of `services`."""
+
+    async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
+        """Dials the peers from now on, and reports the state of the links every second, on the event loop."""
+
+    async def stop(self) -> None:
+        """Ends all links."""
+
+
+def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
+    """The links of an instance, not yet dialled. To be made before the store starts: they follow its commits. Raises
+    OSError where a credential cannot be read."""
+    if not config.replicates:
+        return NoLinks(store, config.server.instance)
+    peer_store = PeerStore(store, clock, name=config.server.instance)
+    node = Node(peer_store, node_options(config), random.Random())
+    node.observe = log_event
     links = Replication(node, readers=readers, token=replication_token(config), channel=dialling(config))
-    node.observe = told
-    return links
+    store.writer.follow(lambda commits, synced: node.wake())
+    return Linked(links, message_bytes_max=config.limits.link_bytes_max)
 
 
-class Links(Protocol):
-    """What `Linked` needs of the links of its instance: `sow_replication.service.Replication` has it."""
+class Linked(InstanceLinks):
+    """Links that run: errors of replication become StoreErrors."""
 
-    async def replicated(self, topic: str, sequence: int) -> None:
-        """As of `Replicas`. Raises Refused."""
+    services = ("sow.v1.ReplicationService",)
 
-    def sync_peers(self, topic: str) -> int:
-        """As of `Replicas`."""
-
-    def status(self) -> admin_pb2.GetReplicationStatusResponse:
-        """As of `Replicas`."""
-
-    def verify(self, request: admin_pb2.VerifyReplicationRequest) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
-        """As of `Replicas`. Raises Refused."""
-
-    def repair(self, request: admin_pb2.RepairReplicationRequest) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
-        """As of `Replicas`. Raises Refused."""
-
-
-class Linked(Replicas):
-    """The links, for the services."""
-
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Replication, *, message_bytes_max: int) -> None:
+        self.message_bytes_max = message_bytes_max
         self._links = links
+        self._reporting: asyncio.Task[None] | None = None
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The handlers of the service that peers call."""
+        service = replication_pb2.DESCRIPTOR.services_by_name["ReplicationService"]
+        return (guarded_handlers(service, self._links.servicer),)
+
+    async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
+        """Dials the peers, and reports."""
+        await self._links.start()
+        self._reporting = asyncio.create_task(self._report(report))
+
+    async def stop(self) -> None:
+        """Ends the links, and the reports."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        await self._links.stop()
+
+    async def _report(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
+        """Links belong to the event loop, and scrapes of metrics come on threads of their own."""
+        while True:
+            report(self.status())
+            await asyncio.sleep(REPORT_SECONDS)
 
     def sync_peers(self, topic: str) -> int:
-        """How many configured sync peers get a topic."""
+        """The number of configured sync peers that get a topic."""
         return self._links.sync_peers(topic)
 
     async def replicated(self, topic: str, sequence: int) -> None:
-        """Returns once sync peers have everything of a topic up to there."""
+        """Returns once enough sync peers have every change of a topic up to the sequence."""
         try:
             await self._links.replicated(topic, sequence)
         except ports.Refused as refused:
             raise store_error(refused) from refused
 
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
-        """How every link is."""
+        """The state of every link."""
         return self._links.status()
 
     def verify(
@@ -104,8 +139,59 @@ class Linked(Replicas):
     def repair(
         self, request: admin_pb2.RepairReplicationRequest
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
-        """Repairs what differs."""
+        """Repairs the rows that differ."""
         return _translated(self._links.repair(request), "peer")
+
+
+class NoLinks(InstanceLinks):
+    """The null object: an instance without peers that accepts no sources."""
+
+    services = ()
+    message_bytes_max = 0
+
+    def __init__(self, store: Store, instance: str) -> None:
+        self._store = store
+        self._instance = instance
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """None."""
+        return ()
+
+    async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
+        """Nothing to dial or report."""
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    def sync_peers(self, topic: str) -> int:
+        """None."""
+        return 0
+
+    async def replicated(self, topic: str, sequence: int) -> None:
+        """Always REPLICATION_UNAVAILABLE."""
+        raise StoreError(Reason.REPLICATION_UNAVAILABLE, "this instance has no peers")
+
+    def status(self) -> admin_pb2.GetReplicationStatusResponse:
+        """The status without links."""
+        return admin_pb2.GetReplicationStatusResponse(
+            instance=self._instance, last_sequence=self._store.writer.synced_sequence
+        )
+
+    def verify(
+        self, request: admin_pb2.VerifyReplicationRequest
+    ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
+        """Always PEER_NOT_FOUND."""
+        raise _no_peer(request.peer)
+
+    def repair(
+        self, request: admin_pb2.RepairReplicationRequest
+    ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
+        """Always PEER_NOT_FOUND."""
+        raise _no_peer(request.peer)
+
+
+def _no_peer(name: str) -> StoreError:
+    return StoreError(Reason.PEER_NOT_FOUND, f"peer: no peer {name!r} is configured", field="peer")
 
 
 async def _translated(answers: AsyncIterator[T], field: str) -> AsyncGenerator[T, None]:
@@ -120,7 +206,7 @@ async def _translated(answers: AsyncIterator[T], field: str) -> AsyncGenerator[T
 
 
 def store_error(refused: ports.Refused, *, field: str = "") -> StoreError:
-    """What a caller is told of an error of replication; `field`: of the request, where a peer is not known."""
+    """An error of replication as a StoreError; `field`: the field of the request that names a peer."""
     if refused.reason == types_pb2.ERROR_REASON_UNSPECIFIED:
         return StoreError(Reason.INTERNAL, refused.message)
     reason = Reason(refused.reason)
@@ -132,25 +218,25 @@ def store_error(refused: ports.Refused, *, field: str = "") -> StoreError:
     )
 
 
-def told(event: str, fields: Mapping[str, object]) -> None:
-    """Logs what a node tells."""
+def log_event(event: str, fields: Mapping[str, object]) -> None:
+    """Logs an event of a node."""
     shown = dict(fields)
     if isinstance(reason := shown.get("reason"), int):
-        shown["reason"] = Reason(reason).name if reason else ""  # 0: a link ended that nothing is wrong with
-    orderly = shown.get("reason") == Reason.STOPPING.name  # one of the two ends stops, as somebody has told it to
+        shown["reason"] = Reason(reason).name if reason else ""  # 0: a link ended without a fault
+    orderly = shown.get("reason") == Reason.STOPPING.name  # an operator stops one of the two ends
     (log.warning if event in _WARNINGS and not orderly else log.info)(event, **shown)
 
 
 def dialling(config: Config) -> Callable[[str], grpc.aio.Channel]:
-    """A function that opens a channel to the peer at an address. Raises OSError where a certificate cannot be read; one
-    that is replaced is used after the next start."""
+    """A function that opens a channel to the peer at an address. Raises OSError where a certificate cannot be read. A
+    replaced certificate is used from the next start on."""
     options = (
         ("grpc.max_receive_message_length", config.limits.link_bytes_max),
         ("grpc.max_send_message_length", config.limits.link_bytes_max),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.enable_retries", 0),
-        # Links come back as replication wants it, which has its own backoff.
+        # Replication has its own backoff: gRPC reconnects at once.
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),

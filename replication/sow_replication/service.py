@@ -36,17 +36,6 @@ from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
 
 log = structlog.get_logger(__name__)
 
-MESSAGE_BYTES_MAX: Final = 2**30
-"""Of a message between instances: a single large commit goes in one, and may be all that was queued at its instance, or
-that it got in one message itself, and a read more. One that is beyond the bound would stop its link for ever."""
-CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.enable_retries", 0),  # this module tries again
-    ("grpc.initial_reconnect_backoff_ms", 100),
-)
 IDLE_SECONDS: Final = 1.0
 """How long a dialling task waits at most before it looks again."""
 
@@ -62,11 +51,6 @@ Asking = TypeVar(
 )
 
 
-def insecure_channel(address: str) -> grpc.aio.Channel:
-    """A channel without TLS."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
 class Replication:
     """Replication of one instance, running."""
 
@@ -75,8 +59,8 @@ class Replication:
         node: Node,
         *,
         readers: Executor,
+        channel: Callable[[str], grpc.aio.Channel],
         token: str = "",
-        channel: Callable[[str], grpc.aio.Channel] = insecure_channel,
     ) -> None:
         """`token`: what a peer must present, and is presented with; empty: none."""
         self.node: Final = node
@@ -86,7 +70,6 @@ class Replication:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
         self.servicer: Final = Servicer(node, readers, token, self._stopped)
-        node.observe = _observe
 
     async def start(self) -> None:
         """Dials the peers from now on."""
@@ -100,10 +83,6 @@ class Replication:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.servicer.stop()
-
-    def wake(self) -> None:
-        """There are new durable commits."""
-        self.node.wake()
 
     def sync_peers(self, topic: str) -> int:
         """Sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
@@ -423,7 +402,3 @@ async def _take(requests: AsyncIterator[replication_pb2.Sealed], receiver: Recei
     except Exception as error:  # the link ends with it, and the sender comes back
         log.exception("replication_receive_failed")
         receiver.fail(_internal(error))
-
-
-def _observe(event: str, fields: dict[str, object]) -> None:
-    log.warning(event, **fields)

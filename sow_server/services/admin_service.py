@@ -23,7 +23,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
-from sow_server.services.replication import Replicas
+from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
 from sow_server.subscriptions.consumers import Consumers
@@ -45,7 +45,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         store: Store,
         clock: GuardedClock,
         consumers: Consumers,
-        replicas: Replicas,
+        replicas: Links,
         readers: Executor,
         rpcs: RpcObserver,
         *,

@@ -12,7 +12,7 @@ from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, Outcome
 from sow_server.services.admission import Admission
-from sow_server.services.replication import Replicas
+from sow_server.services.replication import Links
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Submissions:
     else waits with it, and what a stream sends meanwhile is written.
     """
 
-    def __init__(self, store: Store, replicas: Replicas, admission: Admission | None = None) -> None:
+    def __init__(self, store: Store, replicas: Links, admission: Admission | None = None) -> None:
         self._store = store
         self._replicas = replicas
         self._admission = admission

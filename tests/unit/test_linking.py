@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import grpc
@@ -12,28 +12,21 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from sow.v1 import admin_pb2, replication_pb2_grpc, types_pb2
+from sow.v1 import admin_pb2, types_pb2
 from sow_replication.ports import Refused
+from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.linking import Linked, dialling, store_error, told
+from sow_server.linking import Linked, dialling, log_event, store_error
 
 
-class FakeLinks:
+class RefusingLinks(Replication):
     """Links that refuse everything with one error; a comparison after one answer."""
-
-    servicer: replication_pb2_grpc.ReplicationServiceServicer
 
     def __init__(self, refused: Refused) -> None:
         self.refused = refused
         self.repaired: list[admin_pb2.RepairReplicationResponse] = []
         self.ended = 0
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def wake(self) -> None: ...
 
     async def replicated(self, topic: str, sequence: int) -> None:
         raise self.refused
@@ -46,7 +39,7 @@ class FakeLinks:
 
     async def verify(
         self, request: admin_pb2.VerifyReplicationRequest
-    ) -> AsyncIterator[admin_pb2.VerifyReplicationResponse]:
+    ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         try:
             yield admin_pb2.VerifyReplicationResponse(topic="a")
             raise self.refused
@@ -55,7 +48,7 @@ class FakeLinks:
 
     async def repair(
         self, request: admin_pb2.RepairReplicationRequest
-    ) -> AsyncIterator[admin_pb2.RepairReplicationResponse]:
+    ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         for response in self.repaired:
             yield response
         raise self.refused
@@ -67,8 +60,8 @@ def refused(reason: str, message: str = "no") -> Refused:
 
 def test_what_replication_refuses_is_an_error_of_the_store() -> None:
     async def run() -> None:
-        links = FakeLinks(refused("REPLICATION_UNAVAILABLE", "the write stands here"))
-        linked = Linked(links)
+        links = RefusingLinks(refused("REPLICATION_UNAVAILABLE", "the write stands here"))
+        linked = Linked(links, message_bytes_max=0)
         assert linked.sync_peers("abc") == 3
         assert linked.status().instance == "nyc-1"
         with pytest.raises(StoreError, match="the write stands here") as caught:
@@ -85,8 +78,8 @@ def test_what_replication_refuses_is_an_error_of_the_store() -> None:
 
 def test_a_comparison_that_nobody_waits_for_ends() -> None:
     async def run() -> None:
-        links = FakeLinks(refused("STOPPING"))
-        answers = Linked(links).verify(admin_pb2.VerifyReplicationRequest())
+        links = RefusingLinks(refused("STOPPING"))
+        answers = Linked(links, message_bytes_max=0).verify(admin_pb2.VerifyReplicationRequest())
         await anext(answers)
         await answers.aclose()
         assert links.ended == 1
@@ -96,7 +89,7 @@ def test_a_comparison_that_nobody_waits_for_ends() -> None:
 
 def test_an_unknown_peer_is_a_field_at_fault() -> None:
     async def run() -> None:
-        linked = Linked(FakeLinks(refused("PEER_NOT_FOUND")))
+        linked = Linked(RefusingLinks(refused("PEER_NOT_FOUND")), message_bytes_max=0)
         with pytest.raises(StoreError) as caught:
             await anext(linked.repair(admin_pb2.RepairReplicationRequest()))
         assert (caught.value.reason, caught.value.field) == (Reason.PEER_NOT_FOUND, "peer")
@@ -114,11 +107,11 @@ def test_every_reason_of_replication_is_one_of_the_store() -> None:
 def test_the_log_names_reasons_and_warns_of_what_is_wrong() -> None:
     structlog.reset_defaults()
     with capture_logs() as lines:
-        told("peer_downgraded", {"peer": "ldn-1"})
-        told("peer_upgraded", {"peer": "ldn-1"})
-        told("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_CLOCK_SKEW, "message": "no"})
-        told("link_closed", {"peer": "ldn-1", "reason": 0, "message": "another link"})
-        told("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_STOPPING, "message": "stopping"})
+        log_event("peer_downgraded", {"peer": "ldn-1"})
+        log_event("peer_upgraded", {"peer": "ldn-1"})
+        log_event("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_CLOCK_SKEW, "message": "no"})
+        log_event("link_closed", {"peer": "ldn-1", "reason": 0, "message": "another link"})
+        log_event("link_closed", {"peer": "ldn-1", "reason": types_pb2.ERROR_REASON_STOPPING, "message": "stopping"})
     assert [(line["event"], line["log_level"], line.get("reason")) for line in lines] == [
         ("peer_downgraded", "warning", None),
         ("peer_upgraded", "info", None),

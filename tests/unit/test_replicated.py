@@ -21,12 +21,13 @@ from sow_server.engine.values.model import (
     Request,
     Touch,
 )
-from sow_server.services.replication import NoReplicas, Replicas
+from sow_server.linking import NoLinks
+from sow_server.services.replication import Links
 from sow_server.services.submissions import Submissions
 from tests.support.stores import Rig
 
 
-class FakeReplicas(Replicas):
+class FakeLinks(Links):
     """Peers for every topic but those without; `asked` is what was waited for. They have everything up to `acked`."""
 
     def __init__(self, *without: str) -> None:
@@ -76,7 +77,7 @@ def rig(tmp_path: Path) -> Rig:
     return rig
 
 
-def run(rig: Rig, replicas: Replicas, test: Callable[[Submissions], Awaitable[None]]) -> None:
+def run(rig: Rig, replicas: Links, test: Callable[[Submissions], Awaitable[None]]) -> None:
     """Runs a test beside the writer's thread."""
 
     async def started() -> None:
@@ -94,7 +95,7 @@ async def outcome(changes: Submissions, request: Request) -> Outcome:
 
 
 def test_an_answer_waits_for_the_peers_and_says_so(rig: Rig) -> None:
-    replicas = FakeReplicas()
+    replicas = FakeLinks()
     replicas.acked = 0
 
     async def test(changes: Submissions) -> None:
@@ -112,7 +113,7 @@ def test_an_answer_waits_for_the_peers_and_says_so(rig: Rig) -> None:
 
 
 def test_every_kind_of_change_waits(rig: Rig) -> None:
-    replicas = FakeReplicas()
+    replicas = FakeLinks()
 
     async def test(changes: Submissions) -> None:
         for request in (
@@ -128,7 +129,7 @@ def test_every_kind_of_change_waits(rig: Rig) -> None:
 
 
 def test_what_changes_nothing_waits_for_nothing(rig: Rig) -> None:
-    replicas = FakeReplicas()
+    replicas = FakeLinks()
 
     async def test(changes: Submissions) -> None:
         assert (await outcome(changes, Delete("orders", ["z"], durability=Durability.REPLICATED))).applied == 0
@@ -142,7 +143,7 @@ def test_what_changes_nothing_waits_for_nothing(rig: Rig) -> None:
 
 def test_a_retry_waits_for_what_its_first_attempt_has_written(rig: Rig) -> None:
     """A duplicate that is answered at once would say REPLICATED of a write that no peer may have."""
-    replicas = FakeReplicas()
+    replicas = FakeLinks()
 
     async def test(changes: Submissions) -> None:
         first, again = publish("a"), publish("a")
@@ -159,7 +160,7 @@ def test_a_retry_waits_for_what_its_first_attempt_has_written(rig: Rig) -> None:
 
 
 def test_a_write_that_too_few_peers_have_stands_and_the_answer_counts_it(rig: Rig) -> None:
-    replicas = FakeReplicas()
+    replicas = FakeLinks()
     replicas.refusal = unavailable()
 
     async def test(changes: Submissions) -> None:
@@ -183,11 +184,11 @@ def test_where_no_peer_can_have_it_nothing_is_written(rig: Rig, topic: str, why:
             assert (caught.value.reason, caught.value.applied) == (Reason.REPLICATION_UNAVAILABLE, 0)
         assert rig.store.count(rig.store.topics.find(topic)) == 0
 
-    run(rig, FakeReplicas("lonely"), test)
+    run(rig, FakeLinks("lonely"), test)
 
 
 def test_an_instance_without_peers_has_an_empty_status_and_no_peer_to_compare_with(rig: Rig) -> None:
-    replicas = NoReplicas(rig.store, "nyc-1")
+    replicas = NoLinks(rig.store, "nyc-1")
     rig.put("orders", "a")
     status = replicas.status()
     assert (status.instance, status.last_sequence) == ("nyc-1", rig.store.writer.last_sequence)

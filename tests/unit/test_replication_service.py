@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import grpc
 import pytest
@@ -19,9 +20,21 @@ from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.ports import Refused
 from sow_replication.sender import Sender
-from sow_replication.service import Replication, insecure_channel
+from sow_replication.service import Replication
 from sow_replication.wire import opened, refused_by, sealed
 from tests.support.replica_world import ModelStore
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_retries", 0),  # the links try again by themselves
+    ("grpc.initial_reconnect_backoff_ms", 100),
+)
+
+
+def insecure_channel(address: str) -> grpc.aio.Channel:
+    """A channel without TLS."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class Running:
@@ -36,7 +49,7 @@ class Running:
     def commit(self) -> None:
         """Commits what is queued, as a writer would all the time."""
         while self.store.step():
-            self.replication.wake()
+            self.replication.node.wake()
 
     def outgoing(self) -> admin_pb2.OutgoingLink:
         return self.replication.status().outgoing[0]
