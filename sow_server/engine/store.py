@@ -102,8 +102,7 @@ from sow_server.engine.disk.rocks import (
     disk_bytes,
     first_log_needed,
 )
-from sow_server.engine.durables.durables import Durable, Durables, DurableStage, prune_topic
-from sow_server.engine.durables.durables import Figures as DurableFigures
+from sow_server.engine.durables import Durable, DurableEditor, DurableFigures, Durables, prune_topic
 from sow_server.engine.formats.payloads import index_paths
 from sow_server.engine.journal import chunks as journal
 from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
@@ -719,11 +718,11 @@ class Store:
                     chunk.journaled = False
             draft.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
             draft.statistics[topic.id] = draft.figures(topic).trimmed(draft.next_sequence - 1)
-        with self.durables.stage(draft, self.topics.by_id) as staged:
+        with DurableEditor(self.durables, draft, self.topics.by_id) as durables:
             if refounded or settings.journal != topic.settings.journal:
-                staged.reset(topic)
+                durables.reset(topic)
             else:
-                staged.freeze(topic)
+                durables.freeze(topic)
         waiting = refounded and self._stage_waiting(draft, topic)
         indexes = self._stage_indexes(draft, topic, settings)
         draft.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
@@ -956,9 +955,9 @@ class Store:
         if policies.of(PolicyTarget.DURABLES) != self.policies.of(PolicyTarget.DURABLES):
             touched.update(self.durables.topic_ids())
         touched &= self.topics.by_id.keys()
-        with self.durables.stage(draft, self.topics.by_id) as staged:
+        with DurableEditor(self.durables, draft, self.topics.by_id) as durables:
             for topic_id in touched:
-                staged.freeze(self.topics.by_id[topic_id])
+                durables.freeze(self.topics.by_id[topic_id])
         for topic, settings in changes:
             draft.batch.puts[META][TOPIC_KEY + topic.prefix] = _encode_topic(
                 topic,
@@ -1013,13 +1012,13 @@ class Store:
 
     # -- durables ---------------------------------------------------------------------------------------------------
 
-    def change_durables(self, change: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+    def change_durables(self, change: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
         """Changes durables in one commit; `done` hears what `change` has returned, or raised. Raises StoreError at once
         when nothing can be queued."""
 
         def stage_change(draft: Draft) -> Callable[[], T]:
-            with self.durables.stage(draft, self.topics.by_id) as staged:
-                result = change(staged)
+            with DurableEditor(self.durables, draft, self.topics.by_id) as durables:
+                result = change(durables)
             return lambda: result
 
         self.commits.run(StagedBy(stage_change), done)

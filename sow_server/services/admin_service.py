@@ -15,7 +15,7 @@ from sow.v1 import admin_pb2, admin_pb2_grpc, types_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, row_fault
 from sow_server.engine.disk.layout import read_header
-from sow_server.engine.durables.durables import Cleared, Durable, Figures
+from sow_server.engine.durables import ClearedBacklogs, Durable, DurableFigures
 from sow_server.engine.store import Store
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.clock import GuardedClock
@@ -209,7 +209,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
         return admin_pb2.DescribeDurableResponse(durable=await self._read(describe))
 
-    def _described(self, topic: Topic, durable: Durable, figures: Figures, now_micros: int) -> admin_pb2.Durable:
+    def _described(self, topic: Topic, durable: Durable, figures: DurableFigures, now_micros: int) -> admin_pb2.Durable:
         message = self._durable(topic, durable)
         message.earliest = self._store.bookmark(figures.earliest)
         message.figures.total_entries = figures.total_entries
@@ -250,7 +250,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ClearBacklogRequest, context: Context
     ) -> admin_pb2.ClearBacklogResponse:
         topic = self._store.topics.find(request.topic)
-        cleared: Cleared = await self._await(lambda done: self._consumers.clear(topic, request.name, done))
+        cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, request.name, done))
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
         return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries)
 

@@ -11,7 +11,7 @@ import structlog
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.durables.durables import Durable
+from sow_server.engine.durables import Durable
 from sow_server.engine.store import Store
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType

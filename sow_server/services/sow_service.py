@@ -13,7 +13,7 @@ import structlog
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.durables.durables import Durable, RewindTo
+from sow_server.engine.durables import Durable, RewindTo
 from sow_server.engine.store import Store, payload_of
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError

@@ -18,7 +18,15 @@ from typing import Any, Final, Protocol
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.durables.durables import Attached, Delivered, Durable, Gap, GapReason, delivered, not_found
+from sow_server.engine.durables import (
+    AttachedDurable,
+    DeliveryStep,
+    Durable,
+    DurableGap,
+    GapReason,
+    delivered,
+    not_found,
+)
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared
 from sow_server.subscriptions.durable_entries import FirstEntries
@@ -111,23 +119,23 @@ class Consumer:
         """Whether a snapshot replaces the backlog, and has not ended yet."""
         self._error: StoreError | None = None
         self._is_closed = False
-        self._attached: Attached | None = None
+        self._attached: AttachedDurable | None = None
         """Set until the first frame: the answer to the attachment. Meanwhile the first entry may be set aside, see
         [2]."""
         self._looked = False
         self._first: FirstEntries | None = None
-        self._deliveries: tuple[Delivered, ...] = ()
+        self._deliveries: tuple[DeliveryStep, ...] = ()
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
-    def begin(self, attached: Attached) -> None:
+    def begin(self, attached: AttachedDurable) -> None:
         """Starts: the durable exists, and this consumer is attached to it. Raises StoreError."""
         if not self._expected and self._owner.delivered_enough(self.topic, attached.durable):
             self._attached = attached
         else:
             self._greet(attached)
 
-    def _greet(self, attached: Attached) -> None:
+    def _greet(self, attached: AttachedDurable) -> None:
         durable = attached.durable
         self._attached = None
         self._deliveries = durable.deliveries
@@ -136,7 +144,7 @@ class Consumer:
         gaps = sorted(durable.gaps, key=lambda gap: gap.reason is GapReason.CONFLATED)
         self._go_on(durable.position, gaps)
 
-    def _go_on(self, position: int, gaps: list[Gap]) -> None:
+    def _go_on(self, position: int, gaps: list[DurableGap]) -> None:
         """Tells of gaps, and continues behind them; with a snapshot, if one of them is conflated."""
         for gap in gaps:
             self._frames.append(GapNotice(gap.reason, gap.after, gap.upto, gap.entries))
@@ -236,7 +244,7 @@ class Consumer:
     def _look(self, look: Callable[[], FirstEntries | None]) -> None:
         self._first = look()
 
-    def _take_first(self, attached: Attached, first: FirstEntries | None) -> None:
+    def _take_first(self, attached: AttachedDurable, first: FirstEntries | None) -> None:
         if first is None:
             self._begin_with(attached, attached.durable)
             return
@@ -269,7 +277,7 @@ class Consumer:
         except StoreError as error:
             self.end(error)
 
-    def _begin_with(self, attached: Attached, durable: Durable) -> None:
+    def _begin_with(self, attached: AttachedDurable, durable: Durable) -> None:
         try:
             self._greet(attached._replace(durable=durable))
         except StoreError as error:
@@ -304,7 +312,7 @@ class Consumer:
             return False
         gaps = [_after(gap, self.sent) for gap in durable.gaps if gap.upto > max(self.sent, self.told)]
         if not gaps or gaps[-1].upto < floor:
-            gaps.append(Gap(GapReason.DISCARDED, gaps[-1].upto if gaps else self.sent, floor, 0))
+            gaps.append(DurableGap(GapReason.DISCARDED, gaps[-1].upto if gaps else self.sent, floor, 0))
         self._go_on(self.sent, gaps)
         return True
 
@@ -314,6 +322,6 @@ class Consumer:
         return self._snapshot
 
 
-def _after(gap: Gap, position: int) -> Gap:
+def _after(gap: DurableGap, position: int) -> DurableGap:
     """The part of a gap after a position; the number of its entries is not known."""
     return gap if gap.after >= position else gap._replace(after=position, entries=0)

@@ -18,11 +18,11 @@ from typing import Final
 import structlog
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.durables.durables import (
-    Attached,
-    Cleared,
+from sow_server.engine.durables import (
+    AttachedDurable,
+    ClearedBacklogs,
     Durable,
-    DurableStage,
+    DurableEditor,
     GapReason,
     RewindTo,
     check_same,
@@ -115,12 +115,12 @@ class Consumers:
         consumer = Consumer(self, request, topic, attachment, self._closed)
         self._consumers[key] = self._sessions[key] = consumer
 
-        def attach(staged: DurableStage) -> Attached:
+        def attach(durables: DurableEditor) -> AttachedDurable:
             if self._store.topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)
-            if unstartable is not None and staged.get(topic, attachment.name) is None:
+            if unstartable is not None and durables.get(topic, attachment.name) is None:
                 raise unstartable
-            return staged.attach(
+            return durables.attach(
                 topic,
                 attachment.name,
                 filter_text=text,
@@ -131,7 +131,7 @@ class Consumers:
                 handed=0 if present is None else present.handed,
             )
 
-        def attached(result: Attached | StoreError) -> None:
+        def attached(result: AttachedDurable | StoreError) -> None:
             if isinstance(result, StoreError):
                 self._drop(consumer, present)
                 done(result)
@@ -216,7 +216,7 @@ class Consumers:
         def acknowledged(result: Durable | StoreError | None) -> None:
             done(not_found(topic, name) if result is None else result)
 
-        self._changes.submit(lambda staged: staged.acknowledge(topic, name, position, told=told), acknowledged)
+        self._changes.submit(lambda durables: durables.acknowledge(topic, name, position, told=told), acknowledged)
 
     def follow(self, consumer: Consumer) -> None:
         """Moves the position over entries that the filter left out, if every handed-over entry is acknowledged [3]."""
@@ -225,7 +225,7 @@ class Consumers:
             return
         if consumer.handed <= durable.position < consumer.sent:
             topic, name, before, sent = consumer.topic, consumer.name, durable.position, consumer.sent
-            self._changes.submit_quietly(lambda staged: staged.follow(topic, name, before, sent), _ignore)
+            self._changes.submit_quietly(lambda durables: durables.follow(topic, name, before, sent), _ignore)
 
     # -- browsing ---------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class Consumers:
         """Sets entries aside, if the durable is still at `before` (rule J15); `done` hears whether it was. Raises
         StoreError."""
         sequences, upto = entries
-        self._changes.submit(lambda staged: staged.set_aside(topic, name, before, sequences, upto), done)
+        self._changes.submit(lambda durables: durables.set_aside(topic, name, before, sequences, upto), done)
 
     # -- pinning ----------------------------------------------------------------------------------------------------
 
@@ -283,10 +283,10 @@ class Consumers:
             raise in_use(topic, name)
         declared = {"idle_ttl_micros": idle_ttl_micros}
 
-        def pin(staged: DurableStage) -> tuple[Durable, bool]:
+        def pin(durables: DurableEditor) -> tuple[Durable, bool]:
             if self._store.topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)
-            return staged.pin(topic, name, position, declared)
+            return durables.pin(topic, name, position, declared)
 
         def pinned(result: tuple[Durable, bool] | StoreError) -> None:
             if not isinstance(result, StoreError) and result[1]:
@@ -317,15 +317,15 @@ class Consumers:
                 self._look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
             done(result)
 
-        self._changes.submit(lambda staged: staged.rewind(topic, name, to), rewound)
+        self._changes.submit(lambda durables: durables.rewind(topic, name, to), rewound)
 
     def delete(self, topic: Topic, name: str, done: Callable[[Durable | StoreError], None], *, force: bool) -> None:
         """Deletes a durable. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
         self._store.durables.find(topic, name)
         self._free(topic, name, "deleted", force=force)
-        self._changes.submit(lambda staged: staged.remove(topic, name), done)
+        self._changes.submit(lambda durables: durables.remove(topic, name), done)
 
-    def clear(self, topic: Topic, name: str, done: Callable[[Cleared | StoreError], None]) -> None:
+    def clear(self, topic: Topic, name: str, done: Callable[[ClearedBacklogs | StoreError], None]) -> None:
         """Acknowledges everything; for all durables of the topic if `name` is empty (rule J13). Consumers are detached
         and come back for the next entries. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND."""
         if name:
@@ -333,7 +333,7 @@ class Consumers:
         for topic_id, other in list(self._sessions):
             if topic_id == topic.id and name in ("", other):
                 self._free(topic, other, "cleared", force=True)
-        self._changes.submit(lambda staged: staged.clear(topic, name), done)
+        self._changes.submit(lambda durables: durables.clear(topic, name), done)
 
     def _free(self, topic: Topic, name: str, what: str, *, force: bool) -> None:
         """Detaches the consumer, if there is one. Raises StoreError DURABLE_IN_USE."""
@@ -444,12 +444,12 @@ class Consumers:
 
         try:
             if idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
-                self._changes.submit(lambda staged: _remove_idle(staged, topic, durable.name, idle), again)
+                self._changes.submit(lambda durables: _remove_idle(durables, topic, durable.name, idle), again)
                 return
             if ttl is not None:
                 oldest = self._store.durables.oldest(topic, durable.position)
                 if oldest is not None and oldest + ttl <= now:
-                    self._changes.submit(lambda staged: staged.expire_backlog(topic, durable.name), again)
+                    self._changes.submit(lambda durables: durables.expire_backlog(topic, durable.name), again)
                     return
             self._look_at(topic, durable)
         except StoreError as error:
@@ -473,7 +473,7 @@ class Consumers:
         """Moves the position of a scanned durable, if nobody has moved it since."""
         topic, durable = scan.topic, scan.durable
         self._changes.submit_quietly(
-            lambda staged: staged.follow(topic, durable.name, durable.position, position), done
+            lambda durables: durables.follow(topic, durable.name, durable.position, position), done
         )
 
 
@@ -491,20 +491,20 @@ def exceeds(store: Store, topic: Topic, now_micros: int, under_way: tuple[int, i
     return age is not None and backlog.oldest_micros is not None and now_micros - backlog.oldest_micros >= age
 
 
-def _detach(topic: Topic, name: str, handed: int = 0) -> Callable[[DurableStage], None]:
-    return lambda staged: staged.detach(topic, name, handed)
+def _detach(topic: Topic, name: str, handed: int = 0) -> Callable[[DurableEditor], None]:
+    return lambda durables: durables.detach(topic, name, handed)
 
 
-def _relieve(topic: Topic) -> Callable[[DurableStage], list[str]]:
-    return lambda staged: staged.relieve(topic)
+def _relieve(topic: Topic) -> Callable[[DurableEditor], list[str]]:
+    return lambda durables: durables.relieve(topic)
 
 
-def _remove_idle(staged: DurableStage, topic: Topic, name: str, idle_ttl_micros: int) -> None:
+def _remove_idle(durables: DurableEditor, topic: Topic, name: str, idle_ttl_micros: int) -> None:
     """Removes a durable that has not been used for its `idle_ttl` (rule J10), if that still holds."""
-    found = staged.get(topic, name)
-    if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= staged.now:
+    found = durables.get(topic, name)
+    if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= durables.now:
         log.info("durable_idle", topic=topic.name, durable=name)
-        staged.remove(topic, name)
+        durables.remove(topic, name)
 
 
 def _ignore(_: object) -> None:

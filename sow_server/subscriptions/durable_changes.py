@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
-from sow_server.engine.durables.durables import DurableStage
+from sow_server.engine.durables import DurableEditor
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import StoreError
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class _DurableChange(NamedTuple):
     """One change of durables that waits for the writer."""
 
-    run: Callable[[DurableStage], object]
+    run: Callable[[DurableEditor], object]
     done: Callable[[Any], None]
     """Hears the result, or the StoreError."""
 
@@ -36,7 +36,7 @@ class DurableChanges:
         self._waiting: list[_DurableChange] = []
         self._writing = False
 
-    def submit(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+    def submit(self, run: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
         """Queues a change. Raises StoreError when the writer takes no changes."""
         self._waiting.append(_DurableChange(run, done))
         if not self._writing:
@@ -46,7 +46,7 @@ class DurableChanges:
                 del self._waiting[-1:]
                 raise
 
-    def submit_quietly(self, run: Callable[[DurableStage], T], done: Callable[[T | StoreError], None]) -> None:
+    def submit_quietly(self, run: Callable[[DurableEditor], T], done: Callable[[T | StoreError], None]) -> None:
         """As `submit`, but drops the change while the store is stopping, failed or overloaded."""
         try:
             self.submit(run, done)
@@ -57,11 +57,11 @@ class DurableChanges:
         """Sends the waiting changes as one batch [1]."""
         batch = list(self._waiting)
 
-        def change(staged: DurableStage) -> list[object]:
+        def change(durables: DurableEditor) -> list[object]:
             results: list[object] = []
             for one in batch:
                 try:
-                    results.append(one.run(staged))
+                    results.append(one.run(durables))
                 except StoreError as error:
                     results.append(error)
             return results

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.durables.durables import Durable, Figures
+from sow_server.engine.durables import Durable, DurableFigures
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -151,7 +151,7 @@ class DurableEntries:
 
         return read
 
-    def exact(self, topic: Topic, durable: Durable, figures: Figures) -> Figures:
+    def exact(self, topic: Topic, durable: Durable, figures: DurableFigures) -> DurableFigures:
         """The figures of a durable, counted exactly: only entries that match its filter. Reads all of them, so it must
         not run on the event loop."""
         reader = self.replay(topic, durable.filter)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sow_server.engine.disk.layout import HeaderColumns
-from sow_server.engine.durables.durables import GapReason
+from sow_server.engine.durables import GapReason
 from sow_server.engine.values.model import NEVER
 
 FRAME_BYTES: Final = 2**20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.disk.rocks import FAMILIES, META
-from sow_server.engine.durables.durables import RewindTo
+from sow_server.engine.durables import RewindTo
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from sow_server.engine.durables.durables import Cleared, RewindTo
-from sow_server.engine.durables.durables import Durable as Row
+from sow_server.engine.durables import ClearedBacklogs, RewindTo
+from sow_server.engine.durables import Durable as Row
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Publish, TopicSettings
 from sow_server.subscriptions.request import FROM_NOW
@@ -115,7 +115,7 @@ class Lives(RuleBasedStateMachine):
         return durable.gone
 
     def _let_go(self) -> None:
-        """The floor rises to what nobody holds (DU3)."""
+        """The floor rises to what nobody holds (durables [3])."""
         held = min([self._retained(), *[durable.position for durable in self.durables.values()]])
         self.floor = max([self.floor, *self._entries(self.floor, held)])
 
@@ -324,7 +324,7 @@ class Lives(RuleBasedStateMachine):
     def clear(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(["", *sorted(self.durables)]))
         topic = self.rig.topic(TOPIC)
-        answers: list[Cleared | StoreError] = []
+        answers: list[ClearedBacklogs | StoreError] = []
         self.subscribers.consumers.clear(topic, name, answers.append)
         cleared = self.subscribers.answer(answers)
         chosen = [durable for other, durable in self.durables.items() if name in ("", other)]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from sow_server.engine.durables.durables import Durable
+from sow_server.engine.durables import Durable
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import Declared

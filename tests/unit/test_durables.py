@@ -14,17 +14,17 @@ import pytest
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import DURABLE_KEY
 from sow_server.engine.disk.rocks import META, Failed
-from sow_server.engine.durables.durables import (
-    STEPS_MAX,
-    Cleared,
+from sow_server.engine.durables import (
+    ClearedBacklogs,
     Durable,
-    DurableStage,
-    Figures,
-    Gap,
+    DurableEditor,
+    DurableFigures,
+    DurableGap,
     GapReason,
     RewindTo,
 )
-from sow_server.engine.durables.durables import _decode as decode_row
+from sow_server.engine.durables.model import STEPS_MAX
+from sow_server.engine.durables.rows import decode_durable
 from sow_server.engine.journal import chunks as journal
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, MessageType, Publish, TopicSettings
@@ -63,7 +63,7 @@ def durable(rig: Rig, name: str = "d", topic: str = "orders") -> Durable:
     return rig.store.durables.find(rig.topic(topic), name)
 
 
-def figures(rig: Rig, name: str = "d", topic: str = "orders") -> Figures:
+def figures(rig: Rig, name: str = "d", topic: str = "orders") -> DurableFigures:
     return rig.store.durable_figures(rig.topic(topic), name)[1]
 
 
@@ -92,7 +92,7 @@ def delete(subscribers: Subscribers, name: str = "d", *, force: bool = False) ->
 
 def clear(subscribers: Subscribers, name: str = "d") -> int:
     topic = subscribers.rig.topic("orders")
-    answers: list[Cleared | StoreError] = []
+    answers: list[ClearedBacklogs | StoreError] = []
     subscribers.consumers.clear(topic, name, answers.append)
     return subscribers.answer(answers).entries
 
@@ -471,7 +471,7 @@ def test_clearing_acknowledges_everything_of_one_or_all(rig: Rig, subscribers: S
 
 
 def test_a_deleted_durable_lets_go_and_its_client_is_told_when_it_is_back(rig: Rig, subscribers: Subscribers) -> None:
-    """J10 (reset), DU3."""
+    """J10 (reset), durables [3]."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     follower = subscribers.attach("orders", "d")
     put(rig, "a")
@@ -770,7 +770,7 @@ def test_evicting_by_age_and_telling_a_consumer_that_is_attached(rig: Rig, subsc
 
 
 def test_what_was_handed_over_is_no_gap(rig: Rig, subscribers: Subscribers) -> None:
-    """DU4: it was only slow to acknowledge."""
+    """durables [4]: it was only slow to acknowledge."""
     follower = subscribers.attach("orders", "d")
     rig.alter_topic("orders", backlog_quota_age_micros=100 * SECOND, backlog_action=BacklogAction.EVICT)
     put(rig, "a", "b")
@@ -870,12 +870,12 @@ def test_a_gap_of_which_a_part_was_handed_over_again_does_not_tell_the_number_of
     subscribers.upkeep()
     assert [(gap.reason, gap.after, gap.entries) for gap in durable(rig).gaps] == [(GapReason.EVICTED, 0, 2)]
     rewind(subscribers, RewindTo(position=1))
-    assert durable(rig).gaps == (Gap(GapReason.EVICTED, 0, 1, 0),)
+    assert durable(rig).gaps == (DurableGap(GapReason.EVICTED, 0, 1, 0),)
     put(rig, "d")
     subscribers.upkeep()
     position = durable(rig).position
     assert position > 1
-    assert durable(rig).gaps == (Gap(GapReason.EVICTED, 0, position, 0),)
+    assert durable(rig).gaps == (DurableGap(GapReason.EVICTED, 0, position, 0),)
 
 
 def held(admission: Admission) -> asyncio.Task[Topic | None]:
@@ -1012,7 +1012,7 @@ def test_a_take_over_that_is_refused_leaves_nobody_attached(
         def stalled(*_: object, **__: object) -> None:
             raise StoreError(Reason.WRITE_STALLED, "the disk cannot keep up")
 
-        patch.setattr(DurableStage, "attach", stalled)
+        patch.setattr(DurableEditor, "attach", stalled)
         with pytest.raises(StoreError) as error:
             subscribers.attach("orders", "d", force=True)
     assert refused(error) is Reason.WRITE_STALLED
@@ -1062,7 +1062,7 @@ def test_who_comes_back_while_its_durable_is_deleted_begins_where_it_asked_to(
 def test_a_bookmark_beyond_a_hard_limit_is_too_old_though_nobody_has_pruned_yet(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """S4, DU4. The durable was made behind what was discarded, and nobody was told."""
+    """S4, durables [4]. The durable was made behind what was discarded, and nobody was told."""
     rig.alter_topic("orders", max_age_micros=MINUTE)
     put(rig, "a", "b")
     rig.time.tick(MINUTE)
@@ -1077,7 +1077,7 @@ def test_a_bookmark_beyond_a_hard_limit_is_too_old_though_nobody_has_pruned_yet(
 
 
 def test_a_row_that_changes_is_there_all_the_time(rig: Rig, subscribers: Subscribers) -> None:
-    """DU1. It was taken out and put in again, and a reader on another thread was told DURABLE_NOT_FOUND in between."""
+    """durables [1]. It was taken out and put in again: a reader on another thread was told DURABLE_NOT_FOUND."""
     follower = subscribers.attach("orders", "d")
     put(rig, "a")
     follower.news()
@@ -1089,7 +1089,8 @@ def test_a_row_that_changes_is_there_all_the_time(rig: Rig, subscribers: Subscri
             self.taken.append(key)
             return super().pop(key, *default)
 
-    found = rig.store.durables._topics[rig.topic("orders").id]
+    found = rig.store.durables.of_topic(rig.topic("orders").id)
+    assert found is not None
     found.rows = Watched(found.rows)
     assert follower.acknowledge().position == 1
     assert Watched.taken == []
@@ -1400,7 +1401,7 @@ def test_what_is_set_aside_by_several_durables_are_several_letters(rig: Rig, sub
 
 
 def test_the_steps_of_deliveries_are_bounded(rig: Rig, subscribers: Subscribers) -> None:
-    """DU5: what was delivered most is exact, what was delivered least may count as less."""
+    """durables [5]: what was delivered most is exact, what was delivered least may count as less."""
     crash(subscribers)
     for _ in range(30):
         put(rig, "a")
@@ -1412,13 +1413,15 @@ def test_the_steps_of_deliveries_are_bounded(rig: Rig, subscribers: Subscribers)
 
 
 def test_an_old_row_without_counts_is_read(rig: Rig, subscribers: Subscribers) -> None:
-    """DU5: rows of before have no deliveries."""
+    """durables [5]: rows of before have no deliveries."""
     crash(subscribers)
     ((_, row),) = rig.rows(META, DURABLE_KEY, DURABLE_KEY + b"\xff")
     fields = json.loads(row)
     for name in ("handed", "deliveries", "set_aside"):
         del fields[name]
-    assert decode_row(1, "d", fields)[-3:] == (0, (), 0)
+    old = decode_durable(1, "d", json.dumps(fields).encode())
+    assert isinstance(old, Durable)
+    assert (old.handed, old.deliveries, old.set_aside) == (0, (), 0)
 
 
 # --- browsing (J16) --------------------------------------------------------------------------------------------------
@@ -1479,7 +1482,7 @@ def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribe
     put(rig, "ten", "eleven")
     subscribers.upkeep()
     assert figures(rig).unacknowledged_entries == 9
-    assert durable(rig).gaps == (Gap(GapReason.EVICTED, 0, 2, 2),)
+    assert durable(rig).gaps == (DurableGap(GapReason.EVICTED, 0, 2, 2),)
     rig.alter_topic("orders", backlog_quota_entries=1)
     subscribers.upkeep()
     assert figures(rig).unacknowledged_entries == 0

@@ -12,7 +12,7 @@ import pytest
 from sow_server import config
 from sow_server.app import declare_topics
 from sow_server.engine import store
-from sow_server.engine.durables.durables import RewindTo
+from sow_server.engine.durables import RewindTo
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (

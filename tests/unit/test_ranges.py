@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine.durables.durables import Durable
+from sow_server.engine.durables import Durable
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Durability, Expiration, Publish, TopicSettings
 from sow_server.query.filtering import record_filter

@@ -14,7 +14,7 @@ from sow_server.engine.commit import soundness
 from sow_server.engine.commit.dead_letters import post
 from sow_server.engine.disk.layout import DELETE, TOUCH
 from sow_server.engine.disk.rocks import RECORDS
-from sow_server.engine.durables.durables import DurableStage
+from sow_server.engine.durables import DurableEditor
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, TTL_MAX_MICROS, Delete, Expiration, MessageType
 from sow_server.query.filtering import record_filter
@@ -179,7 +179,7 @@ def set_aside(rig: Rig, topic: str, durable: str) -> None:
     """A durable sets aside the last entry of a topic."""
     sequence = rig.topic(topic).statistics.last_sequence
 
-    def change(durables: DurableStage) -> bool:
+    def change(durables: DurableEditor) -> bool:
         found = rig.topic(topic)
         attached = durables.attach(
             found, durable, filter_text="", start=sequence - 1, declared={"delivery_limit": 1}, expected=False

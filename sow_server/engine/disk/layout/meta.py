@@ -31,7 +31,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sow_server.engine.disk.layout.words import i64, u32, unpack_i64
+from sow_server.engine.disk.layout.words import i64, u32, unpack_i64, unpack_u32
 from sow_server.engine.values.model import BacklogAction, Expiration, MessageType, OnMissing, TopicSettings
 
 FORMAT_KEY: Final = b"format"
@@ -59,6 +59,8 @@ NEXT_SOURCE_KEY: Final = b"next_source"
 SOURCE_KEY: Final = b"source/"
 SEED_KEY: Final = b"seed/"
 
+_DURABLE_TOPIC: Final = slice(len(DURABLE_KEY), len(DURABLE_KEY) + 4)
+_DURABLE_NAME: Final = slice(len(DURABLE_KEY) + 4, None)
 SEED_STATE: Final = slice(0, 1)
 """Of the row of a seed."""
 SEED_UPTO: Final = slice(1, None)
@@ -79,6 +81,12 @@ def policy_key(name: str, *, operator: bool) -> bytes:
 def durable_key(topic_id: int, name: str) -> bytes:
     """Where a durable is."""
     return DURABLE_KEY + u32(topic_id) + name.encode()
+
+
+def read_durable_key(key: bytes) -> tuple[int, str]:
+    """The topic's id and the name of a durable, by the key of its row."""
+    topic_id, name = key[_DURABLE_TOPIC], key[_DURABLE_NAME]
+    return unpack_u32(topic_id), name.decode()
 
 
 def peer_key(name: str) -> bytes:

@@ -1,0 +1,391 @@
+"""The changes of durables in one commit, and a topic's part of pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import StoredStatistics
+from sow_server.engine.disk.rocks import RocksError
+from sow_server.engine.durables.drafted import DraftedDurables
+from sow_server.engine.durables.floors import TopicFloors
+from sow_server.engine.durables.model import (
+    AttachedDurable,
+    ClearedBacklogs,
+    Durable,
+    DurableGap,
+    GapReason,
+    RewindTo,
+    check_same,
+    delivered_again,
+    gap_up_to,
+    in_use,
+    not_found,
+    with_gap,
+)
+from sow_server.engine.durables.registry import Durables, first_position
+from sow_server.engine.journal.chunks import Bounds, beyond_entries, first_inside
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import TOPIC_NAME
+from sow_server.engine.values.model import BacklogAction
+from sow_server.engine.values.policies import NOTHING, Declared, check_durable_settings
+
+log = structlog.get_logger(__name__)
+
+EVICT_PARTS: Final = 10
+"""Evicting goes on until a tenth of the quota is free."""
+
+
+class DurableEditor:
+    """Changes durables in one commit. Use it as a context: its end puts the rows, and raises the floors."""
+
+    def __init__(self, durables: Durables, draft: Draft, topics: Mapping[int, Topic]) -> None:
+        self._durables = durables
+        self._draft = draft
+        self._drafted = DraftedDurables(durables, draft, topics)
+        self._floors = TopicFloors(self._drafted)
+        self._heads = self._drafted.heads
+        self.now: Final = draft.now
+
+    def __enter__(self) -> DurableEditor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._floors.let_go()
+                self._drafted.finish()
+        finally:
+            self._drafted.close()
+
+    # -- a consumer comes and goes ----------------------------------------------------------------------------------
+
+    def get(self, topic: Topic, name: str) -> Durable | None:
+        """A durable as this commit leaves it."""
+        return self._drafted.get(topic, name)
+
+    def attach(
+        self,
+        topic: Topic,
+        name: str,
+        *,
+        filter_text: str,
+        start: int | None,
+        declared: Declared | None,
+        expected: bool,
+        bookmarked: bool = False,
+        handed: int = 0,
+    ) -> AttachedDurable:
+        """Attaches a consumer to a durable, which is created where there is none (rules J2, J10).
+
+        `start`: the position of a new durable; None: now. `bookmarked`: a bookmark has named `start`, so all entries
+        behind it must exist. `expected`: the consumer is the one that was there before, so it still has the entries
+        that it was handed. `handed`: the position up to which a consumer whose durable is taken over was handed
+        entries.
+
+        Raises StoreError: NO_JOURNAL, DURABLE_DIFFERS, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
+        """
+        if not TOPIC_NAME.match(name):
+            raise StoreError(
+                Reason.INVALID_ARGUMENT,
+                f"durable.name: {name[:220]!r} is no name of a durable: 1 to 200 of [A-Za-z0-9_.:-] are allowed",
+                field="durable.name",
+            )
+        if not topic.settings.journal:
+            raise StoreError(
+                Reason.NO_JOURNAL, f"topic: {topic.name} has no journal, so it has no durables", field="topic"
+            )
+        self._floors.keep_limits(topic)
+        if declared:
+            check_durable_settings(declared, where="durable.settings")
+        found = self.get(topic, name)
+        if found is None:
+            return self._create(topic, name, filter_text, start, declared, expected=expected, bookmarked=bookmarked)
+        check_same(topic, found, filter_text, declared)
+        handed = max(found.handed, handed)
+        attached = found._replace(attached=True, last_use_micros=self.now, handed=handed)
+        if not expected:
+            attached = attached._replace(handed=0, deliveries=delivered_again(found, handed))
+        self._drafted.put(attached)
+        return AttachedDurable(attached, created=False, reset=False)
+
+    def _create(
+        self,
+        topic: Topic,
+        name: str,
+        filter_text: str,
+        start: int | None,
+        declared: Declared | None,
+        *,
+        expected: bool,
+        bookmarked: bool,
+    ) -> AttachedDurable:
+        figures = self._drafted.figures(topic)
+        last = self._draft.next_sequence - 1
+        position = last if start is None else max(start, first_position(figures))
+        if bookmarked and start is not None and start < position:
+            raise StoreError(
+                Reason.BOOKMARK_TOO_OLD,
+                f"bookmark: names the sequence {start}, and the journal of {topic.name} begins at {position + 1}",
+                field="bookmark",
+                details={"earliest_sequence": str(position + 1)},
+            )
+        entries, size = self._heads.counts(topic, figures, position)
+        created = Durable(
+            topic.id,
+            name,
+            filter_text,
+            position,
+            entries,
+            size,
+            self.now,
+            self.now,
+            attached=True,
+            declared=NOTHING if declared is None else declared,
+        )
+        removed = self._drafted.was_removed(topic, name)
+        self._drafted.put(created)
+        return AttachedDurable(created, created=True, reset=removed or expected)
+
+    def pin(self, topic: Topic, name: str, position: int, declared: Declared) -> tuple[Durable, bool]:
+        """Keeps the entries after a position, without a consumer: creates the durable, or acknowledges that far on it,
+        never back. Returns whether it was created. Either is a use of the durable (rule J10). `declared` counts when it
+        is created.
+
+        Raises StoreError: as `attach`, and DURABLE_IN_USE.
+        """
+        found = self.get(topic, name)
+        if found is not None and topic.settings.journal:
+            check_same(topic, found, "", None)
+            if found.attached:
+                raise in_use(topic, name)
+            moved = self.acknowledge(topic, name, position, told=position)
+            assert moved is not None, "it is there"
+            return moved, False
+        created = self.attach(
+            topic, name, filter_text="", start=position, declared=declared, expected=False, bookmarked=True
+        ).durable._replace(attached=False)
+        self._drafted.put(created)
+        return created, True
+
+    def detach(self, topic: Topic, name: str, handed: int = 0) -> None:
+        """The durable has no consumer any more; the last one was handed entries up to `handed`."""
+        found = self.get(topic, name)
+        if found is not None:
+            self._drafted.put(
+                found._replace(attached=False, last_use_micros=self.now, handed=max(found.handed, handed))
+            )
+
+    def use(self, topic: Topic, name: str) -> None:
+        """The durable is in use: its consumer is there, though it has nothing to acknowledge."""
+        found = self.get(topic, name)
+        if found is not None:
+            self._drafted.put(found._replace(last_use_micros=self.now))
+
+    # -- a position moves -------------------------------------------------------------------------------------------
+
+    def acknowledge(self, topic: Topic, name: str, position: int, *, told: int = 0) -> Durable | None:
+        """Acknowledges everything up to `position`, and gaps up to `told`. None: the durable is gone."""
+        found = self.get(topic, name)
+        if found is None:
+            return None
+        gaps = tuple([gap for gap in found.gaps if gap.upto > told])
+        moved = self._drafted.moved(topic, found, max(position, found.position))
+        moved = moved._replace(gaps=gaps, last_use_micros=self.now)
+        self._drafted.put(moved)
+        return moved
+
+    def follow(self, topic: Topic, name: str, before: int, position: int) -> bool:
+        """Moves a durable over entries that were scanned and that its filter leaves out, if it is still where the scan
+        began."""
+        found = self.get(topic, name)
+        if found is None or found.position != before or position <= before:
+            return False
+        self._drafted.put(self._drafted.moved(topic, found, position))
+        return True
+
+    def rewind(self, topic: Topic, name: str, to: RewindTo) -> tuple[Durable, int]:
+        """Moves a durable back (rule J6); returns it and the number of its unacknowledged entries. Raises StoreError:
+        DURABLE_NOT_FOUND, BOOKMARK_TOO_OLD, INVALID_ARGUMENT for a position ahead of it."""
+        self._floors.keep_limits(topic)
+        found = self.get(topic, name)
+        if found is None:
+            raise not_found(topic, name)
+        figures = self._drafted.figures(topic)
+        position = self._rewind_position(topic, found, to)
+        # Entries that are handed over again are no gap any more.
+        gaps = tuple([gap_up_to(gap, position) for gap in found.gaps if gap.after < position])
+        moved = self._drafted.moved(topic, found, position)._replace(gaps=gaps, last_use_micros=self.now)
+        moved = moved._replace(handed=0, deliveries=())  # a rewind asks for them again, as often as the limit allows
+        self._drafted.put(moved)
+        return moved, figures.appended_entries - moved.entries
+
+    def _rewind_position(self, topic: Topic, found: Durable, to: RewindTo) -> int:
+        earliest = self._floors.earliest(topic, found)
+        if to.position is not None:
+            if to.position > found.position:
+                raise StoreError(
+                    Reason.INVALID_ARGUMENT,
+                    f"bookmark: names the sequence {to.position}, and {found.name} has acknowledged up to "
+                    f"{found.position}: a rewind goes back; to go on, acknowledge, or clear the backlog",
+                    field="bookmark",
+                )
+            if to.position < earliest:
+                raise StoreError(
+                    Reason.BOOKMARK_TOO_OLD,
+                    f"bookmark: names the sequence {to.position}, and {found.name} can be rewound to {earliest}",
+                    field="bookmark",
+                    details={"earliest_sequence": str(earliest + 1)},
+                )
+            return to.position
+        if to.time_micros is not None:
+            time = to.time_micros
+            start = self._heads.after(topic, earliest)
+            first = None
+            if start is not None:
+                first = self._heads.first(topic, start.first_sequence, lambda chunk: chunk.commit_time_micros >= time)
+            position = found.position if first is None else first.first_sequence - 1
+            return min(max(position, earliest), found.position)
+        return earliest
+
+    def clear(self, topic: Topic, name: str) -> ClearedBacklogs:
+        """Acknowledges everything (rule J13); `name` "": for every durable of the topic. Raises StoreError
+        DURABLE_NOT_FOUND."""
+        if name and self.get(topic, name) is None:
+            raise not_found(topic, name)
+        figures = self._drafted.figures(topic)
+        chosen = [durable for durable in self._drafted.existing(topic) if name in ("", durable.name)]
+        entries = 0
+        for durable in chosen:
+            entries += figures.appended_entries - durable.entries
+            moved = self._drafted.moved(topic, durable, max(durable.position, figures.last_sequence))
+            self._drafted.put(moved._replace(gaps=(), last_use_micros=self.now))
+        return ClearedBacklogs(tuple([durable.name for durable in chosen]), entries)
+
+    def remove(self, topic: Topic, name: str) -> Durable:
+        """Removes a durable that is deleted, or was idle for too long. Raises StoreError DURABLE_NOT_FOUND."""
+        found = self.get(topic, name)
+        if found is None:
+            raise not_found(topic, name)
+        self._drafted.remove(topic, name)
+        return found
+
+    # -- limits and settings ----------------------------------------------------------------------------------------
+
+    def set_aside(self, topic: Topic, name: str, before: int, sequences: Sequence[int], upto: int) -> bool:
+        """Sets entries aside that have been handed over as often as they may be (rule J15). False: they have not.
+
+        `sequences`: those entries, the first ones after the position `before` that the filter matches. All other
+        entries up to `upto` count as acknowledged, too.
+        """
+        found = self.get(topic, name)
+        limit = None if found is None else self._durables.settings(topic, found).delivery_limit
+        if found is None or found.position != before or limit is None or found.delivered(sequences[0]) < limit:
+            return False
+        # Entries in front of the first one, which the filter leaves out, are no part of the gap.
+        moved = self._drafted.moved(topic, found, sequences[0] - 1)
+        moved = moved._replace(set_aside=found.set_aside + len(sequences))
+        self._drafted.put(moved)
+        if not self._drafted.skip(topic, moved, upto, GapReason.DELIVERY_LIMIT):
+            return False
+        if topic.settings.dead_letter:
+            kept = [entry for sequence in sequences if (entry := self._heads.entry(topic, sequence)) is not None]
+            self._draft.set_aside(topic, name, kept)
+        return True
+
+    def expire_backlog(self, topic: Topic, name: str) -> bool:
+        """Acknowledges entries that were unacknowledged for the `backlog_ttl` (rule J8). False: there were none."""
+        found = self.get(topic, name)
+        ttl = None if found is None else self._durables.settings(topic, found).backlog_ttl_micros
+        if found is None or ttl is None:
+            return False
+        first = first_inside(self._heads, topic, self._above(topic, found.position), Bounds(ttl), self.now)
+        return self._drafted.skip(topic, found, first - 1, GapReason.BACKLOG_TTL)
+
+    def relieve(self, topic: Topic) -> list[str]:
+        """Evicts or conflates the entries beyond the topic's backlog quota (rule J9). Returns the names of their
+        durables."""
+        settings, figures = topic.settings, self._drafted.figures(topic)
+        size, age = settings.backlog_quota_bytes, settings.backlog_quota_age_micros
+        number = settings.backlog_quota_entries
+        relieved: list[str] = []
+        for durable in list(self._drafted.existing(topic)):
+            above = self._above(topic, durable.position)
+            oldest = self._heads.after(topic, durable.position)
+            over = size is not None and figures.appended_bytes - durable.bytes >= size
+            late = age is not None and oldest is not None and self.now - oldest.commit_time_micros >= age
+            many = number is not None and figures.appended_entries - durable.entries >= number
+            if oldest is None or not (over or late or many):
+                break  # the others are faster
+            if settings.backlog_action is BacklogAction.CONFLATE:
+                upto, reason = figures.last_sequence, GapReason.CONFLATED
+            else:
+                left = Bounds(
+                    None if age is None else age - age // EVICT_PARTS,
+                    None if size is None else size - size // EVICT_PARTS,
+                )
+                upto, reason = first_inside(self._heads, topic, above, left, self.now) - 1, GapReason.EVICTED
+                if number is not None:
+                    # At least one entry goes, also where the quota is so small that it has no tenth.
+                    kept = min(number - 1, number - number // EVICT_PARTS)
+                    upto = max(upto, beyond_entries(self._heads, topic, above, kept))
+            if self._drafted.skip(topic, durable, upto, reason):
+                relieved.append(durable.name)
+        return relieved
+
+    def freeze(self, topic: Topic) -> None:
+        """Before the topic's settings, or policies, change: entries that are gone for its durables stay gone."""
+        for durable in list(self._drafted.existing(topic)):
+            earliest = self._floors.earliest(topic, durable)
+            if earliest > durable.floor:
+                self._drafted.put(durable._replace(floor=earliest))
+
+    def reset(self, topic: Topic) -> None:
+        """After all of the topic's journal has gone: puts its durables at the floor that the draft has set."""
+        figures = self._drafted.figures(topic)
+        floor = figures.floor_sequence
+        for durable in list(self._drafted.existing(topic)):
+            entries = figures.trimmed_entries - durable.entries
+            gaps = durable.gaps
+            if entries > 0:
+                gaps = with_gap(gaps, DurableGap(GapReason.DISCARDED, durable.position, floor, entries))
+            self._drafted.put(
+                durable._replace(
+                    position=max(durable.position, floor),
+                    floor=floor,
+                    entries=figures.trimmed_entries,
+                    bytes=figures.trimmed_bytes,
+                    gaps=gaps,
+                )
+            )
+
+    def keep(self, topic: Topic) -> int | None:
+        """As `TopicFloors.keep`."""
+        return self._floors.keep(topic)
+
+    def _above(self, topic: Topic, position: int) -> StoredStatistics:
+        """The topic's figures as they would be if its floor were at `position`."""
+        figures = self._drafted.figures(topic)
+        return figures._replace(floor_sequence=max(figures.floor_sequence, position))
+
+
+def prune_topic(durables: Durables, draft: Draft, topics: Mapping[int, Topic], topic: Topic) -> int | None:
+    """One topic's part of a prune. Returns the first sequence that it retains, None where it retains nothing. A topic
+    that cannot be pruned is logged and left as it is; the batch then has nothing of it (rule J11)."""
+    figures, ranges, also = draft.statistics.get(topic.id), len(draft.batch.ranges), len(draft.also)
+    try:
+        with DurableEditor(durables, draft, topics) as editor:
+            first = editor.keep(topic)
+    except (RocksError, StoreError) as error:
+        log.error("prune_failed", topic=topic.name, cause=str(error))
+        del draft.batch.ranges[ranges:], draft.also[also:]
+        if figures is None:
+            draft.statistics.pop(topic.id, None)
+        else:
+            draft.statistics[topic.id] = figures
+        return topic.statistics.floor_sequence + 1
+    return first
