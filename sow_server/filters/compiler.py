@@ -200,7 +200,7 @@ class _Compilation:
         assert callable(made), "the module defines it"
         return made
 
-    # --- constants ---
+    # --- constants ---------------------------------------------------------------------------------------------------
 
     def _find_constants(self, tree: Expression) -> bool:
         constant = not isinstance(tree, (Path, Metadata)) and not (
@@ -219,7 +219,7 @@ class _Compilation:
         value, _ = inner._placement.place(inner._single(expression).name)
         return literal(inner._function([ast.Return(value)], [])())
 
-    # --- conditions ---
+    # --- conditions --------------------------------------------------------------------------------------------------
 
     def _truth(self, expression: Expression, wanted: bool) -> ast.expr:
         """Code that is truthy exactly when `expression` is `wanted`, true or false, and not unknown [1]."""
@@ -465,7 +465,7 @@ class _Compilation:
             null = ast.Constant(False)
         return null if wanted else py.not_(null)
 
-    # --- values ---
+    # --- values ------------------------------------------------------------------------------------------------------
 
     def _raw(self, expression: Expression) -> _Operand:
         """An operand of a comparison: an array stays an array."""
@@ -542,7 +542,7 @@ class _Compilation:
             name = self._bound[function] = py.name(text)
         return py.call(name, *arguments)
 
-    # --- inline tests [2] ---
+    # --- inline tests [2] --------------------------------------------------------------------------------------------
 
     def _type(self, operand: _Operand) -> ast.expr:
         """The type of an operand, which is kept like the operand itself."""

@@ -367,7 +367,7 @@ def _lark() -> Lark:
     return Lark.open("grammar.lark", rel_to=__file__, parser="lalr", transformer=_Builder(), maybe_placeholders=False)
 
 
-# --- expectations --------------------------------------------------------------------------------------------------
+# --- expectations ----------------------------------------------------------------------------------------------------
 
 _KEYWORDS: Final = re.compile(
     r"(?:AND|OR|NOT|IN|BETWEEN|LIKE|BEGINS|ENDS|CONTAINS|IS|TRUE|FALSE|NULL)\Z", re.IGNORECASE

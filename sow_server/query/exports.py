@@ -302,7 +302,7 @@ def _split(ranges: Sequence[Range], edge: bytes) -> tuple[list[Range], list[Rang
     return before, []
 
 
-# --- where records are ------------------------------------------------------------------------------------------------
+# --- places to split at ----------------------------------------------------------------------------------------------
 
 
 class KeySamples:
@@ -372,7 +372,7 @@ class SplitCache:
                 del self._samples[next(iter(self._samples))]
 
 
-# --- which exports there are ------------------------------------------------------------------------------------------
+# --- open exports ----------------------------------------------------------------------------------------------------
 
 
 class _OpenExport:
@@ -415,7 +415,7 @@ class Exports:
         self.records_total = 0
         """Records handed out since the start."""
 
-    # -- opening ----------------------------------------------------------------------------------------------------
+    # -- opening ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def room(self) -> Generator[None, None, None]:
@@ -448,7 +448,7 @@ class Exports:
         if self._stopping:
             raise StoreError(Reason.STOPPING, "the server is stopping")
 
-    # -- using ------------------------------------------------------------------------------------------------------
+    # -- using --------------------------------------------------------------------------------------------------------
 
     def find(self, export_id: str) -> Export:
         """The export with an id. Raises StoreError: EXPORT_NOT_FOUND, TOPIC_DELETED, STOPPING."""
@@ -515,7 +515,7 @@ class Exports:
         held.due_micros = self._elapsed() + held.lease_micros
         return held.export, held.lease_micros
 
-    # -- ending -----------------------------------------------------------------------------------------------------
+    # -- ending -------------------------------------------------------------------------------------------------------
 
     def close(self, export_id: str) -> None:
         """Ends an export; its readings end with EXPORT_NOT_FOUND. Closing an export that has ended does nothing."""

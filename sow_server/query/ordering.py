@@ -56,7 +56,7 @@ class Term:
     descending: bool
 
 
-# --- its text --------------------------------------------------------------------------------------------------------
+# --- the text --------------------------------------------------------------------------------------------------------
 
 # A field ends at a blank or a comma, unless in brackets: /[odd name, and more].
 _FIELD: Final = re.compile(r"(?:\[(?:[^\]\\]|\\.)*\]|[^\s,\[])+", re.DOTALL)
@@ -123,7 +123,7 @@ def _field_text(field: Field) -> str:
     return print_path(field.steps) if isinstance(field, Path) else f"@{field.name.value}"
 
 
-# --- sort keys ------------------------------------------------------------------------------------------------------
+# --- sort keys -------------------------------------------------------------------------------------------------------
 
 SortKey: TypeAlias = tuple[int, object]
 """The rank of a kind, and a value of that kind. All values of one term are ranked in the same way."""

@@ -193,7 +193,7 @@ class Scan:
         if self._sorter is not None:
             self._sorter.close()
 
-    # -- choosing a way ---------------------------------------------------------------------------------------------
+    # -- choosing a way -----------------------------------------------------------------------------------------------
 
     def _choose(self) -> Rows:
         """Reads enough to choose among the ways that the plan leaves open."""
@@ -222,7 +222,7 @@ class Scan:
         begin = self._begin
         return (key for key in keys if key >= begin) if begin else iter(keys)
 
-    # -- reading ----------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> None:
         """Reads stored records, and keeps those that match."""
@@ -345,7 +345,7 @@ def _sorter(query: Query, memory: SortMemory) -> Sorter | None:
     return Sorter(query.order, limit, payloads=not (query.keys_only or query.explain), memory=memory)
 
 
-# --- matching -------------------------------------------------------------------------------------------------------
+# --- matching --------------------------------------------------------------------------------------------------------
 
 Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
 """From record keys and stored values to the records that match."""
@@ -398,7 +398,7 @@ def _text(key: bytes) -> str:
     return key.decode(errors="backslashreplace")
 
 
-# --- where records come from -----------------------------------------------------------------------------------------
+# --- sources of records ----------------------------------------------------------------------------------------------
 
 
 class Rows(Protocol):

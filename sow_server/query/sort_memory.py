@@ -75,7 +75,7 @@ class SortMemory:
         """The number of waiting sorts."""
         return len(self._line) + bool(self._wanted)
 
-    # -- called by shares, under the lock ---------------------------------------------------------------------------
+    # -- called by shares, under the lock -----------------------------------------------------------------------------
 
     def _take(self, share: SortShare, size: int) -> bool:
         more = size - share.held

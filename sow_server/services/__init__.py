@@ -1,1 +1,1 @@
-"""gRPC adapters: validate, call, translate. Protobuf goes no further in than this."""
+"""gRPC adapters: validate, call, translate. Protobuf stays in this package."""

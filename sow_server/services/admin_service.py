@@ -34,11 +34,11 @@ T = TypeVar("T")
 ROWS_LISTED: Final = 100
 ROWS_LISTED_MAX: Final = 100_000
 MESSAGE_CHARACTERS_MAX: Final = 500
-"""Of what is wrong with a row."""
+"""Characters of the fault of a row."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Validates, calls the store, translates; owns nothing but the time at which the server became ready."""
+    """Validates, calls the store, translates. Owns only the time at which the server became ready."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self.rpcs = rpcs
 
     async def _await(self, start: Callable[[Callable[[T | StoreError], None]], None]) -> T:
-        """Starts a change of the store and awaits what its `done` hears."""
+        """Starts a change of the store and awaits the result that its `done` gets."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         start(lambda outcome: settle(future, outcome))
         return await future
@@ -305,7 +305,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncGenerator[admin_pb2.RestampResponse, None]:
         topic = self._store.topics.find(request.topic)
         mode, lifetime = convert.restamp(request)
-        try:  # also where nothing is to be changed: what cannot be done is told
+        try:  # also without a change: an impossible one is refused
             lifetimes.restamp_time(topic.settings, mode, lifetime, self._clock.now_micros())
         except lifetimes.LifetimeError as error:
             raise StoreError(error.reason, error.message, field="lifetime") from None

@@ -1,8 +1,8 @@
-"""Publishers before the writer's queue: whether a topic's backlog quota lets them pass (rule J9).
+"""Holds or refuses publishes before the writer's queue while a topic's backlog quota is used up (rule J9).
 
-A publish is let pass while the slowest durable's backlog, together with what has been let pass and is not written yet,
-is below the quota: so it is exceeded by one request at most. Deletes, sweeps, dead letters and restamps pass; so does
-everything where the quota evicts or conflates instead, which `subscriptions.consumers` does.
+A publish passes while the slowest durable's backlog, together with the publishes that have passed and are not written
+yet, is below the quota. So one request at most exceeds the quota. Deletes, sweeps, dead letters and restamps always
+pass, and so does everything if the quota evicts or conflates instead, see `subscriptions.consumers`.
 """
 
 from __future__ import annotations
@@ -20,42 +20,41 @@ from sow_server.engine.values.policies import public_name, show
 from sow_server.subscriptions.consumers import exceeds
 
 POLL_SECONDS: Final = 0.02
-"""How often those who wait look whether there is room. One of them looks for all who wait for the same topic."""
+"""How often waiting publishes check for room. One of them checks for all that wait for the same topic."""
 ANSWER_SECONDS: Final = 0.25
-"""How long before its deadline a publish that waited is refused, so that it hears why: time for the answer to arrive,
-also on a busy machine, where 0.05 s were too little. No more, as there might be room until then."""
+"""How long before its deadline a waiting publish is refused, so that the client gets the reason: the answer needs this
+time on a busy machine, where 0.05 s were too little. Not longer, as there might be room until then."""
 ANSWER_PART: Final = 10
-"""Of a deadline that is shorter than ten times that, this part is left."""
+"""For a deadline shorter than ten times that, this part of it is left for the answer."""
 RETRY_MICROS: Final = MICROS
 
 
 class Admission:
-    """Owns who waits for room, by topic. On the event loop."""
+    """Owns the waiting publishes, by topic. On the event loop."""
 
     def __init__(self, store: Store, clock: GuardedClock) -> None:
         self._store = store
         self._clock = clock
         self._under_way: dict[int, tuple[int, int]] = {}
-        """Entries and bytes that have been let pass and are not written yet."""
+        """Entries and bytes that have passed and are not written yet, by topic id."""
         self._polls: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, int] = {}
-        """How many wait for the room of a topic: nobody looks for those that have gone away."""
+        """The number of waiting publishes, by topic id. The check for room ends when nobody waits any more."""
         self.held_total = 0
         self.rejected_total = 0
 
     async def admit(self, request: model.Request, seconds: float | None) -> Topic | None:
-        """Waits until a request may pass, at most for `seconds`. Returns the topic whose quota it counts for, and
-        then `left` is to be called once it is written; None: there is no quota. Raises StoreError
-        BACKLOG_QUOTA_EXCEEDED."""
+        """Waits until a request may pass, for at most `seconds`. Returns the topic whose quota it counts for; call
+        `left` once it is written. None: there is no quota. Raises StoreError BACKLOG_QUOTA_EXCEEDED."""
         loop = asyncio.get_running_loop()
         give_up = (
             None if seconds is None else loop.time() + max(0.0, seconds - min(ANSWER_SECONDS, seconds / ANSWER_PART))
         )
         held = False
-        # While it waits the settings may change, or the topic may be another one by then.
+        # The settings may change during the wait, and the name may belong to another topic afterwards.
         while (topic := self._limited(request)) is not None and self._exceeds(topic):
             if self._store.writer.failure is not None:
-                break  # the writer tells it
+                break  # the writer will raise it
             if topic.settings.backlog_action is BacklogAction.REJECT:
                 self.rejected_total += 1
                 raise _exceeded(topic)
@@ -69,7 +68,7 @@ class Admission:
         return topic
 
     def left(self, topic: Topic, request: model.Request) -> None:
-        """A request that was let pass has been written, or refused."""
+        """Notes that a request that has passed is written, or refused."""
         (entries, size), (fewer, smaller) = self._under_way.get(topic.id, (0, 0)), _size(request)
         if entries > fewer:
             self._under_way[topic.id] = entries - fewer, size - smaller
@@ -91,8 +90,7 @@ class Admission:
         return exceeds(self._store, topic, self._clock.now_micros(), self._under_way.get(topic.id, (0, 0)))
 
     async def _wait(self, topic: Topic, give_up: float | None) -> None:
-        """Until there seems to be room, or nothing to wait for. Whoever comes first takes the room; the others wait
-        on."""
+        """Waits until there may be room, or no reason to wait. The first to wake takes the room; the others wait on."""
         loop = asyncio.get_running_loop()
         poll = self._polls.get(topic.id)
         if poll is None or poll.done():
@@ -110,13 +108,14 @@ class Admission:
 
     async def _poll(self, topic: Topic) -> None:
         try:
-            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # age is in it: time sets no event
+            # Polls, as the quota has an age, and time sets no event.
+            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             del self._polls[topic.id]
 
     def _over(self, topic: Topic) -> bool:
-        """Whether there is nothing to wait for here any more."""
+        """Whether there is no reason to wait for this topic any more."""
         settings = topic.settings
         return (
             topic.id not in self._store.topics.by_id

@@ -1,4 +1,4 @@
-"""What of `sow.v1.SnapshotService` is about changes: ranges of a topic's journal, planned, read, and pinned."""
+"""The part of `sow.v1.SnapshotService` for changes: ranges of a topic's journal are planned, read, and pinned."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 SHARES_MAX: Final = 1_000
 PARTS_MAX: Final = 1_000
-"""Each is found by some twenty seeks: together they take a tenth of a second."""
+"""Parts of a plan, at most. Each is found by some twenty seeks: together they take a tenth of a second."""
 PIECES_AT_ONCE: Final = 1
-"""Pieces of work on exports and ranges that reader threads have at one time, of all streams: so that queries, which
-somebody waits for, find one however many read snapshots. Two at a time would not read faster, as iterating holds the
-GIL, and a publish beside them took half as long again."""
+"""Pieces of work on exports and ranges that reader threads do at the same time, for all streams. So queries, which
+somebody waits for, find a thread however many clients read snapshots. Two at a time would not read faster, as iterating
+holds the GIL, and a publish beside them took half as long again."""
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
 
@@ -49,11 +49,11 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         self._readers = readers
         self._at_once = asyncio.Semaphore(PIECES_AT_ONCE)
         self._pieces: set[asyncio.Task[Any]] = set()
-        """Under way; the event loop holds tasks weakly."""
+        """Work under way; the event loop itself holds tasks only weakly."""
         self.rpcs = rpcs
 
     def _work(self, run: Callable[[], T]) -> asyncio.Task[T]:
-        """A piece of work on a reader thread. It goes to its end also when who has asked for it has gone."""
+        """Runs a piece of work on a reader thread. It is finished even if its caller has gone."""
 
         async def take_turn() -> T:
             async with self._at_once:
@@ -70,7 +70,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     def _done(self, piece: asyncio.Task[Any]) -> None:
         self._pieces.discard(piece)
         if not piece.cancelled():
-            piece.exception()  # told already, or nobody listens
+            piece.exception()  # its caller has got it, or has gone
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -100,8 +100,8 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         )
 
     async def _position_on_disk(self, bookmark: str) -> int:
-        """The position that a bookmark names, once everything up to there is on disk. Raises StoreError with one of
-        three reasons."""
+        """The position of a bookmark, once everything up to there is on disk. Raises StoreError with one of three
+        reasons."""
         position = self._hub.position(bookmark)
         await self._on_disk(position)
         return position
@@ -116,10 +116,10 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     @streaming
-    async def ReadChanges(  # type: ignore[override]  # the bytes of the messages
+    async def ReadChanges(  # type: ignore[override]  # the messages are bytes
         self, request: snapshot_pb2.ReadChangesRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
-        """Responses as they go over the wire: packed on the reader threads."""
+        """Messages as bytes on the wire, packed on the reader threads."""
         store, topic = self._store, self._store.topics.find(request.topic)
         columns = packing.columns(request.columns, packing.CHANGE_COLUMNS)
         batch_size = packing.batch_size(request.batch_size)
@@ -150,7 +150,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         footer = snapshot_pb2.ExportFooter()
 
         def next_batch() -> bytes:
-            """The next changes; b"" for none among those that this step has looked at."""
+            """The next changes; b"" if this step found none that match."""
             piece = reader.read()
             count = len(piece.columns.keys)
             footer.scanned += piece.looked_at
@@ -161,7 +161,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             _fill(response.batch, piece.columns, columns, store.origins.names, lines=request.lines, json=json)
             return response.SerializeToString()
 
-        # One piece ahead: the next one is read while this one is being sent. Each has let go of its cut when it ends.
+        # One piece ahead: the next one is read while this one is sent. Each piece releases its cut when it ends.
         ahead = self._work(next_batch)
         done = False
         while not done:
@@ -227,7 +227,7 @@ def _share(share: int, shares: int) -> KeyShare | None:
 
 
 def _filter(topic: Topic, text: str) -> RecordFilter:
-    # NOW_MICROS() is refused, so there is no now to give: what is read again must be the same again.
+    # There is no `now` to give, as NOW_MICROS() is refused: a range that is read again must give the same changes.
     return record_filter(topic, text, 0, allow_now=False)
 
 

@@ -1,4 +1,5 @@
-"""Between protobuf messages and the engine's values. Every check of a single field stands here, and names the field."""
+"""Converts between protobuf messages and the engine's values. All checks of a single field are here; each names the
+field."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def invalid(field: str, message: str) -> StoreError:
 
 
 def durability(number: int, default: Durability) -> Durability:
-    """The durability asked for, or the server's default."""
+    """The requested durability, or the server's default."""
     if number == 0:
         return default
     try:
@@ -72,7 +73,7 @@ def durability(number: int, default: Durability) -> Durability:
 
 
 def ttl_mode(number: int) -> TtlMode:
-    """The ttl mode asked for."""
+    """The requested ttl mode."""
     if number == types_pb2.TTL_MODE_KEEP:
         return TtlMode.KEEP
     if number in (types_pb2.TTL_MODE_UNSPECIFIED, types_pb2.TTL_MODE_RESET):
@@ -128,7 +129,7 @@ def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
 
 
 def acting(message: types_pb2.PublisherPosition) -> PublisherPosition:
-    """In whose name something is done that has no place in the publisher's sequence."""
+    """The publisher of an action that has no place in the publisher's sequence."""
     if message.first_sequence or message.unit_done:
         raise invalid("publisher.first_sequence", "has no meaning for a delete, nor has unit_done")
     return position(
@@ -142,7 +143,7 @@ def acting(message: types_pb2.PublisherPosition) -> PublisherPosition:
 
 
 def publisher_id(text: str, field: str) -> str:
-    """A publisher id that keeps the form."""
+    """A valid publisher id."""
     if not PUBLISHER_ID.match(text):
         raise invalid(field, "must be 1 to 200 characters of [A-Za-z0-9_.:-]")
     return text
@@ -156,7 +157,7 @@ def publisher_unit(unit: int, field: str) -> int:
 
 
 def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
-    """A unary publish. Keys must be given by all records or by none."""
+    """A unary publish. Either all records give keys, or none does."""
     records = request.records
     given = [record.HasField("key") for record in records]
     if any(given) and not all(given):
@@ -189,7 +190,7 @@ def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
 def publish_stream(
     request: sow_pb2.PublishStreamRequest, topic: str, default: Durability, channel: PublishChannel
 ) -> Publish:
-    """One request of a publish stream: columns stay columns."""
+    """One request of a publish stream; its columns stay columns."""
     payloads = list(request.payload)
     count = len(payloads)
     common = condition(request.condition) if request.HasField("condition") else None
@@ -211,7 +212,7 @@ def publish_stream(
 
 
 def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
-    """Rows that are staged, as what would publish them; without the topic."""
+    """Staged rows, in the form of a publish without a topic."""
     payloads = list(request.payload)
     return Publish(
         "",
@@ -223,8 +224,8 @@ def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
 
 
 def _lifetimes(request: sow_pb2.PublishStreamRequest | load_pb2.StageLoadRequest, count: int) -> list[Lifetime] | None:
-    """The entries of a lifetime column; None where there is none. Column by column: C does the work, as it is done on
-    the event loop."""
+    """The entries of a lifetime column; None if there is none. It runs on the event loop, so it works column by column,
+    in C."""
     if not (request.lifetime_kind or request.lifetime_micros):
         return None
     for name, column in (("lifetime_kind", request.lifetime_kind), ("lifetime_micros", request.lifetime_micros)):
@@ -238,7 +239,7 @@ def _lifetimes(request: sow_pb2.PublishStreamRequest | load_pb2.StageLoadRequest
         for index, (kind, value) in enumerate(zip(numbers, values, strict=True)):
             if value and kind in _WITHOUT_MICROS:
                 raise invalid(f"lifetime_micros[{index}]", "must be 0 for this kind of lifetime")
-    # What `Lifetime._make` does, without a call of Python for each of them.
+    # Does the same as `Lifetime._make`, without a Python call for each entry.
     pairs = zip(map(_KINDS.__getitem__, numbers), values, strict=True)
     return list(map(tuple.__new__, repeat(Lifetime), pairs))
 
@@ -255,7 +256,7 @@ def touch(request: sow_pb2.TouchRequest, default: Durability) -> Touch:
 
 
 def restamp(request: admin_pb2.RestampRequest) -> tuple[RestampMode, Lifetime]:
-    """What a restamp does, and its lifetime: ABSENT with CLEAR."""
+    """The mode and the lifetime of a restamp: ABSENT with CLEAR."""
     if request.mode == admin_pb2.RESTAMP_MODE_UNSPECIFIED:
         raise invalid("mode", "one of SET, CAP and CLEAR is needed")
     try:
@@ -286,7 +287,7 @@ def refusal(entry: Refusal) -> types_pb2.Refusal:
 
 
 def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
-    """What became of one record."""
+    """The result for one record."""
     if isinstance(entry, Refusal):
         return sow_pb2.PublishResult(refusal=refusal(entry))
     return sow_pb2.PublishResult(
@@ -302,7 +303,7 @@ def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
 
 
 def results(outcome: Outcome) -> list[sow_pb2.PublishResult]:
-    """What became of each record."""
+    """The results for all records."""
     assert outcome.results is not None, "the request wanted them"
     return [result(entry) for entry in outcome.results]
 
@@ -323,7 +324,7 @@ def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStre
 
 
 def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes | None = None) -> types_pb2.Record:
-    """A stored record; `payload` replaces its own (a projection)."""
+    """A stored record; `payload` replaces its own payload (for a projection)."""
     found = stored_record(key, value)
     return types_pb2.Record(
         topic=topic.name,
@@ -338,7 +339,7 @@ def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes 
 
 
 def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
-    """How a scan that has ended found its records."""
+    """The plan of a finished scan."""
     taken, query = scan.explanation(), scan.query
     return sow_pb2.QueryPlan(
         access=sow_pb2.QueryPlan.Access.ValueType(taken.access.value),
@@ -351,15 +352,15 @@ def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
 
 
 def fill_columns(columns: types_pb2.RecordColumns, store: Store, batch: RecordBatch) -> None:
-    """Fills a message with records in columns. In place: setting a message in another one would copy it."""
+    """Fills a message with records in columns. In place, as setting a message inside another one would copy it."""
     headers = batch.headers
     origins = headers.origin
     first = origins[0]
     columns.key.extend([key.decode() for key in batch.keys])
     if batch.payloads is not None:
         columns.payload.extend(batch.payloads)
-    # A packed column of sfixed64 is, on the wire, the little-endian array itself. Merging those bytes is one copy;
-    # extend() would make a Python integer of every entry; a query is twice as fast for it.
+    # On the wire, a packed column of sfixed64 is the little-endian array itself. Merging those bytes is one copy;
+    # extend() would make a Python integer of every entry. It makes a query twice as fast.
     columns.MergeFromString(
         b"".join(
             [
@@ -378,7 +379,7 @@ def fill_columns(columns: types_pb2.RecordColumns, store: Store, batch: RecordBa
 
 
 def _packed(tag: bytes, column: array[int]) -> bytes:
-    """A packed column of sfixed64, as it is on the wire."""
+    """The bytes of a packed column of sfixed64 on the wire."""
     if sys.byteorder == "big":
         column = column[:]
         column.byteswap()
@@ -435,7 +436,7 @@ _NUMBERS: Final[Mapping[str, Mapping[enum.StrEnum, int]]] = {
         OnMissing.DROP: admin_pb2.ON_MISSING_DROP,
     },
 }
-"""The numbers of words, by the setting that has them."""
+"""The numbers of enum values, by setting."""
 _WORDS: Final = {name: {number: word for word, number in words.items()} for name, words in _NUMBERS.items()}
 _POLICY_TARGETS: Final = {
     admin_pb2.POLICY_TARGET_UNSPECIFIED: PolicyTarget.TOPICS,
@@ -449,7 +450,7 @@ _DURABLE_FIELDS: Final = {public_name(field): field for field in DurableSettings
 
 
 def settings(message: admin_pb2.TopicSettings, where: str = "settings") -> Declared:
-    """What a message declares: a field that is unset is not declared (rule T2)."""
+    """The declared settings of a topic: an unset field is not declared (rule T2)."""
     declared = _declared(message, _FIELDS, where)
     if "separator" in declared:
         try:
@@ -460,7 +461,7 @@ def settings(message: admin_pb2.TopicSettings, where: str = "settings") -> Decla
 
 
 def durable_settings(message: types_pb2.DurableSettings, where: str = "settings") -> Declared:
-    """What a message declares of a durable."""
+    """The declared settings of a durable."""
     return tidy(_declared(message, _DURABLE_FIELDS, where))
 
 
@@ -483,7 +484,7 @@ def _declared(
         elif name in ("key", "index"):
             declared[field] = tuple(value)
         else:
-            declared[field] = None if value == -1 else value  # -1: unlimited, of sizes and numbers alone
+            declared[field] = None if value == -1 else value  # -1: unlimited, for sizes and numbers only
     if message.retain_time_unlimited:
         if "retain_time" in set_names:
             raise invalid(f"{where}.retain_time", "is given, and unlimited as well")
@@ -492,7 +493,8 @@ def _declared(
 
 
 def altered(before: Declared, given: Declared, update_paths: Sequence[str]) -> Declared:
-    """What is declared with the fields of `update_paths` as in `given`: what is not there is declared no more."""
+    """The declared settings after an update of the fields `update_paths` with `given`. A field that is unset in `given`
+    is no longer declared."""
     if not update_paths:
         raise invalid("update_paths", "names no setting to change")
     declared = dict(before)
@@ -507,7 +509,7 @@ def altered(before: Declared, given: Declared, update_paths: Sequence[str]) -> D
 
 
 def settings_message(declared: Declared) -> admin_pb2.TopicSettings:
-    """What is declared as a message; of settings in force (`_asdict()`): with every default filled in."""
+    """Declared settings as a message. For settings in force (`_asdict()`) every default is filled in."""
     message = admin_pb2.TopicSettings()
     separated = declared.get("message_type") in (MessageType.FIX, MessageType.NVFIX)
     _fill(message, {field: value for field, value in declared.items() if field != "separator" or separated})
@@ -515,7 +517,7 @@ def settings_message(declared: Declared) -> admin_pb2.TopicSettings:
 
 
 def durable_settings_message(declared: Declared) -> types_pb2.DurableSettings:
-    """As `settings_message`, of a durable."""
+    """As `settings_message`, for a durable."""
     message = types_pb2.DurableSettings()
     _fill(message, declared)
     return message
@@ -540,7 +542,7 @@ def _fill(message: admin_pb2.TopicSettings | types_pb2.DurableSettings, declared
 
 
 def policy(message: admin_pb2.Policy) -> Policy:
-    """The policy of a message."""
+    """The policy in a message."""
     target = _POLICY_TARGETS.get(message.applies_to)
     if target is None:
         raise invalid("policy.applies_to", f"{message.applies_to} is not a target of policies of this server")
@@ -559,7 +561,7 @@ def policy(message: admin_pb2.Policy) -> Policy:
 
 
 def policy_message(found: Policy, matches: int) -> admin_pb2.Policy:
-    """A policy, and how many topics or durables take something from it."""
+    """A policy, and the number of topics or durables that take a setting from it."""
     message = admin_pb2.Policy(
         name=found.name,
         pattern=found.pattern,
@@ -590,7 +592,7 @@ def effective(found: Effective) -> list[admin_pb2.EffectiveSetting]:
 
 
 def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = None) -> admin_pb2.Topic:
-    """A topic; with its figures where `overdue` (records by topic id) is given, as they exclude those (rule L16)."""
+    """A topic; with its figures if `overdue` (records by topic id) is given, as they exclude those (rule L16)."""
     message = admin_pb2.Topic(
         name=found.name,
         settings=settings_message(found.settings._asdict()),

@@ -1,4 +1,4 @@
-"""The one table from the store's reasons to gRPC status codes, and how an error travels (rule X1)."""
+"""The one table from the store's reasons to gRPC status codes, and the status of an error (rule X1)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sow_server.engine.values.errors import Reason, StoreError
 
 DOMAIN: Final = "sow"
 MESSAGE_BYTES_MAX: Final = 1000
-"""A longer message, one that quotes what was sent, is cut. It travels in the trailers, twice in the details and once
-percent-encoded, and of trailers beyond 8 KiB a client only says that they are too large: the reason would be lost."""
+"""A longer message, which quotes the request, is cut. It travels in the trailers, twice in the details and once
+percent-encoded. Of trailers beyond 8 KiB a client only tells that they are too large, so the reason would be lost."""
 _BAD_REQUEST: Final = grpc.StatusCode.INVALID_ARGUMENT
 
 CODES: Final[dict[Reason, grpc.StatusCode]] = {
@@ -95,11 +95,11 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
 
 
 STAND_HERE: Final = frozenset({Reason.REPLICATION_UNAVAILABLE})
-"""UNAVAILABLE, and yet not for gRPC to try again behind the caller's back: what was asked for has been done here."""
+"""UNAVAILABLE, but gRPC must not retry on its own: the request has been carried out on this instance."""
 
 
 def status(error: StoreError) -> status_pb2.Status:
-    """The status with its details: ErrorInfo always, BadRequest with a field, RetryInfo where waiting helps."""
+    """The status with its details: ErrorInfo always, BadRequest with a field, RetryInfo if waiting helps."""
     details: list[any_pb2.Any] = []
 
     def add(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> None:

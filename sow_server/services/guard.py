@@ -1,7 +1,7 @@
-"""Around every RPC: times it, counts it, and turns exceptions into statuses (rules X1, X2).
+"""Wraps every RPC: times it, counts it, and turns exceptions into statuses (rules X1, X2).
 
-A StoreError ends the call with its own status; anything else is INTERNAL without details, logged with them. Bytes that
-are no message of the method are INVALID_ARGUMENT: left to gRPC, they would be UNKNOWN and a traceback in the log.
+A StoreError ends the call with its own status. Anything else is INTERNAL without details; the log has them. Bytes that
+are no message of the method are INVALID_ARGUMENT: gRPC itself would answer UNKNOWN, with a traceback in the log.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Response = TypeVar("Response")
 
 
 class RpcObserver(Protocol):
-    """Who counts calls (the metrics)."""
+    """Counts calls (the metrics)."""
 
     def rpc_finished(self, method: str, code: str, seconds: float) -> None:
         """A call of `method` ended with the gRPC status `code` (a name such as OK) after `seconds`."""
 
 
 class ObservedService(Protocol):
-    """A service whose RPCs are guarded."""
+    """A service whose RPCs are counted."""
 
     rpcs: RpcObserver
 
@@ -59,7 +59,7 @@ _KINDS: Final = {
 
 
 def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service, as the generated `add_…_to_server` makes them, but for requests that do not parse:
+    """The handlers of a service, as the generated `add_…_to_server` makes them, except for requests that do not parse:
     its RPCs get an `Unreadable`, which `unary` and `readable` refuse."""
     return grpc.method_handlers_generic_handler(
         service.full_name,
@@ -75,9 +75,9 @@ def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHan
 
 
 def guarded_handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service that refuses requests by itself, but knows nothing of this module: links, health,
-    reflection. Requests that do not parse are refused here, and an exception that it did not expect is told as ours
-    are: left to gRPC, both would be UNKNOWN, with a traceback in the log."""
+    """The handlers of a service that does not use this module: links, health, reflection. Refuses requests that do not
+    parse, and answers an unexpected exception as our own services do: gRPC itself would answer UNKNOWN, with a
+    traceback in the log."""
     return grpc.method_handlers_generic_handler(
         service.full_name,
         {
@@ -92,17 +92,18 @@ def guarded_handlers(service: ServiceDescriptor, servicer: object) -> grpc.Gener
 
 
 def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once: bool) -> Callable[[Any, Context], Any]:
-    """A handler of gRPC: a coroutine that answers once, or writes its answers to the context; or an async generator."""
+    """Wraps a handler of gRPC: a coroutine that answers once, or writes its answers to the context; or an async
+    generator."""
 
     async def end(error: Exception, context: Context) -> None:
         if isinstance(error, grpc.aio.BaseError):
-            raise error  # the call has ended already: with a status of its own, or as the caller has gone
+            raise error  # the call has ended already: with a status of its own, or because the caller has gone
         await abort(context, _unreadable() if isinstance(error, DecodeError) else _known(error, name))
 
     async def once(request: object, context: Context) -> object:
         try:
             return await handler(_parsed(request), context)
-        except Exception as error:  # the last line of defence: logged, and told as INTERNAL
+        except Exception as error:  # the last line of defence: logged, and answered as INTERNAL
             await end(error, context)
             raise
 
@@ -144,7 +145,7 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
 
 
 def _written(response: Message | bytes) -> bytes:
-    """A response on the wire; one that goes to many callers comes written already."""
+    """The bytes of a response; a response for many callers comes as bytes already."""
     return response if isinstance(response, bytes) else response.SerializeToString()
 
 
@@ -157,7 +158,7 @@ def _unreadable() -> StoreError:
 
 
 def readable(request: object) -> None:
-    """Raises StoreError for a request that is `Unreadable`."""
+    """Raises StoreError if a request is `Unreadable`."""
     if request is _UNREADABLE:
         raise _unreadable()
 
@@ -165,7 +166,7 @@ def readable(request: object) -> None:
 def unary(
     handler: Callable[[Self, Request, Context], Awaitable[Response]],
 ) -> Callable[[Self, Request, Context], Awaitable[Response]]:
-    """Guards a handler that answers once."""
+    """Wraps a handler that answers once."""
 
     async def guarded(self: Self, request: Request, context: Context) -> Response:
         started = time.perf_counter()
@@ -176,7 +177,7 @@ def unary(
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and told as INTERNAL
+        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
             known = _known(error, handler.__name__)
             code = CODES[known.reason]
             await abort(context, known)
@@ -189,7 +190,7 @@ def unary(
 def streaming(
     handler: Callable[[Self, Request, Context], AsyncGenerator[Response, None]],
 ) -> Callable[[Self, Request, Context], AsyncGenerator[Response, None]]:
-    """Guards a handler that answers with a stream."""
+    """Wraps a handler that answers with a stream."""
 
     async def guarded(self: Self, request: Request, context: Context) -> AsyncGenerator[Response, None]:
         started = time.perf_counter()
@@ -202,7 +203,7 @@ def streaming(
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED
             raise
-        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and told as INTERNAL
+        except Exception as error:  # noqa: BLE001  # the last line of defence: logged, and answered as INTERNAL
             known = _known(error, handler.__name__)
             code = CODES[known.reason]
             await abort(context, known)

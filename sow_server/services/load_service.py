@@ -30,21 +30,21 @@ from sow_server.services.submissions import settle
 STREAM_REQUESTS_MAX: Final = 4
 """Requests of one stream that may be under way; the next is read when the first is answered."""
 ROOM_BYTES: Final = 64 * 2**20
-"""Payload bytes of all streams together that are read and not staged, but for one request."""
+"""Payload bytes that all streams together may have read and not staged; one request may exceed it."""
 PATIENCE_SECONDS: Final = 30.0
 """How long a stream waits for room in the write queue before it is refused."""
 ATTEMPT_MAX: Final = 2**64 - 1
 
 
 class _RequestMemory:
-    """Bounds what the requests that are under way take in memory, of however many streams. On the event loop."""
+    """Bounds the memory of the requests under way, of all streams together. On the event loop."""
 
     def __init__(self) -> None:
         self._taken = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Waits for room for so many bytes, in the order of asking; where nothing is taken anything fits."""
+        """Waits for room for this many bytes, first come, first served. If nothing is taken, any size fits."""
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, given))
         self._give()
@@ -52,11 +52,11 @@ class _RequestMemory:
             await given
         except asyncio.CancelledError:
             if not given.cancelled():
-                self.free(size)  # it was given just then
+                self.free(size)  # the room was granted just then
             raise
 
     def free(self, size: int) -> None:
-        """What was taken is not needed any more."""
+        """Gives bytes back."""
         self._taken -= size
         self._give()
 
@@ -82,10 +82,10 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         self._limits = limits
         self._room = _RequestMemory()
         self._checking = asyncio.Semaphore(1)
-        """One request at a time is checked, of all streams: queries and subscriptions want the threads and the
-        processor, too, and checking is done by one thread as fast as by two."""
+        """One request at a time is checked, of all streams. Queries and subscriptions need the threads and the
+        processor, too, and one thread checks as fast as two."""
         self._staging = asyncio.Lock()
-        """One piece at a time is with the writer, of all streams, so that a publish waits for one at most."""
+        """One piece at a time is with the writer, of all streams, so that a publish waits for at most one."""
         self.rpcs = rpcs
 
     @unary
@@ -102,8 +102,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     async def StageLoad(
         self, requests: AsyncIterator[load_pb2.StageLoadRequest], context: Context
     ) -> AsyncGenerator[load_pb2.StageLoadResponse, None]:
-        """Reads and checks ahead of what is staged by at most `STREAM_REQUESTS_MAX` requests. One piece of a stream is
-        with the writer at a time, so that publishers have their turn in between."""
+        """Reads and checks at most `STREAM_REQUESTS_MAX` requests ahead of the staging. The writer has one piece of a
+        stream at a time, so that publishers get their turn in between."""
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
         turns = asyncio.Semaphore(STREAM_REQUESTS_MAX)
         sizes: deque[int] = deque()
@@ -119,7 +119,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                     staged=sum(len(piece.positions) for piece in pieces),
                     refusals=[convert.refusal(refusal) for piece in pieces for refusal in piece.refusals],
                 )
-            await reading  # raises what ended the reading
+            await reading  # raises the error that ended the reading
         finally:
             reading.cancel()
             while sizes:
@@ -170,7 +170,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         )
 
     async def _stage(self, piece: Piece) -> None:
-        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+        """Waits for room in the write queue. While it waits the stream is not read, which slows the client down."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + PATIENCE_SECONDS
         while True:
@@ -197,7 +197,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
 
         def committed(done: Done) -> Done:
             def heard(result: Load | StoreError) -> None:
-                self._loading.wake()  # also where the caller has gone meanwhile
+                self._loading.wake()  # also if the caller has gone meanwhile
                 done(result)
 
             return heard
@@ -211,7 +211,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             if not row.working:
                 return
             if (failure := self._store.writer.failure) is not None:
-                raise StoreError(failure.reason, failure.message)  # the next start goes on with it
+                raise StoreError(failure.reason, failure.message)  # the next start continues it
             await self._loading.progressed(load)
 
     @unary
@@ -241,7 +241,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
 
 
 def _looked_at(done: asyncio.Task[None]) -> None:
-    """Where staging fails first that is told; asyncio is not to complain of the reading."""
+    """If staging fails first, that is the error; asyncio must not complain about the reading."""
     if not done.cancelled():
         done.exception()
 

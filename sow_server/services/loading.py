@@ -1,8 +1,8 @@
-"""Committed loads on their way: what applies them, chunk by chunk, between the commits of publishers.
+"""Applies committed loads, chunk by chunk, between the commits of publishers.
 
-One chunk is under way at a time, of all loads together, and while publishers are busy there is a pause after each as
-long as the chunk took. A load waits while its topic's backlog has come to its quota (rule J9), and while the store is
-stalled. What stops it, a stop of the server or its failure, is nothing to it: the next start takes it up.
+One chunk is under way at a time, of all loads together. While publishers are busy, each chunk is followed by a pause as
+long as the chunk took. A load waits while its topic's backlog has used up its quota (rule J9), and while the store is
+stalled. A stop or crash loses nothing; the next start resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS: Final = 0.2
 PROGRESS_SECONDS: Final = 0.5
-"""How often who waits for a load hears how far it is."""
+"""How often a client that waits for a load hears of its progress."""
 UPKEEP_SECONDS: Final = 1.0
 PASSING: Final = frozenset({Reason.OVERLOADED, Reason.WRITE_STALLED, Reason.BACKLOG_QUOTA_EXCEEDED})
 
@@ -45,26 +45,26 @@ class Loading:
         self._one = asyncio.Lock()
 
     def start(self) -> None:
-        """Takes up what the last process has left."""
+        """Resumes the loads that the last process has left."""
         self.wake()
         self._upkeep = asyncio.create_task(self._look_after())
 
     async def stop(self) -> None:
-        """Ends the tasks. A chunk that the writer has is committed all the same."""
+        """Ends the tasks. A chunk that is with the writer is committed all the same."""
         tasks = [task for task in (self._upkeep, *self._tasks.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """A load has been committed."""
+        """Starts a load that has been committed."""
         for load in self._store.loads.working():
             if load.row.number not in self._tasks:
                 task = self._tasks[load.row.number] = asyncio.create_task(self._work(load))
                 task.add_done_callback(lambda _, number=load.row.number: self._tasks.pop(number, None))  # type: ignore[misc]  # a lambda's default
 
     async def progressed(self, load: Load) -> None:
-        """Returns when a load has ended, and in any case after a while."""
+        """Returns when a load has ended, and in any case after PROGRESS_SECONDS."""
         task = self._tasks.get(load.row.number)
         if task is None:
             if load.row.working:
@@ -78,7 +78,7 @@ class Loading:
             self.look_after()
 
     def look_after(self) -> None:
-        """What is to be done every second or so; a load that has stopped and could go on does so."""
+        """Resumes stopped loads that can continue; runs about every second."""
         self._store.loads.upkeep()
         if self._store.writer.failure is None:
             self.wake()
@@ -97,7 +97,7 @@ class Loading:
             log.info("load_done", load=row.id, topic=row.topic, **row.figures._asdict())
 
     async def _step(self, load: Load) -> bool:
-        """One chunk. False: it cannot go on in this process."""
+        """Applies one chunk. False: the load cannot continue in this process."""
         loop = asyncio.get_running_loop()
         try:
             async with self._one:

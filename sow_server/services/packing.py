@@ -19,7 +19,7 @@ from sow_server.services.convert import invalid
 BATCH_RECORDS: Final = 10_000
 BATCH_RECORDS_MAX: Final = 100_000
 COLUMNS_MAX: Final = 100
-"""That a request may name, again and again if it likes."""
+"""Columns that a request may name, repetitions included."""
 
 PAYLOAD: Final = snapshot_pb2.PACKED_COLUMN_PAYLOAD
 KEY: Final = snapshot_pb2.PACKED_COLUMN_KEY
@@ -30,9 +30,9 @@ ORIGIN: Final = snapshot_pb2.PACKED_COLUMN_ORIGIN
 SEQUENCE: Final = snapshot_pb2.PACKED_COLUMN_SEQUENCE
 OP: Final = snapshot_pb2.PACKED_COLUMN_OP
 RECORD_COLUMNS: Final = frozenset({PAYLOAD, KEY, VERSION, PUBLISH_TIME, EXPIRE_TIME, ORIGIN, SEQUENCE})
-"""What records have."""
+"""The columns of records."""
 CHANGE_COLUMNS: Final = RECORD_COLUMNS | {OP}
-"""What changes have."""
+"""The columns of changes."""
 _OF_HEADERS: Final = frozenset({VERSION, PUBLISH_TIME, EXPIRE_TIME, ORIGIN, SEQUENCE})
 
 
@@ -76,14 +76,14 @@ def fill_records(
 
 
 def fill_payloads(message: snapshot_pb2.PackedRecords, payloads: Sequence[bytes], *, lines: bool, json: bool) -> None:
-    """The payloads; with `lines` each is followed by a line feed. In documents of `json` that have line breaks, which
-    can only stand between their tokens, these become spaces: so that a line is a document."""
+    """Fills in the payloads; with `lines` each is followed by a line feed. In documents of `json`, line breaks between
+    the tokens become spaces, so that each line is one document."""
     if not lines:
         message.payloads = b"".join(payloads)
         message.payload_offsets = _offsets(payloads)
         return
     if json:
-        # One look at all of them; joining them for that is cheaper than looking at each.
+        # One check for all of them: joining them is cheaper than checking each.
         joined = b"".join(payloads)
         if b"\n" in joined or b"\r" in joined:
             payloads = [payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads]
@@ -93,7 +93,7 @@ def fill_payloads(message: snapshot_pb2.PackedRecords, payloads: Sequence[bytes]
 
 
 def fill_keys(message: snapshot_pb2.PackedRecords, keys: Sequence[bytes]) -> None:
-    """The record keys."""
+    """Fills in the record keys."""
     message.keys = b"".join(keys)
     message.key_offsets = _offsets(keys)
 
@@ -101,7 +101,7 @@ def fill_keys(message: snapshot_pb2.PackedRecords, keys: Sequence[bytes]) -> Non
 def fill_headers(
     message: snapshot_pb2.PackedRecords, headers: HeaderColumns, wanted: frozenset[int], origins: Sequence[str]
 ) -> None:
-    """The columns that come from headers; `origins` are the names that these point at."""
+    """Fills in the columns that come from headers; `origins` are the names for the numbers in them."""
     if VERSION in wanted:
         message.versions = _little(headers.version)
     if PUBLISH_TIME in wanted:

@@ -1,6 +1,6 @@
-"""The records that a filter selects to be changed: found batch by batch on a reader's thread (rules D2, L13).
+"""Finds the records that a filter selects for a change, batch by batch on a reader thread (rules D2, L13).
 
-What is found is only proposed: the writer changes a record if it still matches when it is its turn.
+The writer decides: it changes a record only if it still matches then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHANGE_RECORDS: Final = 1000
 
 
 class Selected(NamedTuple):
-    """Records to change, and what they must still be then."""
+    """Records to change, and the test that they must still pass then."""
 
     keys: list[bytes]
     matches: RecordMatcher
@@ -38,14 +38,14 @@ class Selected(NamedTuple):
 async def selected(
     store: Store, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False
 ) -> AsyncGenerator[Selected, None]:
-    """The records of `topic` that match the filter `text` now, `CHANGE_RECORDS` at a time; the last may be fewer.
-    `unreadable`: also those whose key cannot be told (rule R13).
+    """The records of `topic` that match the filter `text` now, `CHANGE_RECORDS` at a time; the last batch may have
+    fewer. `unreadable`: also records whose key does not fit into a message (rule R13).
 
-    One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. To be closed, as it holds the cut. Raises
+    One cut and one `now` for all of them, also for NOW_MICROS() in `matches`. Close it, as it holds the cut. Raises
     StoreError.
     """
     loop = asyncio.get_running_loop()
-    # A long filter takes a while to parse, which is none of the event loop's time.
+    # Parsing a long filter takes a while, which must not block the event loop.
     given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
     query = Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
     scan = Scan(store, query)
@@ -69,8 +69,8 @@ async def selected(
 
 
 def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
-    """Asks the filter only of records that have changed since they were found. It may take long, and it is the writer
-    that asks again, for whom everybody waits."""
+    """Evaluates the filter again only for records that have changed since they were found. It may take long, and it
+    runs in the writer, for which everybody waits."""
     return lambda key, value: read_header(value).sequence <= sequence or matches(key, value)
 
 
@@ -98,14 +98,14 @@ class Checked(NamedTuple):
     """A step of a check."""
 
     rows: int
-    """That were looked at."""
+    """The rows that were checked."""
     unsound: list[tuple[bytes, bytes, Fault]]
-    """Those of them that no publish could have made: key, stored value, what is wrong."""
+    """The rows among them that no publish could have made: key, stored value, fault."""
 
 
 async def checked(store: Store, readers: Executor, topic: Topic, limits: RowLimits) -> AsyncGenerator[Checked, None]:
-    """Looks at all live rows of a topic, as they are now, `CHECK_ROWS` at a time (rule R13). To be closed, as it holds
-    the cut."""
+    """Checks all live rows of a topic, as they are now, `CHECK_ROWS` at a time (rule R13). Close it, as it holds the
+    cut."""
     loop = asyncio.get_running_loop()
     cut = store.cut(topic, unreadable=True)
     reading: asyncio.Future[tuple[bytes | None, Checked]] | None = None
@@ -132,11 +132,11 @@ async def checked(store: Store, readers: Executor, topic: Topic, limits: RowLimi
 
 
 def close_after(scan: Scan | Cut, reading: asyncio.Future[T] | None) -> None:
-    """Closes a scan once its last step has ended: a cursor must not be closed under a reader's hands."""
+    """Closes a scan once its last step has ended: a cursor must not be closed while a reader uses it."""
 
     def close(done: asyncio.Future[T]) -> None:
         if not done.cancelled():
-            done.exception()  # told already, or nobody listens
+            done.exception()  # its caller has got it, or has gone
         scan.close()
 
     if reading is None:

@@ -1,4 +1,4 @@
-"""`sow.v1.SnapshotService`: exports of topics, read in parts; `changes_service` has what is about changes."""
+"""`sow.v1.SnapshotService`: exports of topics, read in parts. `changes_service` has the RPCs for changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class SnapshotService(ChangesService):
-    """Validates, calls, translates; sees to it that the readings of an export take turns."""
+    """Validates, calls, translates. Makes the readings of an export take turns."""
 
     def __init__(
         self, store: Store, exports: Exports, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver
@@ -101,10 +101,10 @@ class SnapshotService(ChangesService):
         )
 
     @streaming
-    async def ReadExport(  # type: ignore[override]  # the bytes of the messages
+    async def ReadExport(  # type: ignore[override]  # the messages are bytes
         self, request: snapshot_pb2.ReadExportRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
-        """Messages as they go over the wire, made on the reader threads."""
+        """Messages as bytes on the wire, made on the reader threads."""
         wanted = packing.columns(request.columns, packing.RECORD_COLUMNS)
         size = packing.batch_size(request.batch_size)
         with self._exports.reader(request.export_id) as export:
@@ -129,14 +129,14 @@ class SnapshotService(ChangesService):
                 )
                 return len(piece.values), response.SerializeToString()
 
-            # One piece of work ahead: the next one is done while the records of this one are being sent.
+            # One piece of work ahead: the next one is done while the records of this one are sent.
             ahead = self._piece(export, next_response)
             while True:
                 try:
                     answered = await asyncio.shield(ahead)
                 except StoreError as error:
                     if error.reason is Reason.EXPORT_NOT_FOUND:
-                        self._exports.find(export.id)  # knows why
+                        self._exports.find(export.id)  # raises the cause
                     raise
                 self._exports.find(export.id)  # it may have ended meanwhile
                 if answered is None:
@@ -151,8 +151,8 @@ class SnapshotService(ChangesService):
             yield snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
 
     def _piece(self, export: Export, run: Callable[[], T]) -> asyncio.Task[T]:
-        """A piece of work on an export, done on a reader thread when it is its turn. It is not to be cancelled: the
-        cursor is in a thread's hands until it is over."""
+        """Runs a piece of work on an export on a reader thread, when it is its turn. It must not be cancelled, as the
+        thread uses the cursor until the piece is finished."""
         turn = self._turns.setdefault(export, asyncio.Lock())
 
         async def take_turn() -> T:

@@ -45,14 +45,14 @@ BROWSE_ENTRIES: Final = 100
 BROWSE_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 GET_BYTES_MAX: Final = 16 * 2**20
-"""Payloads and keys of one answer: with what comes with them it stays below the largest gRPC message."""
+"""Payloads and keys of one answer: together with the other fields they stay below the largest gRPC message."""
 GET_CHUNK: Final = 256
-"""Keys that a get reads on the event loop at a time; more go to a reader thread."""
+"""Keys that a get reads on the event loop; a get of more keys runs on a reader thread."""
 
 
 async def _until_ready(share: SortShare) -> None:
-    """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has got any, or given any back,
-    for a while: then it is with a client that does not read its result."""
+    """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has taken or given back any memory
+    for a while: a client that does not read its result holds it."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     while not share.when_ready(lambda: _set_soon(loop, ready)):
@@ -71,7 +71,7 @@ async def _until_ready(share: SortShare) -> None:
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
         loop.call_soon_threadsafe(event.set)
 
 
@@ -123,13 +123,13 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 outcome = await future
                 room.release()
                 yield convert.stream_response(outcome, self._store.epoch)
-            await reading  # raises what ended the reading
+            await reading  # raises the error that ended the reading
         finally:
             reading.cancel()
             while not under_way.empty():
                 left = under_way.get_nowait()
                 if left is not None and not left.cancel() and not left.cancelled():
-                    # Their answers can no longer be sent; an error among them has been told by the one before.
+                    # Their answers can no longer be sent; the error before has been told.
                     left.exception()
 
     async def _read_stream(
@@ -195,7 +195,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 field="keys",
             )
         if len(request.keys) <= GET_CHUNK:
-            # On the loop: a look-up costs microseconds and a change of threads more than that.
+            # On the loop: a look-up costs microseconds, a change of threads more.
             return self._get(topic, request)
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, topic, request)
 
@@ -227,7 +227,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         topic = self._store.topics.find(request.topic)
         run = asyncio.get_running_loop().run_in_executor
         if request.filter or request.order_by:
-            # To parse, compile and plan takes milliseconds at times.
+            # Parsing, compiling and planning may take milliseconds.
             opening = run(self._readers, self._scan, topic, request)
             try:
                 scan = await asyncio.shield(opening)
@@ -246,7 +246,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 convert.fill_columns(response.batch, self._store, batch)
             return response
 
-        # One piece of work ahead: the next one is done while the records of this one are being sent.
+        # One piece of work ahead: the next one is done while the records of this one are sent.
         ahead = run(self._readers, next_response)
         try:
             yield sow_pb2.QueryResponse(
@@ -287,7 +287,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 top_n=request.top_n,
                 page_size=request.page_size,
                 page_token=request.page_token,
-                # At 0: the scan judges at the now of its cut.
+                # With `now` 0: the scan takes the `now` of its cut.
                 filter=record_filter(topic, request.filter, 0) if request.filter else None,
                 order=order(topic, request.order_by) if request.order_by else None,
                 explain=request.explain,
@@ -296,13 +296,13 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         )
 
     @streaming
-    async def Subscribe(  # type: ignore[override]  # the bytes of the messages
+    async def Subscribe(  # type: ignore[override]  # the messages are bytes
         self, request: sow_pb2.SubscribeRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
-        """Frames as they go over the wire: one that goes to many subscribers is encoded once."""
+        """Messages as bytes on the wire: a message for many subscribers is encoded once."""
         asked = subscribe_convert.request(request, self._store)
         if request.filter:
-            # To parse and to compile takes milliseconds at times.
+            # Parsing and compiling may take milliseconds.
             await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
         attachment = subscribe_convert.attachment(request)
         if attachment is None:
@@ -318,7 +318,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
         def done(result: Consumer | StoreError) -> None:
             if attached.cancelled() and isinstance(result, Consumer):
-                result.close()  # the call has gone away meanwhile
+                result.close()  # the caller has gone meanwhile
             settle(attached, result)
 
         self._consumers.attach(asked, attachment, done)
@@ -432,7 +432,8 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     async def _delete_matching(
         self, topic: Topic, text: str, durability: Durability, *, dry_run: bool
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
-        """Deletes the records that match now, in batches, each if it still does; an answer is the progress so far."""
+        """Deletes the records that match now, in batches, each record if it still matches then. Each answer tells the
+        progress."""
         if dry_run:
             matched = await count_selected(self._store, self._readers, topic, text, unreadable=True)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
@@ -455,14 +456,14 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         yield progress
 
     async def _replicated(self, topic: Topic, durability: Durability, done: sow_pb2.SowDeleteResponse) -> None:
-        """Once for all batches: who has the last one has them all."""
+        """Waits for the peers once, after all batches: a peer with the last one has them all."""
         if durability is Durability.REPLICATED:
             await self._changes.reach(topic.name, done.last_sequence, applied=done.deleted)
 
     async def _delete_all(
         self, topic: Topic, durability: Durability, *, dry_run: bool
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
-        """Deletes the keys that are there now, in batches; each answer is the progress so far."""
+        """Deletes the keys that exist now, in batches. Each answer tells the progress."""
         loop = asyncio.get_running_loop()
         if dry_run:
             matched = await loop.run_in_executor(self._readers, self._store.count, topic)
@@ -499,7 +500,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
 
 def _here(durability: Durability) -> Durability:
-    """What of a durability is this instance's part."""
+    """The part of a durability that this instance provides."""
     return Durability.FSYNC if durability is Durability.REPLICATED else durability
 
 

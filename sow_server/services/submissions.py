@@ -1,4 +1,4 @@
-"""Changes on their way to the writer, and back with their outcome: quotas before, peers after (rules J9, P5)."""
+"""The way of changes to the writer, with quotas before it and peers after it (rules J9, P5)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OVERLOAD_PATIENCE_SECONDS: Final = 30.0
 
 
 class Submissions:
-    """Hands changes to the writer and awaits their outcome. With an admission publishers wait for their quota first.
+    """Hands changes to the writer and awaits their outcome. With an admission, publishers wait for their quota first.
 
-    To the writer REPLICATED is FSYNC. That peers have it too is awaited here, outside of its queue (rule P5): so nobody
-    else waits with it, and what a stream sends meanwhile is written.
+    For the writer REPLICATED means FSYNC. The peers are awaited here, outside of the writer's queue (rule P5), so that
+    nobody else waits for them and the next requests of a stream are written meanwhile.
     """
 
     def __init__(self, store: Store, replicas: Links, admission: Admission | None = None) -> None:
@@ -33,7 +33,7 @@ class Submissions:
         self._admission = admission
 
     async def admitted(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
-        """As `submit`, once the topic's backlog quota allows it, for which it waits at most `seconds` (rule J9)."""
+        """As `submit`, after waiting at most `seconds` for the topic's backlog quota (rule J9)."""
         self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
@@ -43,7 +43,7 @@ class Submissions:
             raise
 
     async def admitted_patiently(self, request: model.Request, seconds: float | None) -> asyncio.Future[Outcome]:
-        """As `submit_patiently`, likewise."""
+        """As `submit_patiently`, after waiting for the quota."""
         self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
@@ -60,18 +60,20 @@ class Submissions:
         return partial(admission.left, topic, request)
 
     def submit(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Queues a change; the future has its outcome. Raises StoreError when it cannot be queued, or cannot be as
-        durable as it asks."""
+        """Queues a change; the future gets its outcome. Raises StoreError if it cannot be queued, or cannot be as
+        durable as requested."""
         self.check(request.topic, request.durability)
         return self._reaching(self._queue(request), request)
 
     async def submit_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:
-        """Waits for room in the write queue: not reading on is how a stream is slowed down."""
+        """As `submit`, after waiting for room in the write queue. Meanwhile a stream is not read, which slows the
+        client down."""
         self.check(request.topic, request.durability)
         return self._reaching(await self._queue_patiently(request), request)
 
     def check(self, topic: str, durability: Durability) -> None:
-        """Before anything is written: whether peers can have it. Raises StoreError REPLICATION_UNAVAILABLE."""
+        """Checks, before anything is written, that peers can have the changes. Raises StoreError
+        REPLICATION_UNAVAILABLE."""
         if durability is not Durability.REPLICATED:
             return
         found = self._store.topics.by_name.get(topic)
@@ -88,8 +90,8 @@ class Submissions:
         )
 
     async def reach(self, topic: str, sequence: int, *, applied: int) -> None:
-        """Returns once peers have everything up to a sequence (0: nothing was changed) as REPLICATED wants it. Raises
-        StoreError REPLICATION_UNAVAILABLE, which tells how many records stand here."""
+        """Returns once enough peers for REPLICATED have everything up to a sequence (0: nothing was changed). Raises
+        StoreError REPLICATION_UNAVAILABLE, which tells how many records were changed here."""
         if not sequence:
             return
         try:
@@ -112,7 +114,7 @@ class Submissions:
         outcome = await future
         sequence = outcome.last_sequence
         if outcome.duplicates:
-            # Where an earlier attempt has written them is not remembered, but it is not behind what is written by now.
+            # The sequences of an earlier attempt are not remembered, but they are at most the last one.
             sequence = self._store.writer.last_sequence
         await self.reach(topic, sequence, applied=outcome.applied)
         outcome.durability = Durability.REPLICATED
@@ -136,7 +138,7 @@ class Submissions:
 
 
 def settle(future: asyncio.Future[T], outcome: T | StoreError) -> None:
-    """Gives a future its outcome, unless its call has gone away meanwhile."""
+    """Gives a future its outcome, unless its call has gone."""
     if future.done():
         return
     if isinstance(outcome, StoreError):
@@ -152,4 +154,4 @@ def _released(outcome: asyncio.Future[Outcome], release: Callable[[], None]) -> 
 
 
 def _nothing() -> None:
-    """There is no quota."""
+    """Releases nothing: there is no quota."""

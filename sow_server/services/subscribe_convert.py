@@ -1,6 +1,6 @@
-"""Between the messages of `Subscribe` and the values of the subscriptions.
+"""Converts between the messages of `Subscribe` and the values of the subscriptions.
 
-A frame of changes is encoded once, for all subscribers who get it: what is sent are its bytes.
+A frame of changes is encoded once for all subscribers that get it, so the messages are bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request,
 
 
 def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
-    """What is asked for. Raises StoreError where options contradict each other."""
+    """The requested subscription. Raises StoreError if options contradict each other."""
     filters = TopicFilters(
         store, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
     )
@@ -52,7 +52,7 @@ def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
 
 
 def attachment(message: sow_pb2.SubscribeRequest) -> Attachment | None:
-    """Which durable is consumed, if one is. Raises StoreError where that does not go with what else is asked for."""
+    """The durable to consume, if any. Raises StoreError if it contradicts other options."""
     if not message.HasField("durable"):
         return None
     durable = message.durable
@@ -83,7 +83,7 @@ def _start(message: sow_pb2.SubscribeRequest) -> Start:
 
 
 def response(frame: Frame, store: Store) -> bytes:
-    """A frame as it goes over the wire."""
+    """The bytes of a frame on the wire."""
     message = sow_pb2.SubscribeResponse()
     match frame:
         case ChangeFrame():

@@ -1,6 +1,6 @@
-"""What a subscriber sees of topics, put together from the parts of a query: filter, projection, planned snapshot.
+"""The view of a subscriber on topics, made from the parts of a query: filter, projection, planned snapshot.
 
-Queries and subscriptions do not know each other; a filter means the same in both because both get it from here.
+Queries and subscriptions do not know each other. A filter means the same in both, as both get it from here.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class TopicFilters:
         self._batch_size = batch_size
         self._filters: dict[tuple[object, ...], RecordFilter] = {}
         self._by_key: dict[tuple[str, ...], RecordFilter] = {}
-        """By key fields. A topic that appears later is asked for on the event loop, where a long filter must not be
-        compiled again."""
+        """By key fields. A topic may appear later; its filter is then needed on the event loop, where a long one must
+        not be compiled again."""
 
     def view(self, topic: Topic) -> View:
-        """What is seen of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, …"""
+        """The view of a topic. Raises StoreError: FILTER_INVALID, UNSUPPORTED_FOR_MESSAGE_TYPE, …"""
         return View(self._filter(topic), projection(topic, self._include, self._exclude))
 
     def snapshot(self, topic: Topic) -> PlannedSnapshot:
-        """A snapshot of a topic, found as a query finds its records."""
+        """A snapshot of a topic, planned like a query."""
         query = Query(
             topic,
             filter=self._filter(topic),
@@ -54,7 +54,7 @@ class TopicFilters:
         found = self._filters.get(key)
         if found is None:
             known = self._by_key.get(settings.key)
-            # NOW_MICROS() is refused, so there is no now to give.
+            # There is no `now` to give, as NOW_MICROS() is refused.
             found = record_filter(topic, self._text, 0, allow_now=False) if known is None else known.on(topic)
             self._filters[key] = self._by_key[settings.key] = found
         return found
@@ -70,7 +70,7 @@ class PlannedSnapshot:
         self.done = False
 
     def read(self) -> SnapshotBatch | None:
-        """The next records; None: none among those that this step has looked at."""
+        """The next records; None if this step found none that match."""
         batch = self._scan.step()
         if batch is None:
             self.done = True
@@ -81,5 +81,5 @@ class PlannedSnapshot:
         return SnapshotBatch(self._scan.query.topic.name, batch.keys, batch.payloads, batch.headers)
 
     def close(self) -> None:
-        """Lets go of the cut."""
+        """Releases the cut."""
         self._scan.close()

@@ -126,7 +126,7 @@ class Consumer:
         self._first: FirstEntries | None = None
         self._deliveries: tuple[DeliveryStep, ...] = ()
 
-    # -- its life ---------------------------------------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------------------------------
 
     def begin(self, attached: AttachedDurable) -> None:
         """Starts: the durable exists, and this consumer is attached to it. Raises StoreError."""
@@ -195,7 +195,7 @@ class Consumer:
             self._inner.close()
         self._closed(self)
 
-    # -- stepping: as `Subscription` --------------------------------------------------------------------------------
+    # -- stepping: as `Subscription` ----------------------------------------------------------------------------------
 
     def step(self) -> Step:
         """The next step. Raises StoreError at the end."""

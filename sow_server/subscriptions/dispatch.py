@@ -202,7 +202,7 @@ class Dispatcher:
         """How often the backlog was dropped."""
         store.created = self._created
 
-    # -- members --------------------------------------------------------------------------------------------------
+    # -- members ------------------------------------------------------------------------------------------------------
 
     def register(self, member: Member) -> bool:
         """Makes the store keep the values that a subscriber needs of its topics. True: they are kept only from the next
@@ -329,7 +329,7 @@ class Dispatcher:
                 if member in self._groups and followed not in [at for at, _ in self._groups[member]]:
                     self._join(member, followed)
 
-    # -- commits --------------------------------------------------------------------------------------------------
+    # -- commits ------------------------------------------------------------------------------------------------------
 
     def committed(self, commits: Sequence[Committed], synced: int) -> None:
         """The `engine.commit.writer.Follow` of the store."""
@@ -562,7 +562,7 @@ class Dispatcher:
                     if not member.push(frames):
                         self.leave(member)
 
-    # -- failures --------------------------------------------------------------------------------------------------
+    # -- failures -----------------------------------------------------------------------------------------------------
 
     def _drop_backlog(self) -> None:
         """Drops the backlog: the filters take longer than the publishers, so everybody continues from the journal
@@ -622,7 +622,7 @@ class Dispatcher:
             self.leave(member)
             member.end(error)
 
-    # -- figures ----------------------------------------------------------------------------------------------------
+    # -- figures ------------------------------------------------------------------------------------------------------
 
     @property
     def group_count(self) -> int:

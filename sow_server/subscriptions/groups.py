@@ -273,7 +273,7 @@ class FollowedTopic:
             for watch in self._found(change):
                 watch.offer(change, now_micros, dirty)
 
-    # -- slow filters ---------------------------------------------------------------------------------------------
+    # -- slow filters -------------------------------------------------------------------------------------------------
 
     def _add_cost(self, cost: Cost) -> None:
         self._cost = total = self._cost.plus(cost)

@@ -133,7 +133,7 @@ class Hub:
         self.resyncs_total += error is not None and error.reason is Reason.RESYNC_REQUIRED
         self._subscriptions.pop(subscription, None)
 
-    # -- where to start ---------------------------------------------------------------------------------------------
+    # -- the start of a subscription ----------------------------------------------------------------------------------
 
     def start(self, request: Request, topics: list[Topic], *, several: bool) -> tuple[int | None, dict[int, int]]:
         """The position after which a subscription starts, None for now, and the floors below which it misses
@@ -209,7 +209,7 @@ class Hub:
             )
         return position
 
-    # -- figures ----------------------------------------------------------------------------------------------------
+    # -- figures ------------------------------------------------------------------------------------------------------
 
     @property
     def count(self) -> int:

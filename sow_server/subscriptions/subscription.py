@@ -159,7 +159,7 @@ class Subscription:
         """Whether it is served from the journal."""
         return self._behind
 
-    # -- a member of the dispatcher ---------------------------------------------------------------------------------
+    # -- a member of the dispatcher -----------------------------------------------------------------------------------
 
     @property
     def several(self) -> bool:
@@ -226,7 +226,7 @@ class Subscription:
         self._error = self._error or error
         self.wake()
 
-    # -- its life ---------------------------------------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------------------------------
 
     def start(self, position: int | None, accepted: dict[int, int]) -> None:
         """Starts after a position of the journal, or (None) with the commits from now on. `accepted`: floors below
@@ -295,7 +295,7 @@ class Subscription:
         self._outbox.clear()
         self._closed(self)
 
-    # -- stepping ---------------------------------------------------------------------------------------------------
+    # -- stepping -----------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
         """The next step. Raises StoreError at the end of the subscription."""
