@@ -19,7 +19,7 @@ test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long"
 
 test-long: .venv/.installed .venv/.flights
-	SOW_HYPOTHESIS_PROFILE=long $(PYTEST)
+	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
 
 # Rounds of faults on a cluster of three real servers. ROUNDS=1 SEED=… repeats one; see tests/robustness.
 ROUNDS ?= 500

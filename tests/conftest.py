@@ -13,9 +13,13 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import NIGHTLY
+
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
-settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("long", settings.get_profile("default"), max_examples=2_000)
+settings.register_profile(
+    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=25
+)
+settings.register_profile(NIGHTLY, settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("SOW_HYPOTHESIS_PROFILE", "default"))
 
 _SEED_VARIABLE = "SOW_TEST_SEED"

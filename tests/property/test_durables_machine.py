@@ -20,6 +20,7 @@ from sow_server.engine.durables import Durable as Row
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Publish, TopicSettings
 from sow_server.subscriptions.request import FROM_NOW
+from tests.support.examples import examples
 from tests.support.stores import SECOND, Rig
 from tests.support.subscribers import EARLIEST, Subscribers
 
@@ -489,7 +490,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLives.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.long

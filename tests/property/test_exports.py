@@ -18,6 +18,7 @@ from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKin
 from sow_server.query import exports, scan
 from sow_server.query.exports import Export, Reading, SplitCache, read_token, write_token
 from sow_server.query.filtering import record_filter
+from tests.support.examples import examples
 from tests.support.stores import BINARY, SECOND, Rig
 
 KEYS = [f"{n:03d}" for n in range(120)]
@@ -49,7 +50,7 @@ def change(rig: Rig, random: Random) -> None:
             rig.store.compact()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32), parts=st.integers(0, 12), text=st.sampled_from(FILTERS), keys_wanted=st.booleans())
 def test_an_export_is_what_was_alive_whatever_happens_while_it_is_read(
     seed: int, parts: int, text: str, keys_wanted: bool

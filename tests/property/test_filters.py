@@ -41,6 +41,7 @@ from sow_server.filters.tree import (
     TextTest,
     literal,
 )
+from tests.support.examples import examples
 from tests.support.naive_filter import NaiveFilter, text
 
 KEYS = [("id",), ("o", "k")]
@@ -253,14 +254,14 @@ def odd_filters(draw: st.DrawFn) -> Filter:
 
 
 @given(filters | odd_filters())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_printed_filter_parses_to_the_same_tree(tree: Filter) -> None:
     """Compared by repr: 1 and 1.0 are equal in Python."""
     assert repr(parse(print_filter(tree))) == repr(tree)
 
 
 @given(filters, documents, metas)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_compiler_agrees_with_the_naive_interpreter(
     tree: Filter, examples: list[dict[str, object]], meta: Meta
 ) -> None:
@@ -313,7 +314,7 @@ def test_and_or_not_of_all_truths() -> None:
 
 
 @given(filters, documents, metas)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_what_matches_lies_within_the_bounds(tree: Filter, examples: list[dict[str, object]], meta: Meta) -> None:
     """bounds [1] and bounds [2]."""
     check_bounds(tree, examples, meta)
@@ -343,7 +344,7 @@ def plannable_filters(draw: st.DrawFn, depth: int = 2) -> Filter:
 
 
 @given(plannable_filters(), documents, metas)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_what_matches_a_plannable_filter_lies_within_the_bounds(
     tree: Filter, examples: list[dict[str, object]], meta: Meta
 ) -> None:

@@ -388,7 +388,7 @@ class LoadsMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = max(1, settings().max_examples // 10)
-"""Ten, and two hundred in the long profile: each is a store of its own, opened several times."""
+"""Two, and two hundred in the nightly profile: each is a store of its own, opened several times."""
 SETTINGS = settings(
     max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

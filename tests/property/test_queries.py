@@ -55,6 +55,7 @@ from sow_server.query.planner import Access
 from sow_server.query.scan import Explanation, Footer, Query, Scan
 from sow_server.query.sort_memory import SortMemory
 from tests.property.test_filters import WORDS, filters, fix_documents, json_documents, path, plannable_filters
+from tests.support.examples import examples
 from tests.support.naive_filter import NaiveFilter, exact, number
 from tests.support.stores import SECOND, Rig
 
@@ -340,7 +341,7 @@ def check(rig: Rig, world: World, topic: Topic, question: Question, records: Seq
 
 
 @given(worlds(), st.lists(questions, min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 1000]))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_a_query_gives_what_the_naive_interpreter_picks(
     rig: Rig, world: World, asked: list[Question], small: bool, batch_size: int
 ) -> None:
@@ -426,7 +427,7 @@ def condition(draw: Random, world: World, some: Sequence[Record], field: Field) 
 
 
 @given(st.randoms(use_true_random=True))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_plan_never_changes_a_result(rig: Rig, draw: Random) -> None:
     world = narrow_world(draw)
     with published(rig, world) as topic, bounds(draw.random() < 0.7):
@@ -439,7 +440,7 @@ def test_a_plan_never_changes_a_result(rig: Rig, draw: Random) -> None:
 
 
 @given(st.randoms(use_true_random=True))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_records_are_sorted_as_one_comparison_at_a_time_would(draw: Random) -> None:
     """Mixed kinds, ties, both directions (ordering [1] to [3])."""
     world = narrow_world(draw)

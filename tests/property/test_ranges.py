@@ -229,7 +229,7 @@ checks = st.fixed_dictionaries(
 
 # A third of what a profile asks for: every example opens a database, and checks some of its history several times.
 @settings(
-    max_examples=settings().max_examples // 3,
+    max_examples=max(1, settings().max_examples // 3),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

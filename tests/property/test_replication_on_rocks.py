@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.property.test_replication_simulation import Wrong, run_losing_seed, run_seed
+from tests.support.examples import examples
 from tests.support.replica_rocks import RocksStore
 from tests.support.replica_world import Broken, Make, Storm, Written
 
@@ -17,7 +18,7 @@ from tests.support.replica_world import Broken, Make, Storm, Written
 def test_lives_on_the_real_store_end_equal_and_with_the_greatest_that_was_written(
     tmp_path: Path, seed: int, part: int
 ) -> None:
-    for number in range(6):
+    for number in range(examples(6)):
         live(tmp_path / str(number), (seed + 50_000 + part * 1000 + number) % 2**32)
 
 

@@ -18,6 +18,7 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done, Refused
 from sow_replication.receiver import Receiver
+from tests.support.examples import examples
 from tests.support.replica_world import (
     SECOND,
     Backup,
@@ -243,7 +244,7 @@ def run_seed(seed: int, make: Make = ModelStore) -> None:
 
 @pytest.mark.parametrize("part", range(10))
 def test_what_all_instances_hold_in_the_end_is_equal_and_the_greatest_that_was_written(seed: int, part: int) -> None:
-    for number in range(SEEDS // 10):
+    for number in range(examples(SEEDS // 10)):
         run_seed((seed + part * 1000 + number) % 2**32)
 
 
@@ -382,7 +383,7 @@ def test_what_others_have_of_an_instance_that_lost_its_data_stays_and_what_it_wr
 ) -> None:
     """K7, R3, R4: an instance that was wiped wrote with a clock that was behind, and the earlier write under its name,
     which came back from a peer with a greater version, replaced the newer one everywhere."""
-    for number in range(8):
+    for number in range(examples(8)):
         run_losing_seed((seed + 900_000 + part * 1000 + number) % 2**32)
 
 
@@ -442,7 +443,7 @@ def run_ring_seed(seed: int) -> None:
 
 def test_nobody_in_a_ring_is_told_an_older_version_than_before(seed: int) -> None:
     """R4. The story is at `test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost`."""
-    for number in range(10):
+    for number in range(examples(10)):
         run_ring_seed((seed + 920_000 + number) % 2**32)
 
 

@@ -69,6 +69,7 @@ from sow_server.engine.values.model import (
     Touch,
     TtlMode,
 )
+from tests.support.examples import examples
 from tests.support.indexes import check_indexes
 from tests.support.model import Change, Expected, ModelStore, ModelTopic, Wanted
 from tests.support.stores import FakeTime, JournalEntry, Rig, journal_rows, replaced
@@ -882,7 +883,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert (found.unit, found.unit_records) == (publisher.unit, publisher.unit_records)
 
 
-QUICK = settings(max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=examples(80), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
 LONG = settings(QUICK, max_examples=2_000, stateful_step_count=60)
 
 
@@ -912,7 +915,7 @@ def test_the_store_does_what_the_model_says_for_long() -> None:
     ),
     expiration=st.sampled_from([Expiration.ENABLED, Expiration.DISABLED, Expiration.REJECT]),
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_hot_path_writes_what_the_general_path_writes(
     commits: list[tuple[str, list[tuple[str, Lifetime]], Lifetime, bool, int]], expiration: Expiration
 ) -> None:

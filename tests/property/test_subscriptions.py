@@ -66,6 +66,7 @@ from sow_server.subscriptions.frames import (
 )
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send, Subscription
+from tests.support.examples import examples
 from tests.support.naive_filter import NaiveFilter
 from tests.support.stores import MINUTE, SECOND, FakeTime, Rig
 from tests.support.subscribers import EARLIEST, Subscribers, request
@@ -926,7 +927,7 @@ def test_every_subscriber_gets_what_it_asked_for() -> None:
     run_state_machine_as_test(
         SubscriptionMachine,
         settings=settings(
-            max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
+            max_examples=examples(60), stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
         ),
     )
 

@@ -43,6 +43,7 @@ from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
 from sow_spark.options import ParseMode
 from sow_spark.schemas import inferred, layout
+from tests.support.examples import examples
 
 
 def packed(documents: Sequence[bytes], *, lines: bool = True) -> PackedRecords:
@@ -410,7 +411,7 @@ def outcome(decoder: Decoder, sent: PackedRecords) -> object:
     return repr(batch.to_pydict())  # NaN equals NaN, and -0.0 differs from 0.0
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(tables(), st.sampled_from(["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]))
 def test_the_fast_way_gives_what_the_careful_one_gives(table: tuple[StructType, list[bytes]], mode: ParseMode) -> None:
     schema, documents = table

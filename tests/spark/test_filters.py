@@ -48,6 +48,7 @@ from sow_spark.filters import combined, pushed
 from sow_spark.options import ParseMode
 from sow_spark.schemas import METADATA_COLUMNS, layout
 from tests.spark.test_decoding import NUMBERS, TEXTS, VALUES, packed
+from tests.support.examples import examples
 
 SCHEMA = (
     StructType()
@@ -275,7 +276,7 @@ def row_of(document: str, mode: ParseMode = "FAILFAST") -> dict[str, object]:
 META = Meta("k0", 10, 5, None, "topic", 7)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(cases(), st.sampled_from(["FAILFAST", "PERMISSIVE"]), st.booleans())
 def test_what_spark_keeps_matches_the_pushed_filter(
     case: tuple[str, Filter, str], mode: ParseMode, is_key: bool
