@@ -7,7 +7,7 @@ PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster test test-long test-robustness mutants check bench serve proto client clean
+.PHONY: demo demo-cluster test test-long test-fast test-robustness mutants coverage check bench serve proto client clean
 
 demo: .venv/.installed .venv/.flights
 	.venv/bin/python -m examples.demo
@@ -16,7 +16,11 @@ demo-cluster: .venv/.installed .venv/.flights
 	.venv/bin/python -m examples.cluster
 
 test: .venv/.installed .venv/.flights
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
+
+# No server processes, no Spark: the tests of single modules and the random programs.
+test-fast: .venv/.installed
+	$(PYTEST) -m "not long" tests/unit tests/property
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
@@ -27,6 +31,13 @@ WORKERS ?= 1
 test-robustness: .venv/.installed
 	.venv/bin/python -m tests.robustness --rounds $(ROUNDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
 
+# Lines and branches that the default tests run, in this process and in the servers that they start.
+coverage: .venv/.installed .venv/.flights
+	.venv/bin/coverage erase
+	.venv/bin/coverage run -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "not long"
+	.venv/bin/coverage combine --quiet
+	.venv/bin/coverage report --skip-covered --show-missing
+
 mutants: .venv/.installed .venv/.flights
 	.venv/bin/python -m tests.mutants.run
 
@@ -36,8 +47,9 @@ check: .venv/.installed
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/python proto/generate.py --check
+	.venv/bin/python -m tools.shape circles
 	.venv/bin/python clients/generate_blocking.py --check
-	$(MAKE) test
+	$(MAKE) test PYTEST_OPTIONS=--durations=10
 
 bench: .venv/.installed
 	.venv/bin/python -m benchmarks
@@ -53,7 +65,7 @@ client: .venv/.installed
 	.venv/bin/python clients/generate_blocking.py
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis sow-demo-data sow-demo.toml sow-cluster
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* .hypothesis sow-demo-data sow-demo.toml sow-cluster
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 1; }

@@ -13,6 +13,7 @@ P3  The log of a test that fails is part of its report, once a `conftest.py` imp
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import random
@@ -83,6 +84,10 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.alive and "COVERAGE_PROCESS_CONFIG" in os.environ:
+            self.signal(signal.SIGTERM)  # a killed process does not write down what it has run
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)  # type: ignore[union-attr]  # it is alive
         self.kill9()
 
     # -- its life ---------------------------------------------------------------------------------------------------
