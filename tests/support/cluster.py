@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -78,7 +77,8 @@ class Instance:
     def shift(self, micros: int, **knobs: int) -> None:
         """From the next start on its wall clock is off by so much; `knobs`: see `shifted_server`."""
         given = [f"{name}={number}" for name, number in knobs.items()]
-        self.server.program = [sys.executable, "-m", "tests.support.shifted_server", str(micros), *given]
+        self.server.module = "tests.support.shifted_server"
+        self.server.first_arguments = [str(micros), *given]
 
 
 class Cluster:

@@ -32,7 +32,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -55,14 +54,8 @@ class Power:
         self.server: Final = server
         self._side = server.config.parent / "power"
         self._side.mkdir(exist_ok=True)
-        server.program = [
-            sys.executable,
-            "-m",
-            "tests.support.powered_server",
-            str(server.data.resolve()),
-            str(self._side),
-            plant,
-        ]
+        server.module = "tests.support.powered_server"
+        server.first_arguments = [str(server.data.resolve()), str(self._side), plant]
 
     def cut(self, draw: random.Random) -> int:
         """Kills the server and drops what was not synced; returns how many bytes of logs are gone."""

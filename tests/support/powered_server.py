@@ -19,6 +19,7 @@ from typing import Final
 
 import rocksdict
 
+from sow_server import __main__
 from sow_server.engine.disk import backups
 
 LOGS: Final = ".log"
@@ -126,19 +127,18 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_file()]
 
 
-def run(data: Path, side: Path, plant: str, arguments: list[str]) -> int:
-    """Runs the server with notes; returns its exit code."""
-    from sow_server.__main__ import main
-
-    notes = Notes(data, side)
+def main(arguments: list[str]) -> int:
+    """Runs the server with notes, with the arguments of this module in front of its own; returns its exit code."""
+    data, side, plant, *rest = arguments
+    notes = Notes(Path(data), Path(side))
     # Below the one module of the server that knows RocksDB, so that a mistake in there counts, too.
     rocksdict.Rdict.flush_wal = notes.around_flush(rocksdict.Rdict.flush_wal)  # type: ignore[method-assign,assignment]
     os.fsync = notes.around_fsync(os.fsync)  # type: ignore[assignment]  # it takes what has a descriptor as well
     if plant:
         module, _, name = plant.partition(":")
         getattr(importlib.import_module(module), name)()
-    return main(arguments)
+    return __main__.main(rest)
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))
+    sys.exit(main(sys.argv[1:]))

@@ -32,6 +32,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sow_client import AsyncClient, Client, SowError, Tls
+from tests.support.forks import Fork, forks
 
 START_SECONDS: Final = 120.0
 """Long: where the machine is busy with other things, a start takes as long as it takes."""
@@ -40,6 +41,9 @@ LOG_BYTES_SHOWN: Final = 8_000
 ROOT: Final = Path(__file__).parents[2]
 DYNAMIC: Final = "[server]\ndynamic_topics = true\n"
 """The configuration of a server without a file: the first publish creates a topic."""
+PYTHONPATH: Final = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+MEASURED: Final = "COVERAGE_PROCESS_CONFIG" in os.environ
+"""Coverage is measured: servers are started, not forked, and end in order, as one that is killed reports nothing."""
 
 Event = dict[str, object]
 """A line of the log."""
@@ -68,11 +72,13 @@ class ServerProcess:
         self.data = folder / "data"
         self.config = folder / "sow.toml"
         self.arguments = list(arguments)
-        self.program = [sys.executable, "-m", "sow_server"]
-        """What is run, in front of the arguments."""
+        self.module = "sow_server.__main__"
+        """Its `main` is what runs."""
+        self.first_arguments: list[str] = []
+        """What `main` is given in front of the server's own arguments."""
         self._log = folder / "server.log"
         self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Fork | None = None
         self._log_start = 0
         self.configure(config)
         if start:
@@ -84,10 +90,10 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.alive and "COVERAGE_PROCESS_CONFIG" in os.environ:
-            self.signal(signal.SIGTERM)  # a killed process does not write down what it has run
+        if MEASURED and self._process is not None and self.alive:
+            self.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)  # type: ignore[union-attr]  # it is alive
+                self._process.wait(STOP_SECONDS)
         self.kill9()
 
     # -- its life ---------------------------------------------------------------------------------------------------
@@ -117,19 +123,28 @@ class ServerProcess:
         if self._port == 0:
             self._port = free_port()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        command = [*self.program, "--config", str(self.config), "--data-dir", str(self.data)]
-        command += ["--listen", self.address, *self.arguments, *arguments]
-        paths = [
-            str(ROOT),
-            str(ROOT / "proto"),
-            str(ROOT / "replication"),
-            os.environ.get("PYTHONPATH", ""),
-        ]  # this checkout, whatever is installed
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        given = [
+            *self.first_arguments,
+            "--config",
+            str(self.config),
+            "--data-dir",
+            str(self.data),
+            "--listen",
+            self.address,
+        ]
+        given += [*self.arguments, *arguments]
+        # This checkout, whatever is installed.
+        paths = (str(ROOT), str(ROOT / "proto"), str(ROOT / "replication"), *PYTHONPATH)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        folder = self.config.parent
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.config.parent
-            )
+            if MEASURED:
+                command = [sys.executable, "-m", self.module, *given]
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=folder
+                )
+            else:
+                self._process = forks(paths).start(self.module, given, environment, folder, log.fileno())
         _running.add(self)
 
     def await_ready(self) -> None:

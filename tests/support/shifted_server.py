@@ -15,7 +15,7 @@ from functools import partial
 from unittest import mock
 
 from sow_replication.options import NodeOptions
-from sow_server.__main__ import main
+from sow_server import __main__
 from sow_server.config import Config
 from sow_server.engine.values.clock import GuardedClock, wall_micros
 from sow_server.linking import node_options
@@ -29,11 +29,17 @@ def run(offset_micros: int, arguments: list[str], knobs: Mapping[str, int] | Non
         return replace(node_options(config), **(knobs or {}))  # type: ignore[arg-type]  # each is an int
 
     with mock.patch("sow_server.app.GuardedClock", shifted), mock.patch("sow_server.linking.node_options", options):
-        return main(arguments)
+        return __main__.main(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the server with the arguments of this module in front of its own; returns its exit code."""
+    offset, *others = arguments
+    given = [argument for argument in others if "=" in argument and not argument.startswith("-")]
+    pairs = [argument.split("=", 1) for argument in given]
+    rest = [argument for argument in others if argument not in given]
+    return run(int(offset), rest, {name: int(number) for name, number in pairs})
 
 
 if __name__ == "__main__":
-    given = [argument for argument in sys.argv[2:] if "=" in argument and not argument.startswith("-")]
-    pairs = [argument.split("=", 1) for argument in given]
-    rest = [argument for argument in sys.argv[2:] if argument not in given]
-    sys.exit(run(int(sys.argv[1]), rest, {name: int(number) for name, number in pairs}))
+    sys.exit(main(sys.argv[1:]))
