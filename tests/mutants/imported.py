@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-PACKAGES = ("sow_server", "sow", "sow_client", "sow_cli", "sow_replication", "sow_spark", "pyspark_sow")
+PACKAGES = ("sow_server", "sow", "sow_client", "sow_cli", "sow_peering", "sow_replication", "sow_spark", "pyspark_sow")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,11 +14,6 @@ from tests.mutants.imported import PACKAGES
 from tests.support.server import ServerProcess
 
 TREE = Path(__file__).parents[2]
-<<<<<<< HEAD
-PACKAGES = ("sow_server", "sow", "sow_client", "sow_cli", "sow_peering", "sow_replication", "sow_spark", "pyspark_sow")
-TELL = f"import importlib, json; print(json.dumps([importlib.import_module(name).__path__[0] for name in {PACKAGES}]))"
-=======
->>>>>>> db3eb0f (tests: servers are forked from a process that has imported them)
 
 
 def test_the_packages_that_are_imported_here_are_those_of_this_tree() -> None:
