@@ -1,8 +1,8 @@
 """Lines of input to records: reading without buffering it whole, and saying exactly which line is wrong and why.
 
-N1  Memory is bounded: one chunk and one line of at most `LINE_BYTES_MAX`, whatever the file is.
-N2  A refusal names the line that it is about, although empty and bad lines take no place in the publisher's stream.
-N3  What a pipe holds is taken at once, so that `tail -f … | sow publish …` does not wait for a full buffer.
+[1]  Memory is bounded: one chunk and one line of at most `LINE_BYTES_MAX`, whatever the file is.
+[2]  A refusal names the line that it is about, although empty and bad lines take no place in the publisher's stream.
+[3]  What a pipe holds is taken at once, so that `tail -f … | sow publish …` does not wait for a full buffer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Parse: TypeAlias = Callable[[bytes], Item]
 
 
 def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
-    """Yields the lines of `stream` in lists, without their line ends; None stands for one that is too long (N1)."""
+    """Yields the lines of `stream` in lists, without their line ends; None stands for one that is too long ([1])."""
     rest = b""
     skipping = False
     while data := stream.read1(_CHUNK_BYTES):
@@ -59,7 +59,7 @@ def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
 
 
 class LineNumbers:
-    """Which line the n-th published record came from (N2).
+    """Which line the n-th published record came from ([2]).
 
     Costs nothing per record: only lines that take no place are noted, as the offset from there on.
     """

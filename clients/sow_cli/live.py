@@ -2,11 +2,11 @@
 
 `LiveTable` is what it shows, without a terminal or a thread; `show` keeps it on one while messages come.
 
-T1  What is shown is the view of the messages so far: the first records in key order, as many as fit; how many more
-    there are is said.
-T2  A message costs time in proportion to the rows that fit, not to the records: a window of the first keys is kept, and
-    the records are looked through again only when deletions have used it up.
-T3  No line is longer than the terminal is wide, and all of them fit its height.
+    [1]  What is shown is the view of the messages so far: the first records in key order, as many as fit; how many more
+         there are is said.
+    [2]  A message costs time in proportion to the rows that fit, not to the records: a window of the first keys is
+         kept, and the records are looked through again only when deletions have used it up.
+    [3]  No line is longer than the terminal is wide, and all of them fit its height.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class LiveTable:
     # ---- what is shown ----
 
     def render(self, width: int, height: int) -> Text:
-        """The table for a terminal of this size (T3)."""
+        """The table for a terminal of this size ([3])."""
         room = min(max(1, height - _SURROUNDINGS), _WINDOW_MAX)
         if len(self._window) < min(room, self._total):
             self._refill()

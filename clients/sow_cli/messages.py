@@ -1,11 +1,11 @@
 """The messages of a subscription on stdout, one by one, in one of four formats.
 
-M1  Each message is written, and flushed, before the next one is waited for.
-M2  The machine formats carry exact values under names that never change: those of a record as `output` writes it, and
-    what a message adds to it. In CSV, which cannot nest, the columns show the removed record of a message that has
-    no other.
-M3  A table is a line for each message, of the terminal's width; its columns grow and never shrink, so that what stands
-    above them was not laid out for nothing.
+[1]  Each message is written, and flushed, before the next one is waited for.
+[2]  The machine formats carry exact values under names that never change: those of a record as `output` writes it, and
+     what a message adds to it. In CSV, which cannot nest, the columns show the removed record of a message that has
+     no other.
+[3]  A table is a line for each message, of the terminal's width; its columns grow and never shrink, so that what stands
+     above them was not laid out for nothing.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Csv:
 
 
 class _Lines:
-    """For people (M3): when it came, what happened, to what."""
+    """For people ([3]): when it came, what happened, to what."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """Results on stdout, in one of four formats.
 
-O1  `ndjson` and `csv` (and `json` but for its brackets) write as they read: memory is one batch, whatever comes.
-O2  The machine formats carry exact values under names that never change; an absent value is left out of JSON and is
-    empty in CSV.
-O3  A record's payload is never decoded on its way: it is put into the line as the bytes that were published.
-O4  A table is for people: times relative, long values cut with `…`, nothing a terminal would act upon.
+[1]  `ndjson` and `csv` (and `json` but for its brackets) write as they read: memory is one batch, whatever comes.
+[2]  The machine formats carry exact values under names that never change; an absent value is left out of JSON and is
+     empty in CSV.
+[3]  A record's payload is never decoded on its way: it is put into the line as the bytes that were published.
+[4]  A table is for people: times relative, long values cut with `…`, nothing a terminal would act upon.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Fact:
     name: str
     """In JSON and CSV."""
     value: Scalar | Sequence[str] | Nested
-    """None: absent (O2)."""
+    """None: absent ([2])."""
     shown: str
     """In a table; empty: nothing to show, so that a table of one result leaves it out."""
     label: str = ""
@@ -163,7 +163,7 @@ class Output:
         now_micros: Callable[[], int],
         as_list: bool = True,
     ) -> int:
-        """Writes records batch by batch (O1) and returns how many. `as_list`: in JSON an array, even of one."""
+        """Writes records batch by batch ([1]) and returns how many. `as_list`: in JSON an array, even of one."""
         if self.format is Format.TABLE:
             return self._record_table(batches, form, now_micros)
         if self.format is Format.CSV:
@@ -422,7 +422,7 @@ def _record_row(record: Record, form: RecordForm, now_micros: int) -> tuple[str,
 
 
 def shown_payload(payload: bytes, form: RecordForm) -> str:
-    """The beginning of a payload, for one line of a table (O4)."""
+    """The beginning of a payload, for one line of a table ([4])."""
     return display.safe_bytes(one_line(payload) if form.payload_is_json else payload, 400)
 
 

@@ -1,9 +1,9 @@
 """`sow publish`: NDJSON lines through the buffered publisher, or one record.
 
-U1  A line that cannot be published is reported with its number, and the others are published all the same.
-U2  With --strict everything before the first bad line is published, and nothing after it.
-U3  What is reported as published is acknowledged, not merely sent; when the stream breaks off, it is told how far
-    the acknowledgements came.
+[1]  A line that cannot be published is reported with its number, and the others are published all the same.
+[2]  With --strict everything before the first bad line is published, and nothing after it.
+[3]  What is reported as published is acknowledged, not merely sent; when the stream breaks off, it is told how far
+     the acknowledgements came.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
 
 
 def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
-    """The fast way: pipelined batches; refusals come back in their own time and are matched to their lines (U1)."""
+    """The fast way: pipelined batches; refusals come back in their own time and are matched to their lines ([1])."""
     numbers = LineNumbers()
 
     def refused(refusal: Refusal) -> None:
@@ -336,7 +336,7 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
             ):
                 send(data, key=key, expire_at=expire_time_micros)
     except (SowError, KeyboardInterrupt):
-        # U3. Later lines may have been applied as well; to publish them again does no harm, they are keyed.
+        # [3]. Later lines may have been applied as well; to publish them again does no harm, they are keyed.
         settled = publisher.acknowledged
         note(
             f"broke off: lines 1 to {numbers.line(settled - 1)} are settled"
@@ -350,7 +350,7 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
 
 
 def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
-    """The exact way (U2): atomic requests, one after another; the records before a bad one are sent once more."""
+    """The exact way ([2]): atomic requests, one after another; the records before a bad one are sent once more."""
     batch: list[tuple[int, Item]] = []
     batch_bytes = 0
     batch_records = min(job.batch_records, _STRICT_RECORDS_MAX)

@@ -31,7 +31,7 @@ def create_request(
 
 
 def alter_request(name: str, arguments: TopicSettingsArguments) -> admin_pb2.AlterTopicRequest:
-    """A change of the settings that are named; None: not set any more, so that a policy or the default counts."""
+    """A change of the named settings; None: no longer set, so that a policy or the default applies."""
     if not arguments:
         raise invalid("settings", "names no setting to change")
     arguments = one_expiration(arguments)
@@ -75,7 +75,7 @@ def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:
 
 
 def status(response: admin_pb2.GetStatusResponse) -> Status:
-    """How the server is."""
+    """The state of the server."""
     return Status(
         instance=response.instance,
         instance_id=response.instance_id,

@@ -39,19 +39,19 @@ class Cancellable(Protocol):
 
 
 class AioStreamCall(Cancellable, Protocol):
-    """A stream that is open."""
+    """An open stream."""
 
     def __aiter__(self) -> AsyncIterator[sow_pb2.PublishStreamResponse]: ...
 
 
 class OpenAioStream(Protocol):
-    """What an asynchronous publisher needs of a client; see `OpenStream`."""
+    """A client's PublishStream for an asynchronous publisher; see `OpenStream`."""
 
     def __call__(self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], /) -> Awaitable[AioStreamCall]: ...
 
 
 class AsyncPublisher(PublisherBase):
-    """`Publisher` for asyncio: the same with `await`, used by one task; callbacks run on the event loop."""
+    """`Publisher` for asyncio: the same calls with `await`, used by one task. Callbacks run on the event loop."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class AsyncPublisher(PublisherBase):
         self._work = asyncio.Event()
         self._progress = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
-        self._overdue = False  # what lingers has lingered long enough, and waits for room
-        self._call: Cancellable | None = None  # what the task waits for, so that `abort` can end that
+        self._overdue = False  # records have lingered long enough, and wait for room
+        self._call: Cancellable | None = None  # the call or task that `_run` waits for, so that `abort` can end it
         self._task: asyncio.Task[None] | None = None
 
     async def publish(
         self, data: Document, *, key: str | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
-        """Takes one record; `ttl` or `expire_at` overrule the publisher's own (rule L2). May wait for room."""
+        """Takes one record; `ttl` or `expire_at` overrides the publisher's own (rule L2). May wait for room."""
         payload = data if type(data) is bytes else encode(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
         size = len(payload)
@@ -103,7 +103,7 @@ class AsyncPublisher(PublisherBase):
         lifetime_kinds: Iterable[int] | None = None,
         lifetime_micros: Iterable[int] | None = None,
     ) -> None:
-        """Takes many records at once, for a fraction of what as many calls of `publish` cost; see
+        """Takes many records at once, for a fraction of the cost of as many `publish` calls; see
         `Publisher.publish_columns`."""
         bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros)
         if self._stopped:
@@ -119,7 +119,7 @@ class AsyncPublisher(PublisherBase):
                 await self._await_progress()
 
     async def finish_unit(self, *, without_refused: bool = False) -> None:
-        """Sends the last records and that the publisher's `unit` is finished; see `Publisher.finish_unit`."""
+        """Finishes the publisher's `unit` together with the last records; see `Publisher.finish_unit`."""
         core = self._core
         core.check_unit()
         if self._failure is not None:
@@ -141,7 +141,7 @@ class AsyncPublisher(PublisherBase):
             raise failed
 
     async def flush(self) -> None:
-        """Returns once all records so far are settled. Raises PublishFailed for those that were refused since then."""
+        """Returns once all records so far are settled. Raises PublishFailed for refusals since the last flush."""
         if self._failure is not None:
             raise self._failure
         await self._drain()
@@ -155,12 +155,12 @@ class AsyncPublisher(PublisherBase):
         if self._pending:
             await self._seal_all()
         elif self._core.has_requests:
-            self._start()  # what was held back
+            self._start()  # the held-back request is free now
         while self._core.unacknowledged:
             await self._await_progress()
 
     async def close(self) -> None:
-        """Flushes and ends the stream; may be called again. Raises as `flush` does."""
+        """Flushes and ends the stream. It may be called again. Raises as `flush` does."""
         try:
             if not self._closing:
                 await self.flush()
@@ -168,7 +168,7 @@ class AsyncPublisher(PublisherBase):
             await self.abort()
 
     async def abort(self) -> None:
-        """Ends the stream at once. What is not acknowledged may or may not have been applied."""
+        """Ends the stream at once. Unacknowledged records may or may not have been applied."""
         self._closing = self._stopped = True
         if self._linger is not None:
             self._linger.cancel()
@@ -267,13 +267,13 @@ class AsyncPublisher(PublisherBase):
                     await self._sleep(delay)
         except BaseException as error:  # noqa: BLE001 - also a callback's; the user's task raises it
             if self._closing and isinstance(error, asyncio.CancelledError):
-                return  # `abort` has ended what was waited for
+                return  # `abort` has ended the wait
             self._failure = error
             self._stopped = True
             self._progress.set()
 
     async def _waited_for(self, what: Awaitable[_Value]) -> _Value:
-        """Awaits it so that `abort` need not."""
+        """Awaits it in such a way that `abort` can end the wait."""
         waiting = self._call = asyncio.ensure_future(what)
         try:
             return await waiting
@@ -299,7 +299,7 @@ class AsyncPublisher(PublisherBase):
                 return unavailable
             self._call = call
             if self._stopped:
-                call.cancel()  # `abort` came while it was being opened, and found it done
+                call.cancel()  # `abort` came before the call was known, and could not cancel it
             async for response in call:
                 ack, error = self._core.acknowledge(response)
                 self._progress.set()

@@ -1,7 +1,7 @@
-"""Ranges of a topic's changes: what goes out and what comes back, and when a reading is made again. Pure.
+"""Ranges of a topic's changes: requests, responses, and the decision to call again. Pure.
 
-CH1  A reading ends with the server's footer, or with an exception: one that was cut off is taken up after the last
-     bookmark, so that every change comes once.
+[1]  A reading ends with the server's footer, or with an exception. After a cut it continues behind the last
+     bookmark, so every change comes once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sow_client._subscription import PASSING_REASONS
 from sow_client.errors import SowError
 
 READ_RETRY_SECONDS: Final = 30.0
-"""How long a reading that is cut off is made again, from the last time that something came of it."""
+"""The time to call again after cuts, counted from the last progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesPlan:
-    """A range of changes: what comes after `start`, up to `end`, both bookmarks.
+    """A range of changes: those after the bookmark `start`, up to the bookmark `end`.
 
-    `entries` and `bytes` are what the journal has in between, before any filter; `part_ends` where its parts end, in
-    order, the last one at `end`, none where there is no entry. `head` is the last position on disk, with `entries_left`
-    between `end` and there; `earliest` the earliest position that changes can be read after.
+    `entries` and `bytes` count the journal in between, before any filter. `part_ends` are the ends of its parts, in
+    order, the last one being `end`; it is empty when there is no entry. `head` is the last position on disk, with
+    `entries_left` entries after `end`. `earliest` is the earliest position after which changes can be read.
     """
 
     start: str
@@ -52,7 +52,7 @@ class Pin:
 def plan_request(
     topic: str, start: Start, end: str | None, max_entries: int, max_bytes: int, parts: int
 ) -> snapshot_pb2.PlanChangesRequest:
-    """Which range is asked for."""
+    """The request for a plan."""
     for name, value in (("max_entries", max_entries), ("max_bytes", max_bytes), ("parts", parts)):
         if value < 0:
             raise invalid(name, f"{value} is negative")
@@ -62,7 +62,7 @@ def plan_request(
     match start:
         case datetime():
             request.start_time_micros = _lifetimes.zoned_micros(start, "start")
-        case "earliest":  # before the bookmarks, none of which looks like it
+        case "earliest":  # no bookmark looks like it
             request.earliest = True
         case "latest":
             request.latest = True
@@ -90,7 +90,7 @@ def plan(response: snapshot_pb2.PlanChangesResponse) -> ChangesPlan:
 
 
 def pin_request(topic: str, name: str, bookmark: str, idle_ttl: Ttl | None) -> snapshot_pb2.PinJournalRequest:
-    """What is to be kept."""
+    """The request of a pin."""
     return snapshot_pb2.PinJournalRequest(
         topic=topic,
         name=name,
@@ -111,7 +111,7 @@ def read_request(
     history: str | None,
     share: tuple[int, int] | None = None,
 ) -> snapshot_pb2.ReadChangesRequest:
-    """Which changes to read."""
+    """The request for changes."""
     number, shares = share or (0, 0)
     if share is not None and not 0 <= number < shares:
         raise invalid("share", f"({number}, {shares}) is not the number of a share and how many there are")
@@ -132,16 +132,16 @@ def read_request(
 
 
 class ReadChangesCore:
-    """How far a reading has come (CH1)."""
+    """The progress of a reading ([1])."""
 
     def __init__(self, request: snapshot_pb2.ReadChangesRequest) -> None:
         self._request = request
         self._backoff = _statuses.Backoff()
         self.done = False
-        """Whether the footer has come."""
+        """True once the footer has come."""
 
     def request(self, *, now: float) -> snapshot_pb2.ReadChangesRequest:
-        """What the next call asks for: what has not come yet. `now` as in `ended`."""
+        """The request of the next call, for the changes that have not come yet. `now` as in `ended`."""
         self._backoff.begin(now)
         request = snapshot_pb2.ReadChangesRequest()
         request.CopyFrom(self._request)
@@ -163,8 +163,8 @@ class ReadChangesCore:
                 raise _statuses.malformed("an empty response to a reading of changes")
 
     def ended(self, error: BaseException | None, *, now: float, jitter: float) -> float:
-        """A call ended without a footer, with an error or without: seconds to wait before the next one. Raises SowError
-        where there is to be none. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
+        """Seconds to wait before the next call, after one that ended without a footer. Raises SowError if no call is to
+        follow. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
         what = f"the reading of changes of {self._request.topic}"
         translated: SowError = _statuses.cut(what) if error is None else _statuses.stream_error(error, what)
         delay = None

@@ -1,10 +1,11 @@
 """Documents: Python values as JSON, and JSON as Python values. Pure.
 
-D1  A number that JSON cannot express (NaN, an infinity) is refused with its path. It never becomes null: a null in a
-    delta leaves the old value (rule P2), so the new one would be lost without a word.
-D2  A document is read whole or not at all: a number beyond a float is a Decimal, with the digits that were published.
+    [1]  A number that JSON cannot express (NaN, an infinity) is refused with its path. It never becomes null: a null in
+         a delta leaves the old value (rule P2), so the new one would be lost silently.
+    [2]  A document is read completely or not at all: a number beyond a float becomes a Decimal with the digits that
+         were published.
 
-What becomes of which type is in docs/client.md.
+docs/client.md tells how each type is encoded.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from sow_client.errors import InvalidArgument
 class Dataclass(Protocol):
     """An instance of a dataclass."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]  # as typeshed declares it: dataclasses do not say more
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # as typeshed declares it: dataclasses declare nothing more
 
 
 Document: TypeAlias = Mapping[str, object] | Dataclass | msgspec.Struct | str | bytes | bytearray | memoryview
-"""A document: a mapping, a dataclass or a msgspec.Struct is encoded as JSON, text as UTF-8, bytes go as they are."""
+"""A document: a mapping, a dataclass or a msgspec.Struct is encoded as JSON, text as UTF-8; bytes stay as they are."""
 
 
 # ---- to JSON ----
 
 
 def encode(document: Document) -> bytes:
-    """The bytes of a document. Raises InvalidArgument (PAYLOAD_MALFORMED) for what JSON cannot express; with a number
-    that is not finite, the path of its field, such as /a/b[3], is among the error's details."""
+    """The bytes of a document. Raises InvalidArgument (PAYLOAD_MALFORMED) for a value that JSON cannot express. For a
+    number that is not finite, the error's details have the path of its field, such as /a/b[3]."""
     if type(document) is not dict:  # the type of nearly all: it takes the short way
         if isinstance(document, bytes):
             return document
@@ -69,12 +70,12 @@ def encode(document: Document) -> bytes:
 
 
 def not_finite(value: object) -> str | None:
-    """The path of a number that is NaN or infinite in a value that can be encoded, such as /a/b[3]; None: there is
-    none. Empty where the value itself is one."""
+    """The path of a NaN or infinite number in a value that can be encoded, such as /a/b[3]; None: there is no such
+    number. Empty when the value itself is one."""
     kind = type(value)
     if kind is dict:
         assert isinstance(value, dict), "as its type says"
-        for member in value.values():  # without the names: nearly always there is nothing to be found
+        for member in value.values():  # without the names: nearly always there is nothing to find
             kind = type(member)
             if kind not in _NEVER_NOT_FINITE and not (kind is float and isfinite(member)):
                 break
@@ -117,7 +118,7 @@ def _step(name: object) -> str:
 
 
 def _simpler(value: object) -> object:
-    """What stands for a value of a type that msgspec does not know. Raises TypeError where nothing does."""
+    """The replacement for a value of a type that msgspec does not know. Raises TypeError when there is none."""
     match value:
         case Mapping():
             return dict(value)
@@ -153,11 +154,11 @@ _decode_json = msgspec.json.Decoder().decode
 
 
 def decode(payload: bytes) -> object:
-    """A JSON document as Python values. A number that no float reaches, such as 1e400, or an integer of more digits
-    than Python converts, is a Decimal. Raises ValueError for what is no JSON."""
+    """A JSON document as Python values. A number beyond the range of floats, such as 1e400, or an integer of more
+    digits than Python converts, becomes a Decimal. Raises ValueError for invalid JSON."""
     try:
         return _decode_json(payload)
-    except msgspec.ValidationError:  # well-formed, but for a number that is out of range
+    except msgspec.ValidationError:  # well-formed, except for a number that is out of range
         return json.loads(payload, parse_float=_number, parse_int=_number, parse_constant=_refuse_constant)
 
 

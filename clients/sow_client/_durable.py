@@ -1,16 +1,17 @@
-"""Consuming durable subscriptions: changes as `_subscription` hands them out, and what was done with them (rule J2).
+"""Consuming durable subscriptions: changes as `_subscription` hands them out, and their acknowledgement (rule J2).
 
-`DurableCore` and `Acknowledgements` are all of it without I/O, threads or clock.
+`DurableCore` and `Acknowledgements` are the whole machine, without I/O, threads or clock.
 
-D1  A consumer that gets its connection back is attached again by itself, and hands nothing out twice; unless the
-    durable was rewound, removed or made anew meanwhile, which begins at its new place.
-D2  It never takes over from another one by itself: while somebody else is attached it waits its turn. The server may
-    also take its own lost connection for somebody else, for a while.
-D3  Acknowledgements are cumulative: of those that wait only the last is sent, at most one call at a time, and at most
-    one in `LINGER_SECONDS`. None is sent for what was handed out before a rewind.
-D4  What becomes of them is told on the next call: one that failed for good is raised there, once.
-D5  What the present attachment has not received is not acknowledged yet: the server would refuse it. After a broken
-    connection that is what was handed out and comes again; who leaves meanwhile gets it again next time.
+    [1]  After a broken connection a consumer attaches again by itself and hands nothing out twice. If the durable was
+         rewound, removed or made anew in the meantime, it begins at the new position instead.
+    [2]  A consumer never takes over from another one by itself: while another one is attached, it waits. For a while
+         the server may also take the consumer's own lost connection for another consumer.
+    [3]  Acknowledgements are cumulative: only the last of the waiting ones is sent, at most one call at a time, and at
+         most one per `LINGER_SECONDS`. Changes from before a rewind are not acknowledged.
+    [4]  The next call of the program raises the error of an acknowledgement that failed for good, once.
+    [5]  Changes that the current attachment has not received are not acknowledged yet: the server would refuse that.
+         After a broken connection they are the changes that come again. A consumer that leaves before then gets them
+         again next time.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from sow_client._subscription import (
 from sow_client.errors import SowError
 
 LINGER_SECONDS: Final = 0.02
-"""After an acknowledgement was sent, others are collected for so long."""
+"""After an acknowledgement was sent, later ones are collected for this long."""
 CLOSE_SECONDS_MAX: Final = 5.0
-"""A consumer that ends waits so long until what it acknowledged has arrived; what has not is handed out again."""
+"""A consumer that ends waits at most this long for its acknowledgements to arrive. The server hands out again the
+changes whose acknowledgement has not arrived."""
 INTERRUPTED_SECONDS_MAX: Final = 1.0
-"""The same for one that ends with an error, or with Ctrl-C."""
+"""The same for a consumer that ends with an error or with Ctrl-C."""
 
 _ACK_RETRIED: Final = PASSING_REASONS | {"WRITE_STALLED", "DEADLINE_EXCEEDED"}
 _OF_ATTACHMENTS: Final = frozenset({"DURABLE_TAKEN_OVER", "DURABLE_DETACHED"})
@@ -61,36 +63,36 @@ def sequence_of(bookmark: str) -> int:
     """The sequence of a bookmark. Raises InvalidArgument (BOOKMARK_MALFORMED)."""
     digits = bookmark[len(prefix_of(bookmark)) :]
     if not digits or len(digits) == len(bookmark):
-        raise invalid("bookmark", f"{bookmark!r} is none that a server gave", reason="BOOKMARK_MALFORMED")
+        raise invalid("bookmark", f"{bookmark!r} is not a bookmark of a server", reason="BOOKMARK_MALFORMED")
     return int(digits)
 
 
 class Acknowledgements:
-    """Owns the position that is wanted, and the one that the server has confirmed. Not thread-safe: see `lock`."""
+    """Owns the position to acknowledge and the position that the server has confirmed. Not thread-safe: see `lock`."""
 
     def __init__(self, topic: str, name: str, *, retry_for: float) -> None:
-        """`retry_for`: seconds to try to get one through."""
-        # Reentrant: the collector may end a consumer in the very thread that holds it.
+        """`retry_for` bounds the seconds to deliver an acknowledgement."""
+        # Reentrant: the garbage collector may end a consumer in the thread that holds the lock.
         self.lock = threading.RLock()
-        """Of all of this; held by whoever shares it with another thread."""
+        """Guards this object. Every user that shares it with another thread holds the lock."""
         self.confirmed = 0
-        """Sequence that the server has acknowledged, as far as is known here."""
+        """The last sequence that the server is known to have acknowledged."""
         self._topic = topic
         self._name = name
         self._retry_for = retry_for
         self._session = ""
         self._prefix = ""
         self._wanted = 0  # above `confirmed`: there is something to send
-        self._received = 0  # in the present attachment (D5)
-        self._detached: SowError | None = None  # its attachment has ended: it waits for the next one
+        self._received = 0  # in the current attachment ([5])
+        self._detached: SowError | None = None  # the attachment has ended: wait for the next one
         self._under_way = False
         self._not_before = 0.0  # the next call
-        self._resting = False  # after a failure, which nobody may hurry
+        self._resting = False  # pausing after a failure; `hurried` does not shorten the pause
         self._backoff = _statuses.Backoff()
         self._failure: SowError | None = None
 
     def attached(self, begin: sow_pb2.DurableBegin, *, anew: bool) -> None:
-        """The consumer is attached. `anew`: what it wants acknowledged is of another time (D1)."""
+        """The consumer is attached. `anew`: acknowledgements from before no longer apply ([1])."""
         at = sequence_of(begin.bookmark)
         self._session = begin.session
         self._prefix = prefix_of(begin.bookmark)
@@ -102,11 +104,11 @@ class Acknowledgements:
             self.confirmed = max(self.confirmed, at)
 
     def received(self, bookmark: str) -> None:
-        """Everything up to here has come in the present attachment."""
+        """Everything up to this bookmark has come in the current attachment."""
         self._received = sequence_of(bookmark)
 
     def add(self, bookmark: str) -> bool:
-        """Everything up to here is to be acknowledged; True: that is news. Raises what has failed (D4)."""
+        """Marks everything up to this bookmark for acknowledgement; True if that is new. Raises a failure ([4])."""
         self.raise_failure()
         sequence = sequence_of(bookmark)
         if not bookmark.startswith(self._prefix):
@@ -121,7 +123,7 @@ class Acknowledgements:
         if self._under_way or self._wanted <= self.confirmed or self._detached is not None:
             return None
         if self._received <= self.confirmed:
-            return LINGER_SECONDS  # it comes soon; nobody tells when
+            return LINGER_SECONDS  # the attachment comes soon, without a signal
         return 0.0 if hurried and not self._resting else max(0.0, self._not_before - now)
 
     def take(self, now: float) -> sow_pb2.AcknowledgeRequest:
@@ -144,10 +146,10 @@ class Acknowledgements:
             self.confirmed = max(self.confirmed, sequence_of(request.bookmark))
 
     def failed(self, request: sow_pb2.AcknowledgeRequest, error: SowError, *, now: float, jitter: float) -> None:
-        """The call has failed; it is made again, or its error is kept for the next call of the user (D4)."""
+        """The call has failed. It is made again, or its error is kept for the next call of the user ([4])."""
         self._under_way = False
         if error.reason in _OF_ATTACHMENTS:
-            # The iteration tells why, or is attached again: then it is sent with the next attachment.
+            # Either the iteration raises why, or the consumer attaches again and this is sent then.
             self._detached = error if request.session == self._session else None
             self._backoff.reset()
             self._resting = False
@@ -165,12 +167,12 @@ class Acknowledgements:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is under way, or can be sent now."""
+        """No call is in progress, and nothing can be sent now."""
         sendable = min(self._wanted, self._received) > self.confirmed and self._detached is None
         return not self._under_way and not sendable
 
     def raise_held(self) -> None:
-        """Raises why something is not acknowledged yet, though nothing can be sent."""
+        """Raises why an acknowledgement is still missing although nothing can be sent."""
         if self._detached is not None:
             raise self._detached
         if self._wanted > self.confirmed:
@@ -184,14 +186,14 @@ class Acknowledgements:
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raises, once, why a call has failed for good."""
+        """Raises, once, the error of a call that failed for good."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
 
 class DurableCore(SubscriptionCore):
-    """`SubscriptionCore` for a durable subscription, whose position is kept by the server. Not thread-safe."""
+    """`SubscriptionCore` for a durable subscription, whose position the server keeps. Not thread-safe."""
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class DurableCore(SubscriptionCore):
         on_interruption: Callable[[SowError | None], object] | None = None,
         on_gap: Callable[[Gap], object] | None = None,
     ) -> None:
-        """`on_gap` is told of each gap when everything before it was handed out, and nothing after it."""
+        """`on_gap` gets each gap in its place: after everything before it was handed out, and before the rest."""
         super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
         self.created = False
         self.reset = False
@@ -218,13 +220,13 @@ class DurableCore(SubscriptionCore):
             self._settle()
             self._begin(response.durable_begin)
         elif kind is not None and not self._standing:
-            raise _statuses.malformed(f"{kind} out of its place")
+            raise _statuses.malformed(f"{kind} in the wrong place")
         elif kind == "gap" and not self._snapshot:
             self._settle()
             self._feed_gap(response.gap)
         elif kind == "snapshot_begin" and self._conflated:
             self._settle()
-            self._shown = False  # what was handed out stays true: nothing is to be taken back
+            self._shown = False  # changes handed out stay valid: a resync has nothing to take back
             self._begin_snapshot(response.snapshot_begin.bookmark)
             self._snapshot, self._conflated = True, False
         else:
@@ -233,12 +235,12 @@ class DurableCore(SubscriptionCore):
             self._acknowledgements.received(end)
 
     def _passes(self, error: SowError) -> bool:
-        return super()._passes(error) or (self.stood and error.reason == "DURABLE_IN_USE")  # D2
+        return super()._passes(error) or (self.stood and error.reason == "DURABLE_IN_USE")  # [2]
 
     def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
-        self._snapshot = self._conflated = False  # one that was cut short is begun again by the server, gap and all
+        self._snapshot = self._conflated = False  # the server repeats a snapshot that was cut short, with its gap
         if self.stood:
-            request.durable.force = False  # D2
+            request.durable.force = False  # [2]
             request.durable.expected = True
 
     def _begin(self, begin: sow_pb2.DurableBegin) -> None:
@@ -246,7 +248,7 @@ class DurableCore(SubscriptionCore):
         acknowledgements = self._acknowledgements
         is_new = begin.created or begin.reset
         with acknowledgements.lock:
-            # Below what was acknowledged: it was rewound.
+            # The position is before the acknowledged one: the durable was rewound.
             goes_on = (
                 self.stood
                 and not is_new
@@ -283,11 +285,11 @@ class DurableCore(SubscriptionCore):
     def _feed_progress(self, bookmark: str) -> None:
         super()._feed_progress(bookmark)
         if sequence_of(bookmark) < self._repeated:
-            self._after = ""  # behind what was handed out before the connection broke
+            self._after = ""  # it lies before changes that were handed out before the connection broke
 
 
 def _end_of(response: sow_pb2.SubscribeResponse) -> str:
-    """The bookmark up to which everything has come with this frame; empty: none is known."""
+    """The bookmark up to which everything has come with this frame; empty: not known."""
     match response.WhichOneof("frame"):
         case "changes":
             return "" if response.changes.more else response.changes.bookmark
@@ -300,7 +302,7 @@ def _end_of(response: sow_pb2.SubscribeResponse) -> str:
 
 
 class CallAcknowledge(Protocol):
-    """What a blocking durable subscription needs of a client besides: the call of Acknowledge."""
+    """A client's call of Acknowledge, for a blocking durable subscription."""
 
     def __call__(self, request: sow_pb2.AcknowledgeRequest, /) -> object: ...
 
@@ -311,14 +313,14 @@ class _Acknowledger:
     def __init__(self, acknowledgements: Acknowledgements, call: CallAcknowledge) -> None:
         self._acknowledgements = acknowledgements
         self._call = call
-        self._changed = threading.Condition(acknowledgements.lock)  # of what follows, too
+        self._changed = threading.Condition(acknowledgements.lock)  # guards the fields below, too
         self._thread: threading.Thread | None = None
         self._over = False
         self._hurried = False
         self._idle = False
 
     def add(self, bookmark: str) -> None:
-        """Sends it, soon. Raises what has failed."""
+        """Sends it soon. Raises a failure of an earlier one."""
         with self._changed:
             if self._over:
                 raise _statuses.closed("durable subscription")
@@ -330,7 +332,7 @@ class _Acknowledger:
                     self._changed.notify_all()
 
     def flush(self, seconds: float | None = None) -> None:
-        """Returns once all is acknowledged, or after so many seconds. Raises what has failed."""
+        """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
         acknowledgements = self._acknowledgements
         with self._changed:
             self._hurried = True
@@ -344,7 +346,7 @@ class _Acknowledger:
             acknowledgements.raise_failure()
 
     def stop(self) -> None:
-        """Nothing more is sent."""
+        """Ends sending."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -367,7 +369,7 @@ class _Acknowledger:
                 self._call(request)
             except SowError as refused:
                 error = refused
-            except Exception as unexpected:  # noqa: BLE001 - whoever acknowledges must hear of it
+            except Exception as unexpected:  # noqa: BLE001 - the program must get it
                 error = _statuses.error_of_status(unexpected)
             with self._changed:
                 if error is None:
@@ -384,11 +386,11 @@ def _bookmark_of(done: Change | str) -> str | None:
 class DurableSubscription(Subscription):
     """The consumer of a durable subscription (rule J2): an iterator of changes without an end, used by one thread.
 
-    Made by `Client.durable`. The server keeps the position: what was acknowledged does not come again, what was not
-    does, to the next consumer of that name. It makes its call again when the connection breaks, and goes on where it
-    was. Iterating raises Aborted when another consumer takes over (DURABLE_TAKEN_OVER), or when the durable is rewound,
-    deleted or cleared by force (DURABLE_DETACHED). Leaving a `with` block, or `close`, sends what was acknowledged and
-    ends the call.
+    Made by `Client.durable`. The server keeps the position: acknowledged changes do not come again, and the next
+    consumer of that name gets all others. When the connection breaks, the consumer calls again and continues at its
+    position. Iterating raises Aborted when another consumer takes over (DURABLE_TAKEN_OVER), or when the durable is
+    rewound, deleted or cleared by force (DURABLE_DETACHED). The end of a `with` block, or `close`, sends the
+    acknowledgements that wait and ends the call.
     """
 
     def __init__(
@@ -404,19 +406,19 @@ class DurableSubscription(Subscription):
         self._acknowledger = _Acknowledger(acknowledgements, call_acknowledge)
 
     def acknowledge(self, done: Change | str) -> None:
-        """Everything up to this change, or bookmark, is done with and does not come again. From any thread.
+        """Acknowledges everything up to this change, or bookmark: it does not come again. From any thread.
 
-        Returns at once: it is sent in the background, the last one for all before it, so acknowledge each change as it
-        is done. A change without a bookmark, in a snapshot or inside an atomic request, counts with the next one that
-        has one. Raises what has become of earlier ones, if they failed for good.
+        Returns at once. The acknowledgement is sent in the background, and one covers all before it, so acknowledge
+        each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
+        acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
         """
         bookmark = _bookmark_of(done)
         if bookmark is not None:
             self._acknowledger.add(bookmark)
 
     def flush(self) -> None:
-        """Returns once the server has what was acknowledged; raises why it has not. That may be that the connection
-        was lost: then it is sent once the iteration has got it back."""
+        """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
+        sent once the iteration has connected again."""
         self._acknowledger.flush()
         self._acknowledgements.raise_held()
 
@@ -427,17 +429,17 @@ class DurableSubscription(Subscription):
 
     @property
     def reset(self) -> bool:
-        """True: it had existed before, was removed, and began anew: something may have been missed (rule J10)."""
+        """True: it existed before, was removed, and began anew; changes may have been missed (rule J10)."""
         return self._durable.reset
 
     @property
     def gap(self) -> Gap | None:
-        """The last gap that was told; None: nothing is missing so far."""
+        """The last gap; None: nothing is missing so far."""
         return self._durable.gap
 
     def close(self) -> None:
-        """Sends what was acknowledged, for 5 seconds at most, and ends the call; a thread that waits for the next
-        change is told that there is none. Raises why an acknowledgement has failed."""
+        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. A thread that waits for the
+        next change finds the iteration ended. Raises the error of a failed acknowledgement."""
         self._end(CLOSE_SECONDS_MAX)
 
     def __exit__(
@@ -446,11 +448,11 @@ class DurableSubscription(Subscription):
         if error is None:
             self.close()
             return
-        with contextlib.suppress(SowError):  # what ended the block is what is raised
+        with contextlib.suppress(SowError):  # the error that ended the block is the one to raise
             self._end(INTERRUPTED_SECONDS_MAX)
 
     def __del__(self) -> None:
-        # Nobody could be told of a failure, and nobody should have to wait.
+        # No caller could get an error here, and none should wait.
         self._acknowledger.stop()
         super().close()
 
@@ -463,7 +465,7 @@ class DurableSubscription(Subscription):
 
 
 class CallAioAcknowledge(Protocol):
-    """What an asynchronous durable subscription needs of a client besides: the call of Acknowledge."""
+    """A client's call of Acknowledge, for an asynchronous durable subscription."""
 
     def __call__(self, request: sow_pb2.AcknowledgeRequest, /) -> Awaitable[object]: ...
 
@@ -476,18 +478,18 @@ class _AioAcknowledger:
         self._call = call
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self._progress = asyncio.Event()  # something has become of a call
+        self._progress = asyncio.Event()  # a call has ended
         self._over = False
 
     def add(self, bookmark: str) -> None:
-        """Sends it, soon. Raises what has failed."""
+        """Sends it soon. Raises a failure of an earlier one."""
         if self._over:
             raise _statuses.closed("durable subscription")
         if self._acknowledgements.add(bookmark) and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="sow-acknowledge")
 
     async def flush(self, seconds: float | None = None) -> None:
-        """Returns once all is acknowledged, or after so many seconds. Raises what has failed."""
+        """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
         self._hurry.set()
         try:
             async with asyncio.timeout(seconds):
@@ -501,7 +503,7 @@ class _AioAcknowledger:
         self._acknowledgements.raise_failure()
 
     def stop(self) -> None:
-        """Nothing more is sent."""
+        """Ends sending."""
         self._over = True
         if self._task is not None:
             self._task.cancel()
@@ -521,7 +523,7 @@ class _AioAcknowledger:
             self._progress.set()
 
     async def _rest(self, seconds: float) -> None:
-        if self._hurry.is_set():  # it rests after a failure
+        if self._hurry.is_set():  # it pauses after a failure
             await asyncio.sleep(seconds)
             return
         with contextlib.suppress(TimeoutError):
@@ -545,19 +547,19 @@ class AsyncDurableSubscription(AsyncSubscription):
         self._acknowledger = _AioAcknowledger(acknowledgements, call_acknowledge)
 
     async def acknowledge(self, done: Change | str) -> None:
-        """Everything up to this change, or bookmark, is done with and does not come again.
+        """Acknowledges everything up to this change, or bookmark: it does not come again.
 
-        Returns at once: it is sent in the background, the last one for all before it, so acknowledge each change as it
-        is done. A change without a bookmark, in a snapshot or inside an atomic request, counts with the next one that
-        has one. Raises what has become of earlier ones, if they failed for good.
+        Returns at once. The acknowledgement is sent in the background, and one covers all before it, so acknowledge
+        each change when it is processed. A change without a bookmark, in a snapshot or inside an atomic request, is
+        acknowledged with the next change that has one. Raises the error of an earlier one that failed for good.
         """
         bookmark = _bookmark_of(done)
         if bookmark is not None:
             self._acknowledger.add(bookmark)
 
     async def flush(self) -> None:
-        """Returns once the server has what was acknowledged; raises why it has not. That may be that the connection
-        was lost: then it is sent once the iteration has got it back."""
+        """Returns once the server has all acknowledgements; raises why it has not. After a lost connection they are
+        sent once the iteration has connected again."""
         await self._acknowledger.flush()
         self._acknowledgements.raise_held()
 
@@ -568,17 +570,17 @@ class AsyncDurableSubscription(AsyncSubscription):
 
     @property
     def reset(self) -> bool:
-        """True: it had existed before, was removed, and began anew: something may have been missed (rule J10)."""
+        """True: it existed before, was removed, and began anew; changes may have been missed (rule J10)."""
         return self._durable.reset
 
     @property
     def gap(self) -> Gap | None:
-        """The last gap that was told; None: nothing is missing so far."""
+        """The last gap; None: nothing is missing so far."""
         return self._durable.gap
 
     async def close(self) -> None:
-        """Sends what was acknowledged, for 5 seconds at most, and ends the call; a task that waits for the next change
-        is told that there is none. Raises why an acknowledgement has failed."""
+        """Sends the acknowledgements that wait, for 5 seconds at most, and ends the call. A task that waits for the
+        next change finds the iteration ended. Raises the error of a failed acknowledgement."""
         await self._end(CLOSE_SECONDS_MAX)
 
     async def __aexit__(
@@ -587,7 +589,7 @@ class AsyncDurableSubscription(AsyncSubscription):
         if error is None:
             await self.close()
             return
-        with contextlib.suppress(SowError):  # what ended the block is what is raised
+        with contextlib.suppress(SowError):  # the error that ended the block is the one to raise
             await self._end(INTERRUPTED_SECONDS_MAX)
 
     async def _end(self, seconds: float) -> None:

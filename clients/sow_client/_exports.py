@@ -1,10 +1,12 @@
-"""Exports: what is asked, and how a part is read on when its connection breaks (rule Q6).
+"""Exports: requests, and reading a part over broken connections (rule Q6).
 
-PartCore is all of it without I/O, threads or clock; `Client` and `AsyncClient` make the calls that it asks for.
+`PartCore` is the whole machine, without I/O, threads or clock. `Client` and `AsyncClient` make the calls that it asks
+for.
 
-E1  Each record of a part is handed out once, however often the connection breaks: a call that is made again goes on
-    after the last batch that came.
-E2  A part ends with a footer whose count is right, or with an exception: what was cut off is never taken for whole.
+    [1]  Each record of a part is handed out once, however often the connection breaks: a repeated call continues after
+         the last batch that came.
+    [2]  A part ends with a footer whose count is right, or with an exception: an incomplete part is never taken as
+         complete.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from sow_client._records import Ttl, datetime_of, invalid, ttl_micros
 from sow_client.errors import SowError
 
 OPEN_SECONDS: Final = 600.0
-"""How long the opening of an export may take: the server may have to go through the keys of the topic."""
+"""The time that opening an export may take: the server may have to read all keys of the topic."""
 READ_RETRY_SECONDS: Final = 60.0
-"""For how long a broken connection is made again. A server that was restarted has no exports any more, and says so."""
+"""The time to reconnect. A restarted server has no exports any more, and refuses the part."""
 BATCH_SIZE_MAX: Final = 100_000
 
 
@@ -34,18 +36,18 @@ class Export:
     id: str
     topic: str
     bookmark: str | None
-    """Changes after it are those after the export; None where the topic has no journal."""
+    """The position of the export: changes after it are not in the export. None when the topic has no journal."""
     as_of: datetime
     """The instant at which expiry was judged."""
     lease: timedelta
     parts: tuple[int, ...]
-    """About how many stored records each part is made of; part i is read by its index."""
+    """The approximate number of stored records of each part. A part is read by its index here."""
 
 
 def open_request(
     topic: str, filter_text: str | None, *, parts: int, lease: Ttl | None
 ) -> snapshot_pb2.OpenExportRequest:
-    """An export to open."""
+    """The request to open an export."""
     if parts < 0:
         raise invalid("parts", f"{parts} is negative")
     return snapshot_pb2.OpenExportRequest(
@@ -57,7 +59,7 @@ def open_request(
 
 
 def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_pb2.RenewExportResponse) -> Export:
-    """An export that is open."""
+    """An open export."""
     return Export(
         export_id,
         response.topic,
@@ -71,7 +73,7 @@ def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_
 def read_request(
     export_id: str, part: int, *, columns: Iterable[str], lines: bool, batch_size: int
 ) -> snapshot_pb2.ReadExportRequest:
-    """A part to read."""
+    """The request to read a part."""
     if not 0 <= part < 2**32:
         raise invalid("part", f"{part} is no index of a part")
     if not 0 <= batch_size <= BATCH_SIZE_MAX:
@@ -82,24 +84,24 @@ def read_request(
 
 
 class PartCore:
-    """Owns how far a part was read, and the decision to call again. Not thread-safe."""
+    """Owns the progress in a part, and the decision to call again. Not thread-safe."""
 
     def __init__(self, request: snapshot_pb2.ReadExportRequest, *, connect_timeout: float) -> None:
-        """`connect_timeout`: seconds to get the first connection."""
+        """`connect_timeout` bounds the seconds to make the first connection."""
         self._request = request
         self._connect_timeout = connect_timeout
         self._backoff = _statuses.Backoff()
         self._stood = False
-        self._returned = 0  # records of the present call
+        self._returned = 0  # records of the current call
         self._ended = False  # the footer has come
 
     @property
     def what(self) -> str:
-        """What is read, for errors."""
+        """The name of the part, for errors."""
         return f"part {self._request.part} of the export"
 
     def request(self, *, now: float) -> snapshot_pb2.ReadExportRequest:
-        """What to ask for in the next call. `now` as for `failed`."""
+        """The request of the next call. `now` as for `failed`."""
         if not self._stood:
             self._backoff.begin(now)
         self._returned = 0
@@ -124,13 +126,13 @@ class PartCore:
         return None
 
     def finished(self) -> None:
-        """The present call has ended in order. Raises Unavailable (STREAM_CUT) when the part has not."""
+        """The call has ended with status OK. Raises Unavailable (STREAM_CUT) when the part is incomplete."""
         if not self._ended:
             raise _statuses.cut(self.what)
 
     def failed(self, error: SowError, *, now: float, jitter: float) -> float:
-        """Seconds to wait before the next call, as the present one ended with `error`; raises it when there is to be
-        none. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
+        """Seconds to wait before the next call, after one that ended with `error`; raises that error if no call is to
+        follow. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
         if error.reason not in _statuses.CUT_REASONS:
             raise error
         limit = READ_RETRY_SECONDS if self._stood else self._connect_timeout

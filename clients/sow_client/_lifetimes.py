@@ -13,13 +13,13 @@ from sow_client._records import NEVER_MICROS, ExpireAt, Never, Ttl, datetime_of,
 
 
 class Lifetime(NamedTuple):
-    """One lifetime as the columns of a stream carry it. A tuple, as publishers make one per record."""
+    """One lifetime as a stream's columns carry it. It is a tuple because publishers make one per record."""
 
     kind: types_pb2.LifetimeKind.ValueType
     micros: int
 
     def message(self) -> types_pb2.Lifetime:
-        """The same as single-record calls carry it."""
+        """The lifetime as a message, for calls with one record."""
         if self.kind == types_pb2.LIFETIME_KIND_TTL:
             return types_pb2.Lifetime(ttl_micros=self.micros)
         if self.kind == types_pb2.LIFETIME_KIND_EXPIRE_TIME:
@@ -42,7 +42,7 @@ def lifetime(ttl: Ttl | None, expire_at: ExpireAt | None) -> Lifetime | None:
     return Lifetime(types_pb2.LIFETIME_KIND_EXPIRE_TIME, _expire_micros(expire_at))
 
 
-@lru_cache(maxsize=256)  # a stream gives the same few texts again and again, and parsing takes 5 µs
+@lru_cache(maxsize=256)  # a stream repeats the same few texts, and parsing takes 5 µs
 def _text_lifetime(ttl: str) -> Lifetime:
     if ttl == "never":
         return Lifetime(types_pb2.LIFETIME_KIND_NEVER, 0)
@@ -58,7 +58,7 @@ def _expire_micros(moment: ExpireAt) -> int:
     if isinstance(moment, datetime):
         micros = zoned_micros(moment, "expire_at")
     else:
-        if type(moment) is not int:  # a float would be seconds to one reader and microseconds to another
+        if type(moment) is not int:  # one reader would take a float for seconds, another for microseconds
             raise invalid("expire_at", f"a {type(moment).__name__} is not a point in time")
         micros = moment
     if micros < 0:
@@ -69,8 +69,8 @@ def _expire_micros(moment: ExpireAt) -> int:
 
 
 def zoned_micros(moment: datetime, field: str) -> int:
-    """Microseconds since the epoch of a datetime, which must know its time zone."""
-    # Local time is a guess, and a wrong guess about an expiry loses data.
+    """Microseconds since the epoch of a datetime, which must have a time zone."""
+    # Local time would be a guess, and a wrong guess about an expiry loses data.
     if moment.utcoffset() is None:
         raise invalid(field, f"{moment.isoformat()} has no time zone")
     return micros_of(moment)

@@ -1,12 +1,13 @@
-"""Loads: replace the content of a topic, all or nothing. Rows are staged part by part; a commit names what counts.
+"""Loads: replace the content of a topic, all or nothing. Rows are staged part by part; a commit names the valid ones.
 
-`StageCore` is a stager without I/O, threads or clock; `LoadStager` and `AsyncLoadStager` carry its requests to the
+`StageCore` is a stager without I/O, threads or clock. `LoadStager` and `AsyncLoadStager` carry its requests to the
 server and the answers back.
 
-LS1  Requests are sent, settled and sent again in order; every row has a position among all that were handed over.
-LS2  A row is counted once, as staged or refused, by the answer that settles it; what a cut stream has left unanswered
-     is sent again, and the server does not count it twice.
-LS3  At most `IN_FLIGHT_MAX` requests and, but for one, 16 MiB of payloads are sealed and not settled.
+    [1]  Requests are sent, settled and sent again in order; every row has a position among all rows handed over.
+    [2]  A row is counted once, as staged or refused, by the answer that settles it. Requests that a cut stream left
+         unanswered are sent again, and the server does not count them twice.
+    [3]  At most `IN_FLIGHT_MAX` requests are sealed and not settled. Their payloads exceed 16 MiB by at most one
+         request.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sow_client.errors import Refusal, SowError
 REQUEST_ROWS: Final = 5_000
 IN_FLIGHT_MAX: Final = 8
 RETRY_SECONDS: Final = 30.0
-"""How long a broken connection is made again without progress."""
+"""The time to reconnect without progress."""
 END_SECONDS: Final = 1.0
 LEASE_DAYS_MAX: Final = 1
 
@@ -49,12 +50,12 @@ class Load:
     id: str
     lease: timedelta
     begin_version: int
-    """The highest version at that moment; what others change from then on wins."""
+    """The highest version at that moment. Later changes by others win against the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """An attempt at a part that counts, and the rows that it has staged: `LoadStager.staged`."""
+    """A valid attempt at a part, and the rows that it has staged: `LoadStager.staged`."""
 
     part: int
     attempt: int
@@ -66,20 +67,20 @@ class LoadFigures:
     """Counts of a load."""
 
     staged: int
-    """Rows staged by the attempts that count; before the commit by all."""
+    """Rows staged by the attempts that the commit names; before the commit, by all attempts."""
     applied: int
     """Rows published."""
     superseded: int
-    """Rows left out, as others have changed or deleted their records since the load was opened."""
+    """Rows left out because others changed or deleted their records since the load was opened."""
     repeated: int
-    """Rows left out, as another row of the load has the same key."""
+    """Rows left out because another row of the load has the same key."""
     deleted: int
-    """Records deleted, as they were not loaded."""
+    """Records deleted because the load has no row for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a committed load is: what it is about to do, and its figures so far."""
+    """The progress of a committed load: its phase, and its figures so far."""
 
     phase: LoadPhaseName
     figures: LoadFigures
@@ -94,11 +95,11 @@ class LoadInfo:
     phase: LoadPhaseName
     figures: LoadFigures
     failure: str
-    """FAILED: why; else empty."""
+    """The cause, if it has failed; else empty."""
     opened: datetime
     staged_bytes: int
     lease_end: datetime | None
-    """While rows are staged: when the load is aborted unless something is staged or it is renewed."""
+    """While rows are staged: the time at which the load is aborted unless a row is staged or it is renewed."""
 
 
 _PHASES: Final = {
@@ -111,7 +112,7 @@ _PHASES: Final = {
 
 
 def open_request(topic: str, lease: timedelta | None) -> load_pb2.OpenLoadRequest:
-    """Raises InvalidArgument for a lease that is none."""
+    """Raises InvalidArgument for an invalid lease."""
     micros = 0
     if lease is not None:
         micros = lease // timedelta(microseconds=1)
@@ -166,7 +167,7 @@ def _moment(micros: int) -> datetime:
 
 
 def passes(error: SowError) -> bool:
-    """Whether an error passes by itself, so that it is worth trying again."""
+    """True when an error passes by itself, so that a repetition may succeed."""
     return error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
 
 
@@ -178,7 +179,7 @@ class _Sealed:
 
 
 class StageCore:
-    """Owns the requests, the counters, and the decision to try again. Not thread-safe."""
+    """Owns the requests, the counters, and the decision to retry. Not thread-safe."""
 
     def __init__(self, load_id: str, part: int, attempt: int, *, retry_for: float) -> None:
         if not 0 <= part < 2**32:
@@ -192,7 +193,7 @@ class StageCore:
         self.refused = 0
         self.refusals: list[Refusal] = []
         self._stager = secrets.randbits(64) | 1
-        """So that the server tells rows that are sent again from those of another stager with the same numbers."""
+        """Lets the server distinguish repeated rows from the rows of another stager with the same numbers."""
         self._retry_for = retry_for
         self._next_row = 1
         self._queued: deque[_Sealed] = deque()
@@ -213,7 +214,7 @@ class StageCore:
             if column is not None and len(column) != len(payloads):
                 raise invalid(name, f"has {len(column)} entries for {len(payloads)} payloads")
         if (kinds is None) != (micros is None):
-            raise invalid("lifetime_micros", "comes together with lifetime_kinds")
+            raise invalid("lifetime_micros", "must be given together with lifetime_kinds")
         common = _lifetimes.lifetime_message(lifetime, None)
         check_sizes(payloads, keys)
         return self._requests(payloads, keys, common, kinds, micros)
@@ -247,13 +248,13 @@ class StageCore:
 
     @property
     def room(self) -> bool:
-        """Another request may be queued (LS3)."""
+        """Another request may be queued ([3])."""
         in_flight = len(self._queued) + len(self._sent)
         return in_flight < IN_FLIGHT_MAX and self._sealed_bytes < IN_FLIGHT_BYTES_MAX
 
     @property
     def busy(self) -> bool:
-        """Requests are not settled."""
+        """Some requests are not settled."""
         return bool(self._queued or self._sent)
 
     def queue(self, request: load_pb2.StageLoadRequest) -> None:
@@ -265,14 +266,14 @@ class StageCore:
         self._queued.append(_Sealed(request, rows, size))
 
     def next_request(self) -> load_pb2.StageLoadRequest | None:
-        """The next request to write to the present stream; from then on it counts as sent."""
+        """The next request to write to the current stream; it counts as sent from now on."""
         if not self._queued:
             return None
         self._sent.append(self._queued.popleft())
         return self._sent[-1].request
 
     def settle(self, response: load_pb2.StageLoadResponse) -> None:
-        """Settles the oldest sent request (LS2)."""
+        """Settles the oldest sent request ([2])."""
         if not self._sent:
             raise _statuses.malformed("an answer to no request")
         sealed = self._sent.popleft()
@@ -287,12 +288,12 @@ class StageCore:
         self._backoff.reset()
 
     def rewind(self) -> None:
-        """The stream is gone: what it has not answered is queued again, in order."""
+        """The stream is gone: its unanswered requests are queued again, in order."""
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
 
     def retry_delay(self, error: SowError, *, now: float, jitter: float) -> float:
-        """Seconds to wait before the stream is opened again; raises when trying is over."""
+        """Seconds to wait before the stream is opened again; raises when the time to retry is over."""
         if not passes(error):
             raise error
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self._retry_for)
@@ -302,7 +303,7 @@ class StageCore:
 
 
 class StageCall(Protocol):
-    """A stream that is open."""
+    """An open stream."""
 
     def __iter__(self) -> Iterator[load_pb2.StageLoadResponse]: ...
 
@@ -310,13 +311,13 @@ class StageCall(Protocol):
 
 
 OpenStageStream = Callable[[Iterator[load_pb2.StageLoadRequest]], StageCall]
-"""What a stager needs of a client: the stub's StageLoad, made once there is a connection."""
+"""A client's StageLoad for a stager: it waits for a connection, then makes the call."""
 
-_ANSWERS: Final = "the stream of answers to what is staged"
+_ANSWERS: Final = "the stream of answers to staged rows"
 
 
 class _Shell:
-    """What both stagers have."""
+    """The common part of both stagers."""
 
     def __init__(self, core: StageCore) -> None:
         self._core = core
@@ -326,7 +327,7 @@ class _Shell:
 
     @property
     def staged(self) -> int:
-        """Rows that the server has staged: after `flush`, what `LoadPart.rows` is to be."""
+        """Rows that the server has staged. After `flush` this is the value for `LoadPart.rows`."""
         return self._core.staged
 
     @property
@@ -336,11 +337,11 @@ class _Shell:
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """The first 10,000 of those; an index counts, from 0, all rows that were handed over."""
+        """The first 10,000 refusals. An index counts all rows that were handed over, from 0."""
         return tuple(self._core.refusals)
 
     def part(self) -> LoadPart:
-        """What names this attempt in a commit; after `flush`."""
+        """The part that names this attempt in a commit; valid after `flush`."""
         return LoadPart(self._core.part, self._core.attempt, self._core.staged)
 
     def _check(self) -> None:
@@ -354,8 +355,8 @@ class LoadStager(_Shell):
     """Stages the rows of one attempt at a part of a load: pipelined, in order, each counted once.
 
     Made by `Client.stage_load`; use it in a `with` block, on one thread. The end of the block flushes. Rows that the
-    server refuses are in `refusals` and raise nothing. Connections that break are made again, and what was not
-    answered is sent again.
+    server refuses are in `refusals` and raise nothing. After a break the stager connects again, and sends the
+    unanswered rows again.
     """
 
     def __init__(self, core: StageCore, open_stream: OpenStageStream) -> None:
@@ -375,9 +376,12 @@ class LoadStager(_Shell):
         lifetime_kinds: Sequence[int] | None = None,
         lifetime_micros: Sequence[int] | None = None,
     ) -> None:
-        """Hands rows over, any number; may wait for room. `keys` on topics without key fields (K3). `lifetime` is a
-        ttl, or NEVER, of rows without their own: `lifetime_kinds` (numbers of `sow.v1.LifetimeKind`) with
-        `lifetime_micros`. It starts when the row is applied. Raises what ended staging."""
+        """Takes any number of rows; may wait for room. `keys` is for topics without key fields (K3).
+
+        `lifetime` is a ttl, or NEVER, for rows without their own lifetime. `lifetime_kinds` (numbers of
+        `sow.v1.LifetimeKind`) and `lifetime_micros` give rows their own. A lifetime starts when the row is applied.
+        Raises the error that ended staging.
+        """
         for request in self._core.requests(payloads, keys, lifetime, lifetime_kinds, lifetime_micros):
             with self._lock:
                 self._changed.wait_for(lambda: self._core.room or self._failure is not None or self._closing)
@@ -389,13 +393,13 @@ class LoadStager(_Shell):
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """Returns once all rows so far are staged or refused. Raises what ended staging."""
+        """Returns once all rows so far are staged or refused. Raises the error that ended staging."""
         with self._lock:
             self._changed.wait_for(lambda: not self._core.busy or self._failure is not None or self._closing)
             self._check()
 
     def close(self) -> None:
-        """Flushes and ends the stream; may be called again."""
+        """Flushes and ends the stream. It may be called again."""
         try:
             if not self._closing:
                 self.flush()
@@ -403,7 +407,7 @@ class LoadStager(_Shell):
             self.abort()
 
     def abort(self) -> None:
-        """Ends the stream at once; what is staged stays with the load."""
+        """Ends the stream at once. Staged rows stay with the load."""
         with self._lock:
             self._closing = True
             call = self._call
@@ -456,7 +460,7 @@ class LoadStager(_Shell):
                 self._changed.notify_all()
 
     def _stream_once(self) -> SowError:
-        """Opens a stream and settles what it answers, until it ends; returns why it ended."""
+        """Opens a stream and settles its answers until it ends. Returns why it ended."""
         with self._lock:
             self._stream += 1
             requests = self._requests(self._stream)
@@ -487,7 +491,7 @@ class LoadStager(_Shell):
 
 
 class AioStageCall(Protocol):
-    """A stream that is open."""
+    """An open stream."""
 
     def __aiter__(self) -> AsyncIterator[load_pb2.StageLoadResponse]: ...
 
@@ -498,7 +502,7 @@ OpenAioStageStream = Callable[[AsyncIterator[load_pb2.StageLoadRequest]], Awaita
 
 
 class AsyncLoadStager(_Shell):
-    """`LoadStager` for asyncio: the same with `await`, used by one task."""
+    """`LoadStager` for asyncio: the same calls with `await`, used by one task."""
 
     def __init__(self, core: StageCore, open_stream: OpenAioStageStream) -> None:
         super().__init__(core)
@@ -617,18 +621,18 @@ class AsyncLoadStager(_Shell):
 
 
 class CommitRetry:
-    """When to ask a server again that was cut off while it told how far a committed load is."""
+    """Decides when to ask again for the progress of a committed load, after its stream was cut off."""
 
     def __init__(self, retry_for: float) -> None:
         self._backoff = _statuses.Backoff()
         self._retry_for = retry_for
 
     def heard(self) -> None:
-        """It has told something."""
+        """The server has sent progress."""
         self._backoff.reset()
 
     def delay(self, error: SowError) -> float:
-        """Seconds to wait; raises when trying is over."""
+        """Seconds to wait; raises when the time to retry is over."""
         delay = None
         if passes(error):
             delay = self._backoff.delay(error, now=time.monotonic(), jitter=random.random(), limit=self._retry_for)

@@ -1,4 +1,4 @@
-"""Records in packed columns, as they came over the wire: for programs that take columns, such as Arrow's."""
+"""Records in packed columns, as they came over the wire: for programs that work on columns, such as Arrow."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PackedRecords:
 
     count: int
     payloads: bytes
-    """One after the other, with `lines` each with a line feed at its end."""
+    """The payloads one after the other; with `lines` a line feed follows each."""
     payload_offsets: bytes
-    """`count` + 1 int32: where each payload begins, and where the last one ends, its line feed included."""
+    """`count` + 1 int32: the begin of each payload, and the end of the last one, including its line feed."""
     keys: bytes
     """UTF-8, one after the other."""
     key_offsets: bytes

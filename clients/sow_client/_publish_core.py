@@ -1,6 +1,6 @@
 """The publisher: buffered, pipelined, ordered, and safe to cut (rules P6, P7).
 
-`PublishCore` is the whole of it without I/O, threads or clock; `Publisher` and `AsyncPublisher` only carry its
+`PublishCore` is the whole machine, without I/O, threads or clock. `Publisher` and `AsyncPublisher` only carry its
 requests to the server and the answers back. A record moves through
 
       publish()            seal                 next_request            acknowledge
@@ -8,13 +8,16 @@ requests to the server and the answers back. A record moves through
                                           ▲                        │
                                           └──────── rewind ────────┘   the stream was cut
 
-W1  Requests are sent, acknowledged and sent again in the order of their sequences, which have no gaps.
-W2  A record is counted exactly once, as applied, duplicate or refused, by the answer that settles it.
-W3  At most `max_in_flight` requests and, but for one, 16 MiB of payloads are sealed and not acknowledged.
-W4  A refusal that may pass settles the records before it; that record and the rest are sent again as they were.
-W5  A publisher that has failed stays failed: every later call raises the same error.
-W6  With a unit the newest sealed request is held back until there is a newer one, or somebody waits for it: so the
-    request that ends the unit is its last one, and is sent only when all before it is settled without a refusal.
+    [1]  Requests are sent, acknowledged and sent again in the order of their sequences, which have no gaps.
+    [2]  A record is counted exactly once, as applied, duplicate or refused, by the answer that settles it.
+    [3]  At most `max_in_flight` requests are sealed and not acknowledged. Their payloads exceed 16 MiB by at most one
+         request.
+    [4]  A refusal for a passing reason settles the records before it. The refused record and the rest are sent again
+         unchanged.
+    [5]  A publisher that has failed stays failed: every later call raises the same error.
+    [6]  With a unit, the newest sealed request is held back until there is a newer one, or a caller waits for it. So
+         the request that ends the unit is its last one. It is sent only when all before it is settled without a
+         refusal.
 """
 
 from __future__ import annotations
@@ -39,26 +42,26 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 PAYLOAD_BYTES_MAX: Final = _writes.REQUEST_BYTES_MAX
 KEY_CHARACTERS_MAX: Final = 512 * 1024
-"""A longer key, which no server takes (rule K8), would make a message that is too large with a payload that is not."""
+"""No server takes a longer key (rule K8). It could make a message too large although its payload is not."""
 REFUSALS_KEPT_MAX: Final = 10_000
 END_SECONDS: Final = 1.0
-"""A closing publisher gives the server this long to end the stream in order."""
+"""The time that a closing publisher gives the server to end the stream in order."""
 
 RETRIED_REASONS: Final = frozenset(
     {"STREAM_BROKEN", "OVERLOADED", "WRITE_STALLED", "STOPPING", "BACKLOG_QUOTA_EXCEEDED"}
 )
-"""Reasons that pass by themselves: what is not acknowledged is sent again."""
+"""Reasons that pass by themselves: unacknowledged records are sent again."""
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
-"""Refusals that concern the whole stream and do not pass by themselves."""
+"""Reasons that concern the whole stream and do not pass by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What one answer of the server settled."""
+    """The records that one answer of the server settled."""
 
     applied: int
     duplicates: int
-    """Records that an earlier attempt, before a reconnect, had applied."""
+    """Records that an earlier attempt had applied, before a reconnect."""
     refusals: tuple[Refusal, ...]
     last_version: int
     """Version of the last applied record; 0 when none was."""
@@ -67,35 +70,35 @@ class Ack:
     durability: str
     """The durability reached: "fsync", "buffered" or "replicated"."""
     last_duplicate_version: int = 0
-    """Version of the last of the duplicates; 0: there was none, or it is not remembered."""
+    """Version of the last duplicate; 0: there was none, or the server does not remember it."""
     last_duplicate_sequence: int = 0
-    """Journal sequence of the last of the duplicates; 0: there was none, or it is not remembered."""
+    """Journal sequence of the last duplicate; 0: there was none, or the server does not remember it."""
     bookmark: str | None = None
-    """The `start` of a subscription to what comes after these records. None: none of them was applied at a position
-    that is known, or the server is an older one."""
+    """The `start` of a subscription to the changes after these records. None: no position of these records is known, or
+    the server is an older one."""
 
     @property
     def records(self) -> int:
-        """Records settled by it."""
+        """The number of records that it settled."""
         return self.applied + self.duplicates + len(self.refusals)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedPublisher:
-    """A new epoch of a publisher, or word that there is nothing left to do in one (rule P6)."""
+    """A new epoch of a publisher; or none, because its unit is finished (rule P6)."""
 
     epoch: int
-    """To publish with. With `unit_done` no new one has begun."""
+    """The epoch to publish with. With `unit_done` no new epoch has begun."""
     unit_done: bool
-    """The unit has been published whole before."""
+    """The whole unit was published before."""
     unit_records: int
-    """With `unit_done`: records that the server applied in the attempt that finished it; 0 when it is not the last unit
-    that was finished."""
+    """With `unit_done`: records that the server applied in the attempt that finished the unit; 0 when a later unit has
+    finished since."""
 
 
 @dataclass(slots=True)
 class _Sealed:
-    """A request that is sealed and not yet acknowledged, and where its first record stands in the whole stream."""
+    """A request that is sealed and not yet acknowledged, with the position of its first record in the whole stream."""
 
     request: sow_pb2.PublishStreamRequest
     first_index: int
@@ -124,7 +127,7 @@ class PublisherOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamDefaults:
-    """What every request of a publisher carries."""
+    """The fields that all requests of a publisher share."""
 
     topic: str
     lifetime: types_pb2.Lifetime | None = None
@@ -176,7 +179,7 @@ def _columns(taken: list[Pending]) -> RequestColumns:
 def fitting_rows(payloads: Sequence[bytes], keys: Sequence[str] | None) -> tuple[int, int]:
     """How many of the rows, at least one, stay within `BATCH_BYTES`, and the bytes of their payloads."""
     size = sum(map(len, payloads))
-    # A key that is too long is refused by the server, as a record: many of them must not make a message that is.
+    # The server refuses a record whose key is too long. Many such keys must not make a message too large.
     key_bytes = 0 if keys is None else _writes.KEY_CHARACTER_BYTES * sum(map(len, keys))
     if size + key_bytes <= BATCH_BYTES:
         return len(payloads), size
@@ -189,7 +192,7 @@ def fitting_rows(payloads: Sequence[bytes], keys: Sequence[str] | None) -> tuple
 
 
 class CheckedColumns(NamedTuple):
-    """What was handed over as columns, checked; a column that says nothing is None."""
+    """Columns from the caller, checked; a column without any information is None."""
 
     payloads: Sequence[bytes]
     keys: Sequence[str] | None
@@ -197,7 +200,7 @@ class CheckedColumns(NamedTuple):
     micros: array[int] | None
 
     def cut(self, start: int, records: int) -> RequestColumns:
-        """Columns of the next request: at most so many records, and bytes as fit."""
+        """Columns of the next request: at most `records` rows, and only as many as fit in one request."""
         keys = None if self.keys is None else self.keys[start : start + records]
         fitting, size = fitting_rows(self.payloads[start : start + records], keys)
         stop = start + fitting
@@ -216,9 +219,10 @@ def checked_columns(
     lifetime_kinds: Iterable[int] | None,
     lifetime_micros: Iterable[int] | None,
 ) -> CheckedColumns:
-    """Checks columns, all before anything is sent. Raises InvalidArgument naming column and row, or PAYLOAD_TOO_LARGE.
+    """Checks all columns before anything is sent. Raises InvalidArgument with column and row, or PAYLOAD_TOO_LARGE.
 
-    Column by column, so that C does the work: half a microsecond of Python a record would be most of what it costs.
+    It checks column by column, so that C does the work: half a microsecond of Python per record would be most of the
+    cost.
     """
     if set(map(type, payloads)) - {bytes}:
         row = next(index for index, payload in enumerate(payloads) if type(payload) is not bytes)
@@ -297,12 +301,12 @@ class PublishCore:
         self.duplicates = 0
         self.refused = 0
         self.publisher_epoch = publisher_epoch
-        """Stamped on requests as they are sent, so it may be learnt after the first records were taken."""
+        """Stamped on requests when they are sent, so it may become known after the first records were taken."""
         self.pending: deque[Pending] = deque()
-        """Records not yet in a request. Appending to a deque and taking from its other end are each atomic, so a record
-        costs its producer one append and no lock, which is a good part of all that publishing costs."""
+        """Records that are not yet in a request. Both ends of a deque are atomic, so a record costs its producer one
+        append and no lock. A lock would be a large part of the cost of publishing."""
         self.plain = True
-        """No record so far had a key or a lifetime of its own; cleared before the first one that has is appended."""
+        """No record so far had its own key or lifetime. Cleared before the first record that has one is appended."""
         self.sealed_requests = 0
         self._defaults = defaults
         self._publisher_id = publisher_id
@@ -311,10 +315,10 @@ class PublishCore:
         self._sent: deque[_Sealed] = deque()
         self._sealed_bytes = 0
         self.unit_finished = False
-        """The server has told that the unit is finished."""
+        """The server has confirmed that the unit is finished."""
         self._holding = defaults.unit != 0
         self._done_without = 0
-        """So many refused records the unit can do without."""
+        """The number of refused records that the caller has accepted as missing from the unit."""
         self._failed: PublishFailed | None = None
         self._refusals: list[Refusal] = []
         self._refused_reported = 0
@@ -324,15 +328,15 @@ class PublishCore:
 
     @property
     def room(self) -> bool:
-        """Another request may be sealed (W3)."""
+        """Another request may be sealed ([3])."""
         in_flight, size = len(self._queued) + len(self._sent), self._sealed_bytes
         if self._holding and self._queued:
-            # What is held back waits for the next one, so it must not be what keeps that from being sealed.
+            # The held-back request waits for the next one, so it must not keep that one from being sealed.
             in_flight, size = in_flight - 1, size - self._queued[-1].size
         return in_flight < self.options.max_in_flight and size < IN_FLIGHT_BYTES_MAX
 
     def seal(self) -> None:
-        """Turns the oldest pending records into the next request of the stream: as many as may go in one."""
+        """Turns the oldest pending records into the next request of the stream, as many as one request may have."""
         pending = self.pending
         count = min(len(pending), self.options.batch_records)
         if count == 0:
@@ -345,8 +349,10 @@ class PublishCore:
         self._seal(columns)
 
     def seal_columns(self, bulk: CheckedColumns, start: int) -> int:
-        """Turns records that were handed over as columns, from `start` on, into the next request of the stream; what
-        is pending has to be sealed before. Returns where the rest begins."""
+        """Turns rows of columns, from `start` on, into the next request of the stream. Returns where the rest begins.
+
+        All pending records must be sealed before.
+        """
         columns = bulk.cut(start, self.options.batch_records)
         self._seal(columns)
         return start + len(columns.payloads)
@@ -376,26 +382,26 @@ class PublishCore:
     # ---- the unit ----
 
     def release(self) -> None:
-        """What is held back is sent, too, until `hold`: somebody waits for it."""
+        """Lets the held-back request go, because a caller waits for it; until `hold`."""
         self._holding = False
 
     def hold(self) -> None:
-        """From now on the newest request is held back, if it is one of a unit that is not finished."""
+        """Holds back the newest request from now on, if it belongs to an unfinished unit."""
         self._holding = self._defaults.unit != 0 and not self.unit_finished
 
     @property
     def held_alone(self) -> bool:
-        """Nothing is left to be settled but what is held back."""
+        """Only the held-back request is left to be settled."""
         return not self._sent and len(self._queued) <= self._holding
 
     def check_unit(self) -> None:
-        """Raises InvalidArgument where there is no unit to finish."""
+        """Raises InvalidArgument when there is no unit to finish."""
         if not self._defaults.unit:
             raise invalid("unit", "was not given to this publisher, so there is none to finish")
 
     def end_unit(self, *, without_refused: bool = False) -> None:
-        """Everything is sealed, and settled but for what is held back: that is sent now, as the end of the unit if no
-        record was refused so far (W6). `without_refused`: also if some were; then nothing is held back."""
+        """Sends the held-back request now, after all others are settled. It ends the unit if no record was refused so
+        far ([6]). With `without_refused` it ends the unit also if some were; nothing is held back then."""
         self._done_without = self.refused if without_refused else 0
         if self.refused == self._done_without:
             if not self._queued:
@@ -404,7 +410,7 @@ class PublishCore:
         self.release()
 
     def unit_ended(self) -> PublishFailed | None:
-        """Everything is settled: the unit is finished, unless this error is returned."""
+        """Called when everything is settled. Returns None when the unit is finished, else the error why it is not."""
         self.unit_finished = self.refused == self._done_without
         self.hold()
         return None if self.unit_finished else self.take_refusals() or self._failed
@@ -412,7 +418,7 @@ class PublishCore:
     # ---- the stream ----
 
     def next_request(self) -> sow_pb2.PublishStreamRequest | None:
-        """The next request to write to the present stream; from then on it counts as sent."""
+        """The next request to write to the current stream; it counts as sent from now on."""
         if len(self._queued) <= self._holding:
             return None
         sealed = self._queued.popleft()
@@ -421,9 +427,9 @@ class PublishCore:
         return sealed.request
 
     def acknowledge(self, response: sow_pb2.PublishStreamResponse) -> tuple[Ack, SowError | None]:
-        """Settles the oldest sent request, or its part before a refusal that ended it (W2, W4).
+        """Settles the oldest sent request, or its part before a refusal that ended it ([2], [4]).
 
-        The error, if there is one, says why the stream is of no more use; `retry_delay` judges it.
+        The error, if there is one, says why the stream can no longer be used; `retry_delay` judges it.
         """
         if not self._sent:
             raise _statuses.malformed("an answer to no request")
@@ -458,7 +464,7 @@ class PublishCore:
         elif settled:
             self._trim(sealed, settled)
             if refusals:
-                sealed.request.publisher.unit_done = False  # what is left of it is not all of it
+                sealed.request.publisher.unit_done = False  # the rest of the request is not the whole unit
         self.applied += ack.applied
         self.duplicates += ack.duplicates
         self.refused += len(refusals)
@@ -480,13 +486,13 @@ class PublishCore:
         self._sealed_bytes -= size
 
     def rewind(self) -> None:
-        """The stream is gone: what it has not acknowledged is queued again, in order (W1)."""
+        """The stream is gone: its unacknowledged requests are queued again, in order ([1])."""
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
 
     @property
     def has_requests(self) -> bool:
-        """Requests are sealed and not yet acknowledged."""
+        """Some requests are sealed and not yet acknowledged."""
         return bool(self._queued or self._sent)
 
     @property
@@ -496,16 +502,16 @@ class PublishCore:
 
     @property
     def unacknowledged(self) -> int:
-        """Records handed over and not yet settled, buffered ones included."""
+        """Records that were handed over and are not yet settled, including buffered ones."""
         return self._next_index + len(self.pending) - self.acknowledged
 
     # ---- failures ----
 
     def retry_delay(self, error: SowError, *, now: float, jitter: float) -> float:
-        """Seconds to wait before the stream is opened again; raises when trying is over.
+        """Seconds to wait before the stream is opened again; raises when the time to retry is over.
 
-        `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1). The time to try is counted from
-        the first failure since the last record was settled: `retry_for`, or `connect_timeout` while the server was
+        `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1). The time to retry begins with the
+        first failure since the last record was settled. It is `retry_for`, or `connect_timeout` while the server was
         never reached.
         """
         if error.reason not in RETRIED_REASONS and error.reason not in _statuses.CUT_REASONS:
@@ -518,7 +524,7 @@ class PublishCore:
         return delay
 
     def failure(self, error: SowError) -> SowError:
-        """The error as the user gets it: with what was acknowledged and what was not."""
+        """The error as the user gets it, with the numbers of acknowledged and unacknowledged records."""
         return _statuses.error_like(
             error,
             f"{error.message}; {self.acknowledged} records were acknowledged, {self.unacknowledged} were not",
@@ -528,7 +534,7 @@ class PublishCore:
         )
 
     def take_refusals(self) -> PublishFailed | None:
-        """The error for the refusals since the last time, if there were any."""
+        """The error for the refusals since the last call, if there were any."""
         if not self._refusals:
             return None
         failed = PublishFailed(self._refusals, refused=self.refused - self._refused_reported)
@@ -557,19 +563,19 @@ def key_too_large(key: str, field: str = "key") -> SowError:
 
 
 def checked_unit(publisher_id: str | None, epoch: int | None, unit: int) -> int:
-    """The unit of a new publisher. Raises InvalidArgument where it, or an epoch, is negative or without an id."""
+    """The unit of a new publisher. Raises InvalidArgument when unit or epoch is negative, or given without an id."""
     for name, value in (("epoch", epoch or 0), ("unit", unit)):
         if value < 0:
             raise invalid(name, f"{value} is negative")
     if publisher_id is None and (unit or epoch is not None):
-        raise invalid("unit" if unit else "epoch", "needs the publisher_id that it belongs to")
+        raise invalid("unit" if unit else "epoch", "needs the publisher_id to which it belongs")
     return unit
 
 
 def new_epoch(opened: OpenedPublisher, publisher_id: str, unit: int) -> int:
-    """The epoch of a new publisher. Raises FailedPrecondition UNIT_DONE where its unit is finished already."""
+    """The epoch of a new publisher. Raises FailedPrecondition (UNIT_DONE) when its unit is finished already."""
     if opened.unit_done:
         raise error_of_reason(
-            "UNIT_DONE", f"unit {unit} of {publisher_id!r} has been published whole before", details={"field": "unit"}
+            "UNIT_DONE", f"the whole unit {unit} of {publisher_id!r} was published before", details={"field": "unit"}
         )
     return opened.epoch

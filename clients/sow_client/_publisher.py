@@ -32,7 +32,7 @@ ANSWERS: Final = "the stream of acknowledgements"
 
 
 class PublisherBase:
-    """What both publishers have: the core, the callbacks, and whether it is over. Owns no thread and no task."""
+    """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class PublisherBase:
         self._closing = False
         self._failure: BaseException | None = None
         self._stopped = False  # closing, or failed
-        # What every record touches, without a way through the core.
+        # Every record touches these, so they are kept here and not looked up in the core.
         self._pending = core.pending
         self._append = core.pending.append
         self._batch_records = core.options.batch_records
         self._filled = 0  # bytes since `publish` last sealed all there was
-        self._stream = 0  # number of the present stream; requests of an older one must not be sent
+        self._stream = 0  # number of the current stream; requests of an older one must not be sent
 
     @property
     def applied(self) -> int:
@@ -96,16 +96,17 @@ class Publisher(PublisherBase):
     """Publishes a stream of documents to one topic: buffered, pipelined, in order, each applied once.
 
     Made by `Client.publisher`; use it in a `with` block, on one thread. Records are sent in batches of
-    `batch_records`, or `linger` seconds after the first of them, and acknowledged while later ones are on their way.
-    When too much is on its way, `publish` waits. Connections that break are made again for `retry_for` seconds
-    without progress, and what was not acknowledged is sent again; the server drops what it has already (rule P6).
+    `batch_records`, or `linger` seconds after the first record of a batch. Later batches do not wait for the
+    acknowledgement of earlier ones; `publish` waits while too many are unacknowledged. After a break the publisher
+    connects again and sends the unacknowledged records again, for `retry_for` seconds without progress. The server
+    drops the records that it has already (rule P6).
 
-    Records that are refused are collected and raised as PublishFailed by `flush` and at the end of the block, or handed
-    to `on_refusal` and then not raised. Both callbacks run on the publisher's own thread and must not call it.
+    Refused records are collected and raised as PublishFailed by `flush` and at the end of the block. With `on_refusal`
+    they go to that callback instead. Both callbacks run on the publisher's own thread and must not call the publisher.
     """
 
-    # Threads: the user's, which fills the buffer and seals; gRPC's sender, which takes sealed requests through
-    # `_requests` and seals what lingers; `_run`, which opens streams and reads acknowledgements. One lock.
+    # Three threads share one lock: the user's fills the buffer and seals; gRPC's sender takes sealed requests through
+    # `_requests` and seals lingering records; `_run` opens streams and reads acknowledgements.
 
     def __init__(
         self,
@@ -124,16 +125,16 @@ class Publisher(PublisherBase):
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # there is something to send, or to stop
         self._progress = threading.Condition(self._lock)  # something was acknowledged, or all is over
-        self._idle = True  # nobody looks at what is pending before it is told to
-        self._delivering = False  # a callback is being told of what has been settled; `flush` waits for that, too
+        self._idle = True  # no thread looks at pending records until it is woken
+        self._delivering = False  # a callback runs for settled records; `flush` waits for its end, too
         self._call: StreamCall | None = None
         self._thread: threading.Thread | None = None
 
     def publish(
         self, data: Document, *, key: str | None = None, ttl: Ttl | None = None, expire_at: ExpireAt | None = None
     ) -> None:
-        """Takes one record; `ttl` or `expire_at` overrule the publisher's own (rule L2). May wait for room."""
-        # Half a microsecond that every record pays: locals, one append, no lock, no call but what the data needs.
+        """Takes one record; `ttl` or `expire_at` overrides the publisher's own (rule L2). May wait for room."""
+        # Every record pays for this half microsecond: locals, one append, no lock, and only the calls that data needs.
         payload = data if type(data) is bytes else encode(data)
         lifetime = None if ttl is None and expire_at is None else _lifetimes.lifetime(ttl, expire_at)
         size = len(payload)
@@ -162,12 +163,12 @@ class Publisher(PublisherBase):
         lifetime_kinds: Iterable[int] | None = None,
         lifetime_micros: Iterable[int] | None = None,
     ) -> None:
-        """Takes many records at once, for a fraction of what as many calls of `publish` cost; in order with those.
+        """Takes many records at once, for a fraction of the cost of as many `publish` calls, and in order with those.
 
-        Each column has one entry a record. `keys`: on topics without key fields (K3). `lifetime_kinds` (numbers of
+        Each column has one entry per record. `keys` is for topics without key fields (K3). `lifetime_kinds` (numbers of
         `sow.v1.LifetimeKind`: 0 the publisher's own, 1 ttl, 2 expire time, 3 never) and `lifetime_micros`
-        (microseconds; 0 with 0 and 3) are given together (L2). May wait for room. Raises InvalidArgument naming the
-        column and the row, and then none of them is taken.
+        (microseconds; 0 with kinds 0 and 3) are given together (L2). May wait for room. Raises InvalidArgument with
+        column and row, and then takes none of the records.
         """
         bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros)
         with self._lock:
@@ -184,12 +185,13 @@ class Publisher(PublisherBase):
                     self._await_progress()
 
     def finish_unit(self, *, without_refused: bool = False) -> None:
-        """Sends the last records and, in the same request and commit, that the publisher's `unit` is finished; returns
-        once the server has told that it is (rule P6). Until then the last records are held back.
+        """Finishes the publisher's `unit` in the same request and commit as the last records (rule P6).
 
-        Raises PublishFailed where a record was refused since the publisher was made, also with `on_refusal`: all others
-        are applied, and the unit is not finished. May be called again; `without_refused`: the unit is finished all the
-        same, as whoever calls can do without those records. That is recorded in a commit of its own.
+        Until this call the last records are held back. It returns once the server has confirmed the end of the unit.
+
+        Raises PublishFailed when a record was refused since the publisher was made, also with `on_refusal`. All other
+        records are applied then, and the unit is not finished. It may be called again: `without_refused` finishes the
+        unit without the refused records, in a commit of its own.
         """
         core = self._core
         core.check_unit()
@@ -214,7 +216,7 @@ class Publisher(PublisherBase):
             raise failed
 
     def flush(self) -> None:
-        """Returns once all records so far are settled. Raises PublishFailed for those that were refused since then."""
+        """Returns once all records so far are settled. Raises PublishFailed for refusals since the last flush."""
         with self._lock:
             self._core.release()
             self._drain()
@@ -224,7 +226,7 @@ class Publisher(PublisherBase):
             raise failed
 
     def close(self) -> None:
-        """Flushes and ends the stream; may be called again. Raises as `flush` does."""
+        """Flushes and ends the stream. It may be called again. Raises as `flush` does."""
         try:
             if not self._closing:
                 self.flush()
@@ -232,7 +234,7 @@ class Publisher(PublisherBase):
             self.abort()
 
     def abort(self) -> None:
-        """Ends the stream at once. What is not acknowledged may or may not have been applied."""
+        """Ends the stream at once. Unacknowledged records may or may not have been applied."""
         with self._lock:
             self._closing = self._stopped = True
             call = self._call
@@ -255,7 +257,7 @@ class Publisher(PublisherBase):
         if error is None:
             self.close()
         elif isinstance(error, Exception):
-            # What was published before the mistake is the user's; his exception stays the one that is raised.
+            # Records from before the user's mistake are still sent. The user's exception is the one that is raised.
             try:
                 self.close()
             except SowError as failed:
@@ -268,7 +270,7 @@ class Publisher(PublisherBase):
     # ---- the user's thread, with the lock ----
 
     def _seal_all(self) -> None:
-        # While this waits, the sender may seal what has lingered long enough.
+        # While this waits, the sender may seal records that have lingered long enough.
         while self._pending:
             if self._core.room:
                 self._core.seal()
@@ -284,7 +286,7 @@ class Publisher(PublisherBase):
         if self._pending:
             self._seal_all()
         elif self._core.has_requests:
-            self._wake()  # what was held back
+            self._wake()  # the held-back request is free now
         while self._core.unacknowledged or self._delivering:
             self._await_progress()
 
@@ -337,7 +339,7 @@ class Publisher(PublisherBase):
                 error = self._stream_once()
                 with self._lock:
                     self._core.rewind()
-                    # Also for what still lingers: without a rest it would be tried at once, again and again.
+                    # Also for lingering records: without a pause they would be tried at once, again and again.
                     if (self._pending or self._core.has_requests) and not self._closing:
                         delay = self._core.retry_delay(error, now=time.monotonic(), jitter=random.random())
                         self._work.wait_for(lambda: self._closing, delay)
@@ -356,13 +358,13 @@ class Publisher(PublisherBase):
             return not self._closing
 
     def _await_pending(self) -> None:
-        # Said first, looked at second: a record appended in between is seen here, or its producer sees `_idle`.
+        # Set `_idle` first, look second: a record appended in between is seen here, or its producer sees `_idle`.
         self._idle = True
         if not self._pending:
             self._work.wait()
 
     def _stream_once(self) -> SowError:
-        """Opens a stream and settles what it answers, until it ends; returns why it ended."""
+        """Opens a stream and settles its answers until it ends. Returns why it ended."""
         with self._lock:
             self._stream += 1
             requests = self._requests(self._stream)
@@ -376,7 +378,7 @@ class Publisher(PublisherBase):
                 self._call = call
                 stopped = self._stopped
             if stopped:
-                call.cancel()  # `abort` came while the call was being opened, and found none to cancel
+                call.cancel()  # `abort` came before the call was known, and could not cancel it
             for response in call:
                 error = self._settle(response)
                 if error is not None:
@@ -398,7 +400,7 @@ class Publisher(PublisherBase):
             self._delivering = self._on_ack is not None or self._on_refusal is not None
             self._progress.notify_all()
             if self._pending:
-                self._work.notify_all()  # what lingers may have waited for the room
+                self._work.notify_all()  # lingering records may have waited for room
         if self._delivering:
             self._deliver(ack)
             with self._lock:
@@ -408,7 +410,7 @@ class Publisher(PublisherBase):
 
 
 class StreamCall(Protocol):
-    """A stream that is open."""
+    """An open stream."""
 
     def __iter__(self) -> Iterator[sow_pb2.PublishStreamResponse]: ...
 
@@ -416,6 +418,6 @@ class StreamCall(Protocol):
 
 
 class OpenStream(Protocol):
-    """What a blocking publisher needs of a client: the stub's PublishStream, made once there is a connection."""
+    """A client's PublishStream for a blocking publisher: it waits for a connection, then makes the call."""
 
     def __call__(self, requests: Iterator[sow_pb2.PublishStreamRequest], /) -> StreamCall: ...

@@ -40,7 +40,7 @@ def projection(select: Iterable[str] | None, exclude: Iterable[str] | None) -> s
 
 
 def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
-    """The texts as a list, which may be read twice; None stays None."""
+    """The texts as a list, which can be read twice; None stays None."""
     # A lone string is an iterable of strings too: "abc" would ask for the keys a, b and c.
     if isinstance(values, str):
         raise invalid(field, f"is a list of texts; write [{values!r}]")
@@ -81,14 +81,14 @@ def key_chunks(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 def changing_filter(value: str) -> str:
-    """The filter of a request that changes records. A blank one, which would take them all, is taken for a mistake."""
+    """The filter of a request that changes records. A blank filter would match all records, so it is refused."""
     if not value.strip():
         raise invalid("filter", "is empty; for every record write 'true'", reason="FILTER_INVALID")
     return value
 
 
 def order_text(order_by: str | Iterable[str] | None) -> str:
-    """What to sort by, as one text such as "/price DESC, /symbol"; empty: the order of keys."""
+    """The sort order as one text such as "/price DESC, /symbol"; empty: the order of keys."""
     if order_by is None or isinstance(order_by, str):
         return order_by or ""
     return ", ".join(order_by)
@@ -111,7 +111,7 @@ def query_request(
     skip_n: int = 0,
     top_n: int | None = None,
 ) -> sow_pb2.QueryRequest:
-    """A query (rule Q2). No keys at all would ask for every record on the wire, so an empty list is refused."""
+    """A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record."""
     if keys is not None and not (keys := texts(keys, "keys")):
         raise invalid("keys", "is empty; leave it out to ask for every record")
     if top_n is not None and top_n < 1:
@@ -161,7 +161,7 @@ def _plan(footer: sow_pb2.QueryFooter) -> QueryPlan:
 
 
 class QueryProgress:
-    """How far the answer to a query has come: header, then batches, then footer (rule Q1)."""
+    """The progress of the answer to a query: header, then batches, then footer (rule Q1)."""
 
     __slots__ = ("footer", "header", "plan", "topic", "yielded")
 
@@ -173,7 +173,8 @@ class QueryProgress:
         self.yielded = False
 
     def restart(self) -> None:
-        """The call is made again, which is right only while nothing has been yielded: a second call is another cut."""
+        """The call is made again. Allowed only while nothing was yielded: a second call answers from another
+        instant."""
         assert not self.yielded, "records of two instants would be mixed (rule Q1)"
         self.header = self.footer = None
 
@@ -194,14 +195,14 @@ class QueryProgress:
         return None
 
     def broken(self, error: BaseException) -> SowError:
-        """Why the stream ended with an error; a connection that broke amid the records is a cut, not unreachable."""
+        """The error of the stream. A connection that broke between records gives STREAM_CUT, not UNREACHABLE."""
         translated = stream_error(error, "the answer to the query")
         if self.yielded and translated.reason == "UNREACHABLE":
             return cut(f"the answer to the query ({translated.message})")
         return translated
 
     def finished(self) -> None:
-        """The stream has ended in order; raises Unavailable (STREAM_CUT) when the answer has not."""
+        """The stream has ended with status OK; raises Unavailable (STREAM_CUT) when the answer is incomplete."""
         if self.footer is None:
             raise cut("the answer to the query")
 
@@ -214,7 +215,7 @@ class QueryProgress:
         """The plan that was asked for."""
         self.finished()
         if self.plan is None:
-            raise malformed("no plan to a question for it")
+            raise malformed("no plan, which was asked for")
         return self.plan
 
     def page(self, records: list[Record]) -> Page:
@@ -242,7 +243,7 @@ def subscribe_request(
     exclude: Iterable[str] | None,
     batch_size: int,
 ) -> sow_pb2.SubscribeRequest:
-    """A subscription to one topic or to those of a pattern. What contradicts what, the server judges."""
+    """A subscription to a topic or to the topics of a pattern. The server checks which options exclude each other."""
     if (topic is None) == (topic_pattern is None):
         raise invalid("topic", "give exactly one of topic and topic_pattern")
     if batch_size < 0:
@@ -266,7 +267,7 @@ def subscribe_request(
             pass
         case datetime():
             request.start_time_micros = zoned_micros(start, "start")
-        case "earliest":  # before the bookmarks, none of which looks like it
+        case "earliest":  # no bookmark looks like it
             request.earliest = True
         case str():
             request.bookmark = start

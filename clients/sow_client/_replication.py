@@ -1,7 +1,4 @@
-"""What the calls about other instances and backups mean: arguments into requests, responses into values. Pure.
-
-The counterpart of `_core` for rules R and J14.
-"""
+"""Other instances and backups (rules R1 to R13, J14): arguments into requests, responses into values. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ ROWS_MAX = 100_000
 
 
 def status(response: admin_pb2.GetReplicationStatusResponse) -> ReplicationStatus:
-    """How the links of an instance are."""
+    """The state of the links of an instance."""
     return ReplicationStatus(
         instance=response.instance,
         last_sequence=response.last_sequence,
@@ -87,7 +84,7 @@ def check_request(topic: str, *, repair: bool, rows_max: int) -> admin_pb2.Check
 
 
 def topic_checked(before: TopicChecked, response: admin_pb2.CheckTopicResponse) -> TopicChecked:
-    """What is known after another response."""
+    """The figures after another response."""
     rows = [
         UnsoundRow(row.key, _reason(row.reason), row.message, row.version, row.origin, row.payload_bytes)
         for row in response.rows
@@ -99,7 +96,7 @@ NOTHING_CHECKED = TopicChecked(0, 0, 0, ())
 
 
 def _reason(value: types_pb2.ErrorReason.ValueType) -> str:
-    """A reason's name; "" where there is none, its number where only a newer server knows it."""
+    """A reason's name; "" when there is none, its number when only a newer server knows it."""
     if value == types_pb2.ERROR_REASON_UNSPECIFIED:
         return ""
     try:
@@ -116,7 +113,7 @@ def verify_request(peer: str, topics: Iterable[str] | None, keys_max: int) -> ad
 
 
 def verified(response: admin_pb2.VerifyReplicationResponse) -> Verified:
-    """What was found about one topic."""
+    """The findings about one topic."""
     return Verified(
         topic=response.topic,
         records=response.records,
@@ -129,12 +126,12 @@ def verified(response: admin_pb2.VerifyReplicationResponse) -> Verified:
 
 
 def repair_request(peer: str, topics: Iterable[str] | None) -> admin_pb2.RepairReplicationRequest:
-    """Repairs what differs."""
+    """The request for a repair."""
     return admin_pb2.RepairReplicationRequest(peer=_named(peer), topics=_chosen(topics))
 
 
 def repaired(response: admin_pb2.RepairReplicationResponse) -> Repaired:
-    """What was done about one topic."""
+    """The repairs of one topic."""
     return Repaired(
         response.topic, response.differing, response.sent, response.received, response.left_out, response.refused
     )
@@ -152,7 +149,7 @@ def _named(peer: str) -> str:
 
 
 def _chosen(topics: Iterable[str] | None) -> list[str]:
-    """An empty list, which stands for all on the wire, is taken for a mistake."""
+    """An empty list would mean all topics on the wire, so it is refused."""
     if topics is None:
         return []
     chosen = _reads.texts(topics, "topics") or []

@@ -1,7 +1,4 @@
-"""What the calls about durable subscriptions and policies mean: arguments into requests, responses into values. Pure.
-
-The counterpart of `_core` for rules J and T2.
-"""
+"""Durable subscriptions and policies (rules J1 to J17, T2): arguments into requests, responses into values. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from sow_client._settings import (
 from sow_client._subscription import changes_of, prefix_of
 
 BROWSE_ENTRIES_MAX: Final = 10_000
-"""Of one call; the server's bound."""
+"""The most entries of one call; the server's limit."""
 
 # ---- durable subscriptions ----
 
@@ -84,7 +81,7 @@ def rewind_request(topic: str, name: str, to: Start, *, force: bool) -> sow_pb2.
     match to:
         case datetime():
             request.time_micros = _lifetimes.zoned_micros(to, "to")
-        case "earliest":  # before the bookmarks, none of which looks like it
+        case "earliest":  # no bookmark looks like it
             request.earliest = True
         case str():
             request.bookmark = to
@@ -96,7 +93,7 @@ def rewind_request(topic: str, name: str, to: Start, *, force: bool) -> sow_pb2.
 
 
 def browse_request(topic: str, name: str, *, entries_max: int, after: str | None) -> sow_pb2.BrowseDurableRequest:
-    """Shows what is not acknowledged."""
+    """The request for unacknowledged entries."""
     if not 1 <= entries_max <= BROWSE_ENTRIES_MAX:
         raise invalid("entries_max", f"{entries_max} is not between 1 and {BROWSE_ENTRIES_MAX}")
     return sow_pb2.BrowseDurableRequest(
@@ -111,7 +108,7 @@ class Browsing:
         self._entries: list[Change] = []
 
     def feed(self, response: sow_pb2.BrowseDurableResponse) -> Browsed | None:
-        """Takes an answer; all of it once that was the last."""
+        """Takes an answer. Returns all entries with the last one, else None."""
         if response.bookmark:
             return Browsed(tuple(self._entries), response.bookmark, response.complete)
         changes, counted = changes_of(response.changes, prefix_of(response.changes.bookmark)), response.changes
@@ -122,7 +119,7 @@ class Browsing:
 
 
 def rewound(response: sow_pb2.RewindResponse) -> Rewound:
-    """Where it is now."""
+    """The new position."""
     return Rewound(response.bookmark, response.unacknowledged_entries)
 
 
@@ -166,7 +163,7 @@ def delete_request(topic: str, name: str, *, force: bool) -> admin_pb2.DeleteDur
 
 
 def clear_request(topic: str, name: str | None) -> admin_pb2.ClearBacklogRequest:
-    """The backlog of one, or of all. An empty name, which stands for all on the wire, is taken for a mistake."""
+    """The backlog of one durable, or of all. An empty name would mean all on the wire, so it is refused."""
     return admin_pb2.ClearBacklogRequest(topic=topic, name="" if name is None else _named(name))
 
 
@@ -188,7 +185,7 @@ def set_policy_request(
     priority: int,
     operator: bool,
 ) -> admin_pb2.SetPolicyRequest:
-    """A policy for topics or for durables. What an operator policy may have, the server judges."""
+    """A policy for topics or for durables. The server checks which settings an operator policy may have."""
     if (topics is None) == (durables is None):
         raise invalid("topics", "give exactly one of topics and durables")
     if not -(2**31) <= priority < 2**31:

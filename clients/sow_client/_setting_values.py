@@ -23,10 +23,10 @@ BacklogActionName: TypeAlias = Literal["hold", "reject", "evict", "conflate"]
 """What happens when a topic's unacknowledged entries exceed its quota (rule J9)."""
 
 OnMissingName: TypeAlias = Literal["retain", "drop"]
-"""What becomes of a dead letter whose target topic does not exist (rule T3)."""
+"""The treatment of a dead letter whose target topic does not exist (rule T3)."""
 
 UNLIMITED: Final = -1
-"""As a number of bytes or entries, or as `retain_time`: no limit. The text "unlimited" says the same."""
+"""No limit, as a number of bytes or entries, or as `retain_time`. The text "unlimited" means the same."""
 
 
 class TopicSettingsArguments(TypedDict, total=False):
@@ -66,8 +66,8 @@ class TopicSettingsArguments(TypedDict, total=False):
 class TopicSettings:
     """Settings of a topic. However they were given, durations are kept in one notation ("1h30m0s"), sizes as bytes.
 
-    What is not set (None, unless its line says otherwise) takes its value from a policy that matches the topic, else
-    from the server's defaults (rule T2).
+    A setting that is not set (None, unless its line says otherwise) takes its value from a policy that matches the
+    topic, else from the server's defaults (rule T2).
     """
 
     key: tuple[str, ...] | list[str] = ()
@@ -105,7 +105,7 @@ class TopicSettings:
     backlog_quota_entries: Count | None = None
     """Entries that the slowest durable may leave unacknowledged (rule J9). -1: no quota."""
     backlog_action: BacklogActionName | None = None
-    """What happens beyond the quota; "hold" unless said otherwise (rule J9)."""
+    """The action beyond the quota; "hold" by default (rule J9)."""
     delivery_limit: Count | None = None
     """How often an entry is handed to consumers of a durable before it is set aside (rule J15). -1: unlimited."""
     durable_idle_ttl: Ttl | None = None
@@ -119,11 +119,11 @@ class TopicSettings:
     auto_delete: bool | None = None
     """True: the topic is deleted when its last subscriber leaves (rule T1)."""
     dead_letter: str = ""
-    """The topic that expired records are copied to (rule T3). Empty: none, unless a policy says otherwise."""
+    """The topic to which expired records are copied (rule T3). Empty: none, unless a policy sets one."""
     dead_letter_by_key: bool | None = None
     """True: a dead letter has the key that the record had, not topic|key|version (rule T3)."""
     on_missing: OnMissingName | None = None
-    """What becomes of dead letters while their target does not exist; "retain" unless said otherwise (rule T3)."""
+    """The treatment of dead letters while their target does not exist; "retain" by default (rule T3)."""
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -160,13 +160,13 @@ class DurableSettingsArguments(TypedDict, total=False):
 class DurableSettings:
     """Settings of a durable subscription. None: those of its topic, or of a policy. Durations are kept in one notation.
 
-    It names the same things as `TopicSettings`, for one durable.
+    The names mean the same as in `TopicSettings`, for one durable.
     """
 
     retain_time: Ttl | None = None
-    """How long acknowledged entries can be rewound to (rule J3); "unlimited": as long as the topic retains them."""
+    """The time for which a rewind can reach acknowledged entries (rule J3); "unlimited": while the topic keeps them."""
     retain_bytes: Size | None = None
-    """Bytes of acknowledged entries that can be rewound to. -1: unlimited."""
+    """Bytes of acknowledged entries that a rewind can reach. -1: unlimited."""
     backlog_ttl: Ttl | None = None
     """An entry that is unacknowledged for this long counts as acknowledged (rule J8)."""
     idle_ttl: Ttl | None = None
@@ -185,7 +185,7 @@ _TEXTS: Final = frozenset({"message_type", "fix_separator", "backlog_action", "d
 
 
 def _normalise(settings: TopicSettings | DurableSettings) -> None:
-    """Brings each setting into its one form. Raises InvalidArgument naming the first that is of a wrong kind."""
+    """Brings each setting into its normal form. Raises InvalidArgument with the first one of a wrong kind."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if value is not None:

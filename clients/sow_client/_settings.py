@@ -1,6 +1,6 @@
 """Settings of topics and durable subscriptions, to and from the wire. Pure.
 
-What is absent on the wire is not set: then a policy or the server's default counts (rule T2). Zero is not absent.
+A setting that is absent on the wire is not set: a policy or the server's default applies (rule T2). Zero is a value.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PATHS: Final[Mapping[str, tuple[str, ...]]] = {name: (name,) for name in TopicSe
 """The fields on the wire of each setting."""
 
 NOT_IN_POLICIES: Final = frozenset({"key", "message_type", "journal", "fix_separator", "index"})
-"""What a topic is, rather than how it is run: a policy cannot set it."""
+"""Settings that define a topic; a policy cannot set them."""
 
 _EXPIRATIONS: Final[Mapping[str, admin_pb2.Expiration.ValueType]] = {
     "disabled": admin_pb2.EXPIRATION_DISABLED,
@@ -86,7 +86,7 @@ _ON_MISSING: Final[Mapping[OnMissingName, admin_pb2.OnMissing.ValueType]] = {
 
 
 def topic_settings(arguments: TopicSettingsArguments) -> TopicSettings:
-    """Settings from keyword arguments, None standing for "not set"; an unknown name is refused."""
+    """Settings from keyword arguments, where None means "not set"; an unknown name is refused."""
     arguments = one_expiration(arguments)
     unknown = arguments.keys() - PATHS.keys()
     if unknown:
@@ -96,7 +96,7 @@ def topic_settings(arguments: TopicSettingsArguments) -> TopicSettings:
 
 
 def one_expiration(arguments: TopicSettingsArguments) -> TopicSettingsArguments:
-    """The settings with `default_ttl`, which is the configuration file's name for it, as `expiration`."""
+    """The settings with `default_ttl`, the configuration file's name, as `expiration`."""
     if "default_ttl" not in arguments:
         return arguments
     rest = arguments.copy()
@@ -142,7 +142,7 @@ def topic_message(values: TopicSettings, named: Iterable[str]) -> admin_pb2.Topi
 
 
 def topic_values(message: admin_pb2.TopicSettings) -> dict[str, SettingValue | tuple[str, ...]]:
-    """What is set, by name, as `topic_settings` takes it."""
+    """The settings that are set, by name, as `topic_settings` takes them."""
     result: dict[str, SettingValue | tuple[str, ...]] = {}
     for name in _LISTS:
         if paths := tuple(getattr(message, name)):
@@ -197,7 +197,7 @@ def durable_message(values: DurableSettings) -> types_pb2.DurableSettings:
 
 
 def durable_values(message: types_pb2.DurableSettings) -> dict[str, SettingValue]:
-    """What is set, by name, as `durable_settings` takes it."""
+    """The settings that are set, by name, as `durable_settings` takes them."""
     result: dict[str, SettingValue] = {}
     if message.HasField("retain_bytes"):
         result["retain_bytes"] = message.retain_bytes

@@ -12,12 +12,12 @@ from google.rpc import error_details_pb2, status_pb2
 from sow_client.errors import Cancelled, InternalError, SowError, Unavailable, error_of_reason
 
 MESSAGE_BYTES_MAX: Final = 20 * 1024 * 1024
-"""Of one message, both directions, both ends (rule K8)."""
+"""The size limit of a message, in both directions, at both ends (rule K8)."""
 
 
 @runtime_checkable
 class EndedCall(Protocol):
-    """What the errors of the blocking and of the asynchronous stubs have in common."""
+    """The common interface of the errors of the blocking and the asynchronous stubs."""
 
     def code(self) -> grpc.StatusCode | None: ...
 
@@ -31,7 +31,7 @@ ERROR_DOMAIN = "sow"
 
 
 def error_of_status(error: BaseException) -> SowError:
-    """The exception for the status that a call ended with, from its ErrorInfo; its text is only passed on."""
+    """The exception for the status with which a call ended. ErrorInfo decides its type; the text is only passed on."""
     if isinstance(error, SowError):
         return error
     if not isinstance(error, EndedCall):
@@ -41,7 +41,7 @@ def error_of_status(error: BaseException) -> SowError:
     reason, details, retry_after = _details(error.trailing_metadata() or ())
     if reason is None:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
-            # The one thing that only gRPC's text tells: its own limit of messages, at either end.
+            # gRPC reports its own limit on messages, at either end, only by its text.
             return error_of_reason("REQUEST_TOO_LARGE", f"the request, or its answer, is too large: {text}")
         reason = "UNREACHABLE" if code is grpc.StatusCode.UNAVAILABLE else code.name
     return error_of_reason(reason, text, code=code.name, details=details, retry_after=retry_after)
@@ -51,7 +51,7 @@ _TOO_LARGE: Final = "message larger than max"
 
 
 def reason_of(error: BaseException) -> str | None:
-    """The reason that the server gave, None when it gave none: then the transport ended the call."""
+    """The reason that the server gave; None when it gave none, as the transport ended the call."""
     return _details(error.trailing_metadata() or ())[0] if isinstance(error, EndedCall) else None
 
 
@@ -59,7 +59,7 @@ _Parsed: TypeAlias = tuple[str | None, dict[str, str], float | None]
 
 
 def _details(metadata: Iterable[tuple[str, str | bytes]]) -> _Parsed:
-    """Reason, details and seconds to wait of a rich status; nothing when there is none, or one that is damaged."""
+    """Reason, details and seconds to wait of a rich status; empty when there is none, or when it is damaged."""
     reason: str | None = None
     details: dict[str, str] = {}
     retry_after: float | None = None
@@ -87,18 +87,18 @@ _TRANSPORT_CODES: Final = frozenset({"CANCELLED", "UNKNOWN", "INTERNAL"})
 
 
 def call_error(error: BaseException, *, client_closed: bool) -> SowError:
-    """Why a call with one answer ended. No caller cancels one: CANCELLED without a reason is how a server that stops
-    gives it up, or how it ends when the client is closed meanwhile."""
+    """The error of a call with one answer. Callers never cancel such a call: CANCELLED without a reason comes from a
+    server that stops, or from the client being closed during the call."""
     translated = error_of_status(error)
     if reason_of(error) is None and translated.reason == "CANCELLED" and not isinstance(error, SowError):
         if client_closed:
             return closed("client")
-        return Unavailable(f"the server gave the call up ({translated.message})", reason="UNREACHABLE")
+        return Unavailable(f"the server abandoned the call ({translated.message})", reason="UNREACHABLE")
     return translated
 
 
 def stream_error(error: BaseException, what: str) -> SowError:
-    """Why a stream ended. Without a reason of the server's, the connection broke, whatever gRPC's code for that is."""
+    """The error of a stream. Without a reason from the server the connection broke, whatever gRPC's code says."""
     translated = error_of_status(error)
     if reason_of(error) is None and translated.reason in _TRANSPORT_CODES and not isinstance(error, SowError):
         return cut(f"{what} ({translated.message})")
@@ -113,11 +113,11 @@ def error_like(error: SowError, message: str, **details: str) -> SowError:
 BACKOFF_SECONDS_FIRST: Final = 0.1
 BACKOFF_SECONDS_MAX: Final = 2.0
 CUT_REASONS: Final = frozenset({"UNREACHABLE", "STREAM_CUT"})
-"""The connection broke, or never was."""
+"""The connection broke, or was never made."""
 
 
 class Backoff:
-    """When to try again, and when trying is over. Owns the count of failures in a row."""
+    """Decides when to retry, and when to give up. Owns the count of consecutive failures."""
 
     __slots__ = ("_attempts", "_failing_since")
 
@@ -126,21 +126,22 @@ class Backoff:
         self._attempts = 0
 
     def begin(self, now: float) -> None:
-        """An attempt begins; of those in a row, the first one counts."""
+        """An attempt begins. The time to retry runs from the first of consecutive attempts."""
         if self._failing_since is None:
             self._failing_since = now
 
     def reset(self) -> None:
-        """Something has come of the last attempt."""
+        """The last attempt has made progress."""
         self._failing_since, self._attempts = None, 0
 
     def delay(self, error: SowError, *, now: float, jitter: float, limit: float) -> float | None:
-        """Seconds to wait before the next attempt, as this one failed; None: it would come more than `limit` seconds
-        after the first of them began, or failed. `now` is a monotonic clock in seconds, `jitter` a random number in
-        [0, 1)."""
+        """Seconds to wait before the next attempt; None when it would begin more than `limit` seconds after the first.
+
+        `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1).
+        """
         if self._failing_since is None:
             self._failing_since = now
-        # Half fixed, half random: many clients that were cut at once must not come back at once.
+        # Half fixed, half random: many clients that were cut off together must not come back together.
         delay = min(BACKOFF_SECONDS_FIRST * 2.0**self._attempts, BACKOFF_SECONDS_MAX) * (0.5 + 0.5 * jitter)
         delay = max(delay, error.retry_after or 0.0)
         self._attempts = min(self._attempts + 1, 16)
@@ -148,30 +149,30 @@ class Backoff:
 
 
 def cut(what: str) -> Unavailable:
-    """A stream ended in order, but before its end."""
+    """The error of a stream that ended with status OK, but incomplete."""
     return Unavailable(f"{what} was cut off before its end", reason="STREAM_CUT")
 
 
 def unreachable(server: str, seconds: float, cause: str = "") -> Unavailable:
-    """No connection came about in time; `cause`: why, as far as gRPC tells."""
+    """The error when no connection was made in time; `cause` as far as gRPC names it."""
     why = f": {cause}" if cause else ""
     return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
 
 
 def request_too_large(size: int, field: str = "request") -> SowError:
-    """A request that no server takes, known before it is sent (rule K8)."""
+    """The error of a request that is larger than every server's limit, found before it is sent (rule K8)."""
     return error_of_reason(
         "REQUEST_TOO_LARGE",
-        f"{field}: {size} bytes are more than the limit of {MESSAGE_BYTES_MAX} of a message",
+        f"{field}: {size} bytes exceed the limit of {MESSAGE_BYTES_MAX} bytes per message",
         details={"field": field},
     )
 
 
 def closed(what: str) -> Cancelled:
-    """What the calls of a closed client, publisher or subscription raise."""
+    """The error of a call on a closed client, publisher or subscription."""
     return Cancelled(f"the {what} is closed", reason="CLOSED")
 
 
 def malformed(what: str) -> InternalError:
-    """An answer that the contract does not allow."""
+    """The error for an answer that the contract does not allow."""
     return InternalError(f"the server sent {what}", reason="MALFORMED_RESPONSE")

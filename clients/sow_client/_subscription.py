@@ -1,22 +1,22 @@
 """Following topics: every change once and in order, however often the connection breaks (rules S1 to S7).
 
-`SubscriptionCore` is the whole of it without I/O, threads or clock; `Subscription` and `AsyncSubscription` only carry
-frames to it and make the calls that it asks for.
+`SubscriptionCore` is the whole machine, without I/O, threads or clock. `Subscription` and `AsyncSubscription` only
+carry frames to it and make the calls that it asks for.
 
                       feed                    take
     frame of a call ────────▶ its changes  ────────▶  handed out: the position moves
                                   ▲
        call again, from there ────┘ the call broke: `ended` says when to call again, `request` where to go on
 
-F1  A change is handed out once. A call that is made again goes on after the position reached; where that lies inside an
-    atomic request, which the server sends whole again, what had been handed out of it is dropped.
-F2  The position never passes a change that was not handed out: a frame's own bookmark counts once all of the frame has
-    been taken, and Progress once everything before it has.
-F3  A snapshot that cannot be gone on with is made anew: one "resync" says to forget what was handed out so far, and
-    none where nothing was. A subscription without a snapshot has nothing to begin anew: it raises ResyncRequired.
-F4  At most two frames are held: the one that is handed out and, blocking, the one after it. The rest waits in gRPC's
-    flow control, and in the server.
-F5  A subscription that was closed, or has raised why it ended, has no further changes.
+    [1]  A change is handed out once. A repeated call continues after the position reached. A position inside an atomic
+         request makes the server send that whole request again; its changes that were handed out before are dropped.
+    [2]  The position never passes a change that was not handed out. A frame's own bookmark counts once the whole frame
+         was taken, and Progress once everything before it was.
+    [3]  A snapshot that cannot continue begins anew. One "resync" tells the program to forget the records so far; there
+         is none if nothing was handed out. A subscription without a snapshot raises ResyncRequired instead.
+    [4]  At most two frames are held: the frame being handed out and, in the blocking client, the next one. The rest
+         waits in gRPC's flow control and in the server.
+    [5]  A subscription that is closed, or has raised why it ended, has no further changes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 
 RETRY_SECONDS: Final = 300.0
-"""A subscription tries so long to get its connection back: enough for the restart of a server with much data, and not
-so long that nobody is told of a server that is gone."""
+"""The time that a subscription tries to connect again. It is enough for the restart of a server with much data, and
+short enough to report a server that is gone."""
 
 PASSING_REASONS: Final = _statuses.CUT_REASONS | {"STOPPING", "OVERLOADED"}
-"""The call is made again, from where it was."""
+"""The call is made again, and continues at the position reached."""
 RESYNC_REASONS: Final = frozenset({"RESYNC_REQUIRED", "BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE"})
-"""There is no way on from where it was; a new snapshot is (F3)."""
+"""The journal does not continue at the position reached; a new snapshot is needed ([3])."""
 
 _OPS: Final[Mapping[int, ChangeOp]] = {
     sow_pb2.CHANGE_OP_PUT: "put",
@@ -62,13 +62,13 @@ _REASONS: Final[Mapping[int, ChangeReason | None]] = {
     sow_pb2.CHANGE_REASON_MATCH: "match",
 }
 _REMOVED: Final = frozenset({("oof", "deleted"), ("oof", "expired"), ("delete", None), ("expire", None)})
-"""Messages whose record is the one that was removed."""
+"""Messages whose record is the removed one."""
 
 _Column = TypeVar("_Column")
 
 
 class SubscriptionCore:
-    """Owns the position, the frame at hand, and the decision to call again. Not thread-safe."""
+    """Owns the position, the current frame, and the decision to call again. Not thread-safe."""
 
     def __init__(
         self,
@@ -78,33 +78,36 @@ class SubscriptionCore:
         connect_timeout: float,
         on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> None:
-        """`retry_for`: seconds to try to get a broken connection back; `connect_timeout`: to get the first one.
-        `on_interruption` is told why a subscription that stood does not, once, and None when it stands again."""
+        """`retry_for` bounds the seconds to repair a broken connection, `connect_timeout` those for the first one.
+
+        `on_interruption` gets the error, once, when an established subscription is interrupted, and None when it is
+        established again.
+        """
         if retry_for < 0:
             raise invalid("retry_for", f"{retry_for} is negative")
         self.stood = False
-        """The server has once confirmed it."""
+        """The server has confirmed the subscription once."""
         self._request = request
         self._retry_for = retry_for
         self._connect_timeout = connect_timeout
         self._backoff = _statuses.Backoff()
-        self._standing = False  # the present call is confirmed
+        self._standing = False  # the server has confirmed the current call
         self._on_interruption = on_interruption
-        self._interrupted = False  # that was told
+        self._interrupted = False  # `on_interruption` was told so
         self._snapshot = request.sow  # a snapshot is wanted, or not complete
         self._shown = False  # something was handed out that a resync would have to take back
-        self._position = request.bookmark  # everything up to here was handed out; empty: nowhere
+        self._position = request.bookmark  # everything up to here was handed out; empty: no position yet
         self._prefix = prefix_of(request.bookmark)  # epoch and dot: of these, bookmarks of single changes are made
-        self._sequence = 0  # of the last change at hand
-        self._repeated = 0  # changes up to this sequence are repeated (F1); 0: none
-        self._changes: Sequence[Change] = ()  # the frame at hand
-        self._taken = 0  # how many of them were handed out
-        self._after = ""  # the position once all of them are; empty: as before
+        self._sequence = 0  # of the last change of the current frame
+        self._repeated = 0  # changes up to this sequence are repeated ([1]); 0: none
+        self._changes: Sequence[Change] = ()  # of the current frame
+        self._taken = 0  # the number of them that were handed out
+        self._after = ""  # the position once all of them were handed out; empty: unchanged
 
     # ---- changes ----
 
     def take(self) -> Change | None:
-        """The next change of the frame at hand; None: another frame is needed."""
+        """The next change of the current frame; None: another frame is needed."""
         taken = self._taken
         if taken == len(self._changes):
             return None
@@ -114,18 +117,18 @@ class SubscriptionCore:
 
     @property
     def bookmark(self) -> str | None:
-        """The position after the last change that was handed out; None while there is no place to go on from."""
+        """The position after the last change that was handed out; None while there is no position to continue from."""
         taken = self._taken
         if taken == len(self._changes):
             return self._after or self._position or None
         return (self._changes[taken - 1].bookmark if taken else None) or self._position or None
 
     # ---- frames ----
-    # What a frame changes is assigned last, and in one go, so that Ctrl-C leaves it fed or not fed: an interrupt comes
-    # with a call or a loop, never between two assignments.
+    # The fields that a frame changes are assigned last and together, so that after Ctrl-C a frame is fed as a whole or
+    # not at all: an interrupt comes with a call or a loop, never between two assignments.
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:
-        """Takes the next frame of the present call, all changes before it having been taken."""
+        """Takes in the next frame of the current call. All changes before it must have been taken."""
         self._settle()
         kind = response.WhichOneof("frame")
         if kind == "changes" and self._standing and not self._snapshot:
@@ -139,10 +142,10 @@ class SubscriptionCore:
         elif kind == "snapshot_end" and self._snapshot and self._standing:
             self._end_snapshot(response.snapshot_end.bookmark)
         elif kind is not None:  # None: a kind of frame that a newer server sends
-            raise _statuses.malformed(f"{kind} out of its place")
+            raise _statuses.malformed(f"{kind} in the wrong place")
 
     def _settle(self) -> None:
-        """All of the frame at hand was handed out: its end is the position (F2)."""
+        """The whole current frame was handed out: its end is the position now ([2])."""
         assert self._taken == len(self._changes), "a frame is asked for when the one before has been handed out"
         if self._after:
             self._position, self._after = self._after, ""
@@ -197,7 +200,7 @@ class SubscriptionCore:
         changes = changes_of(batch, self._prefix)
         sequences = batch.records.sequence
         if sequences and sequences[-1] <= self._repeated:
-            return  # all of it was handed out before the call broke
+            return  # all of its changes were handed out before the call broke
         if self._repeated:
             fresh = [index for index, sequence in enumerate(sequences) if sequence > self._repeated]
             changes = [changes[index] for index in fresh]
@@ -214,7 +217,7 @@ class SubscriptionCore:
     # ---- calls ----
 
     def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
-        """What to ask for in the next call: everything after the position. `now` as for `ended`."""
+        """The request of the next call: everything after the position. `now` as for `ended`."""
         self._settle()
         if not self.stood:
             self._backoff.begin(now)  # the wait for a first connection counts
@@ -225,14 +228,14 @@ class SubscriptionCore:
         return request
 
     def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
-        """Has the next call tell what comes after the position."""
+        """Makes the next call continue after the position."""
         if not self._snapshot and self._position:
             request.sow = False
             request.bookmark = self._position
             self._repeated = self._sequence
 
     def ended(self, error: SowError, *, now: float, jitter: float) -> float:
-        """Seconds to wait before the next call, as the present one ended with `error`; raises when there is to be none.
+        """Seconds to wait before the next call, after one that ended with `error`; raises if no call is to follow.
 
         `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1).
         """
@@ -250,7 +253,7 @@ class SubscriptionCore:
         return delay
 
     def _passes(self, error: SowError) -> bool:
-        """Whether the call is worth making again, from where it was."""
+        """True when the call can be made again and continue at its position."""
         return error.reason in PASSING_REASONS
 
     def _failure(self, error: SowError) -> SowError:
@@ -264,7 +267,7 @@ class SubscriptionCore:
 
 
 def changes_of(batch: sow_pb2.ChangeBatch, prefix: str) -> list[Change]:
-    """The changes of a frame; `prefix` is that of the bookmarks of single ones."""
+    """The changes of a frame; `prefix` begins the bookmarks of single changes."""
     topic = batch.topic
     records = RecordBatch(topic, batch.records)
     count = len(records)
@@ -279,7 +282,7 @@ def changes_of(batch: sow_pb2.ChangeBatch, prefix: str) -> list[Change]:
         marks = [f"{prefix}{sequence}" for sequence in batch.records.sequence]
     plain = not (any(reasons) or batch.is_delta or batch.unset_paths or batch.delivery_count)
     if plain and set(ops) <= {sow_pb2.CHANGE_OP_PUT}:
-        # What nearly all frames are: half the time of the way that is right for every frame.
+        # Nearly all frames are like this. The general way below takes twice the time.
         return [Change("put", None, record, None, mark, topic) for record, mark in zip(records, marks, strict=True)]
     deltas = _column(batch.is_delta, count, False, optional=True)
     deliveries = _column(batch.delivery_count, count, 1, optional=True)
@@ -318,7 +321,7 @@ def _change(
 
 
 def _column(values: Sequence[_Column], count: int, absent: _Column, *, optional: bool = False) -> Sequence[_Column]:
-    """A column of a frame, checked; one that may be absent is filled with what its absence means."""
+    """A column of a frame, checked. An optional column that is absent is filled with its default."""
     if optional and not values:
         return [absent] * count
     if len(values) != count:
@@ -335,14 +338,14 @@ _FRAMES: Final = "the subscription"
 
 def _broken(error: grpc.RpcError) -> SowError:
     translated = _statuses.stream_error(error, _FRAMES)
-    # Without its traceback: gRPC's errors are their own calls, and so refer to the frames that refer to them. Such a
-    # cycle would hold the subscription, too, beyond those who let go of it.
+    # Without its traceback: gRPC's errors are their own calls, so they refer to the stack frames that refer to them.
+    # Such a cycle would keep the subscription alive, too, after the program has dropped it.
     translated.__cause__ = error.with_traceback(None)
     return translated
 
 
 class SubscribeCall(Protocol):
-    """A call that is under way."""
+    """A call in progress."""
 
     def __next__(self) -> sow_pb2.SubscribeResponse: ...
 
@@ -350,17 +353,17 @@ class SubscribeCall(Protocol):
 
 
 class OpenSubscription(Protocol):
-    """What a blocking subscription needs of a client: the stub's Subscribe, made once there is a connection."""
+    """A client's Subscribe for a blocking subscription: it waits for a connection, then makes the call."""
 
     def __call__(self, request: sow_pb2.SubscribeRequest, /) -> SubscribeCall: ...
 
 
 class _Reader:
-    """One call, made and read by a thread of its own, one frame ahead of who takes them.
+    """One call, made and read by a thread of its own, one frame ahead of the consumer.
 
-    Why a thread: gRPC's blocking calls are not safe against Ctrl-C. A KeyboardInterrupt between two of their lines can
-    leave a lock of the whole channel taken, and who waits for changes is in those lines nearly all the time. Here it
-    waits in C, in a queue, where an interrupt is felt at once and breaks nothing.
+    The thread is needed because gRPC's blocking calls are not safe against Ctrl-C. A KeyboardInterrupt between two of
+    their lines can leave a lock of the whole channel taken, and a consumer spends nearly all its time in those lines.
+    Here the consumer waits in a queue, in C: an interrupt takes effect at once and breaks nothing.
     """
 
     def __init__(self, open_call: OpenSubscription, request: sow_pb2.SubscribeRequest, delay: float) -> None:
@@ -376,13 +379,13 @@ class _Reader:
         threading.Thread(target=self._run, name="sow-subscription", daemon=True).start()
 
     def take(self) -> sow_pb2.SubscribeResponse | SowError:
-        """Waits for the next frame, or for why there is none."""
+        """Waits for the next frame, or for the error that ended the call."""
         outcome = self._outcomes.get()
         self._demand.put(True)
         return outcome
 
     def cancel(self) -> None:
-        """Ends the call; who waits for a frame is told so."""
+        """Ends the call; a waiting consumer gets an error."""
         with self._lock:
             self._cancelled = True
             call = self._call
@@ -401,7 +404,7 @@ class _Reader:
                 self._call = call
                 cancelled = self._cancelled
             if cancelled:
-                call.cancel()  # `cancel` came while it was being made, and found none
+                call.cancel()  # `cancel` came before the call was known, and could not cancel it
             while True:
                 self._outcomes.put(next(call))
                 if not self._demand.get():
@@ -412,13 +415,13 @@ class _Reader:
             outcome = _broken(broken)
         except SowError as refused:
             outcome = refused
-        except Exception as unexpected:  # noqa: BLE001 - who waits for a frame must hear of it
+        except Exception as unexpected:  # noqa: BLE001 - the waiting consumer must get it
             outcome = _statuses.error_of_status(unexpected)
             outcome.__cause__ = unexpected
         self._outcomes.put(outcome)
 
     def _rest(self, seconds: float) -> bool:
-        """Waits; True when it was cancelled meanwhile."""
+        """Waits; True when it was cancelled during the wait."""
         try:
             return seconds > 0 and not self._demand.get(timeout=seconds)
         except Empty:
@@ -428,12 +431,13 @@ class _Reader:
 class Subscription:
     """The changes of a topic as they come (rules S1 to S7): an iterator without an end, used by one thread.
 
-    Made by `Client.subscribe` and `Client.sow_and_subscribe`. It makes its call again when the connection breaks or the
-    server restarts, and goes on where it was: each change comes once, none is missing. Leaving a `with` block, `close`
-    (from any thread), or letting go of it ends the call, and with it the server's work; the iteration then ends.
+    Made by `Client.subscribe` and `Client.sow_and_subscribe`. When the connection breaks or the server restarts, it
+    calls again and continues at its position: each change comes once, and none is missing. The end of a `with` block,
+    `close` (from any thread), or dropping the last reference ends the call and the server's work for it. The iteration
+    ends then.
     """
 
-    # Nothing that it owns refers back to it, so that letting go of it ends the call.
+    # Nothing that it owns refers back to it, so that dropping the last reference ends the call.
 
     def __init__(self, core: SubscriptionCore, open_call: OpenSubscription) -> None:
         self._core = core
@@ -443,8 +447,8 @@ class Subscription:
         self._reader: _Reader | None = None
 
     def open(self) -> None:
-        """Returns once the subscription stands: of what changes from now on, nothing is missed. `subscribe` and
-        `sow_and_subscribe` have called it."""
+        """Returns once the subscription is established: no change from now on is missed. `subscribe` and
+        `sow_and_subscribe` have called it already."""
         while not self._core.stood:
             if not self._advance():
                 raise _statuses.closed("subscription")
@@ -456,7 +460,7 @@ class Subscription:
         return self._core.bookmark
 
     def close(self) -> None:
-        """Ends the call; a thread that waits for the next change is told that there is none."""
+        """Ends the call; a thread that waits for the next change finds the iteration ended."""
         with self._lock:
             self._closed = True
             reader, self._reader = self._reader, None
@@ -500,7 +504,8 @@ class Subscription:
         except SowError as malformed:
             outcome = malformed
         except BaseException:
-            # Ctrl-C, most likely. Was a frame taken, and fed? Who goes on in spite of it must not miss one.
+            # Most likely Ctrl-C. It is unknown whether a frame was taken and fed, and a consumer that continues must
+            # not miss one: so the next call begins at the position reached.
             self._drop(reader)
             raise
         self._drop(reader)
@@ -532,13 +537,13 @@ _Blocking = TypeVar("_Blocking", bound=Subscription)
 
 
 def opened(subscription: _Blocking) -> _Blocking:
-    """A subscription as the blocking client hands it out: it stands."""
+    """A subscription as the blocking client hands it out: established."""
     subscription.open()
     return subscription
 
 
 class AioSubscribeCall(Protocol):
-    """A call that is under way."""
+    """A call in progress."""
 
     async def read(self) -> object: ...
 
@@ -546,7 +551,7 @@ class AioSubscribeCall(Protocol):
 
 
 class OpenAioSubscription(Protocol):
-    """What an asynchronous subscription needs of a client; see `OpenSubscription`.
+    """A client's Subscribe for an asynchronous subscription; see `OpenSubscription`.
 
     `connect_seconds` bounds the wait for a connection; None: the client's own bound.
     """
@@ -559,7 +564,7 @@ class OpenAioSubscription(Protocol):
 class AsyncSubscription:
     """`Subscription` for asyncio: the same with `async for`, used by one task.
 
-    It stands once an `async with` block is entered, `open` has returned, or the first change was asked for.
+    It is established by `open`, by entering an `async with` block, or by the first change that is asked for.
     """
 
     def __init__(self, core: SubscriptionCore, open_call: OpenAioSubscription) -> None:
@@ -570,7 +575,7 @@ class AsyncSubscription:
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call
 
     async def open(self) -> None:
-        """Returns once the subscription stands: of what changes from now on, nothing is missed."""
+        """Returns once the subscription is established: no change from now on is missed."""
         while not self._core.stood:
             if not await self._advance():
                 raise _statuses.closed("subscription")
@@ -582,7 +587,7 @@ class AsyncSubscription:
         return self._core.bookmark
 
     async def close(self) -> None:
-        """Ends the call; a task that waits for the next change is told that there is none."""
+        """Ends the call; a task that waits for the next change finds the iteration ended."""
         self._closed.set()
         self._drop_call()
 
@@ -613,7 +618,7 @@ class AsyncSubscription:
         await self.close()
 
     def __del__(self) -> None:
-        # The collector may run in any thread, and after the loop has ended, and the call with it.
+        # The garbage collector may run in any thread, and after the end of the loop, which also ends the call.
         if self._call is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._call.cancel)
 
@@ -635,7 +640,7 @@ class AsyncSubscription:
         return await self._rest(delay)
 
     async def _read(self) -> SowError | None:
-        """Takes in the next frame of the present call, or of a new one; returns why it ended instead."""
+        """Takes in the next frame of the current call, or of a new one. Returns the error if the call ended instead."""
         try:
             frame = await (await self._present_call()).read()
             if not isinstance(frame, sow_pb2.SubscribeResponse):
@@ -663,11 +668,11 @@ class AsyncSubscription:
             call = await self._open_call(core.request(now=time.monotonic()), connect_seconds=connect_seconds)
             self._call, self._loop = call, asyncio.get_running_loop()
             if self._closed.is_set():
-                call.cancel()  # `close` came while it was being made, and found none to cancel
+                call.cancel()  # `close` came before the call was known, and could not cancel it
         return call
 
     async def _rest(self, seconds: float) -> bool:
-        """Waits; False when it was closed meanwhile."""
+        """Waits; False when it was closed during the wait."""
         try:
             async with asyncio.timeout(seconds):
                 await self._closed.wait()

@@ -1,10 +1,10 @@
-"""What a subscriber knows: the records in focus, kept up to date by the messages of a subscription.
+"""A view: the records in focus, kept up to date by the messages of a subscription.
 
-V1  After every message the view holds what a query would have found at that message's bookmark: given that the
-    subscription began with a snapshot and tells when records go out of focus (`oof=True`).
-V2  A delta is merged as the server would (rules P2, S3): unset fields go first, then objects are merged field by field
-    and everything else is replaced; null is a value.
-V3  A record that is kept does not keep the frame that it came in: memory is in proportion to the records in focus.
+[1]  After every message the view holds the records that a query would have found at that message's bookmark. The
+     subscription must begin with a snapshot and report records that go out of focus (`oof=True`).
+[2]  A delta is merged as by the server (rules P2, S3): first the unset fields are removed, then objects are merged
+     field by field and other values replaced; null is a value.
+[3]  A kept record does not keep the frame in which it came: memory is proportional to the records in focus.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _Fields: TypeAlias = dict[str, msgspec.Raw]
 
 
 class View(Mapping[str, Record]):
-    """Records by key, as the messages of one subscription to one topic tell; see `apply`.
+    """Records by key, kept up to date from the messages of one subscription to one topic; see `apply`.
 
         view = View()
         with client.sow_and_subscribe("orders", "/price > 9", oof=True) as changes:
             for change in changes:
                 view.apply(change)
 
-    Deltas are merged for every message type; fix and nvfix topics with another separator than SOH need it told.
+    Deltas are merged for every message type. Fix and nvfix topics with a separator other than SOH need `separator`.
     """
 
     def __init__(self, *, fix_separator: str = "\x01") -> None:
@@ -43,7 +43,7 @@ class View(Mapping[str, Record]):
         record = change.record
         if change.op == "sow":
             assert record is not None, "a row of a snapshot has its record"
-            # A snapshot's frames are full of records that stay, so that nothing is gained by copying them (V3).
+            # All records of a snapshot's frames stay in the view, so copying them would save nothing ([3]).
             self._records[record.key] = record
         elif change.op == "put":
             assert record is not None, "a put has its record"
@@ -74,7 +74,7 @@ class View(Mapping[str, Record]):
 
 
 def _alone(record: Record, payload: bytes) -> Record:
-    """The record with this payload, in a batch of its own (V3)."""
+    """The record with this payload, in a batch of its own ([3])."""
     expire = record.expire_time_micros
     columns = types_pb2.RecordColumns(
         key=[record.key],
@@ -89,7 +89,7 @@ def _alone(record: Record, payload: bytes) -> Record:
 
 
 def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, separator: bytes = b"\x01") -> bytes:
-    """`base` without the fields that are unset, with `delta` merged into it (V2)."""
+    """`base` without the fields that are unset, with `delta` merged into it ([2])."""
     documents = _documents(delta)
     if documents is None:
         return _merged_fields(base, delta, {_steps(path)[0] for path in unset_paths}, separator)
@@ -101,7 +101,7 @@ def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, separator: 
 
 
 class _Documents:
-    """Documents of one encoding, level by level, with values as the bytes that they are: no number changes its form."""
+    """Documents of one encoding, level by level. Values stay bytes, so no number changes its form."""
 
     def __init__(
         self, fields: Callable[[bytes], _Fields], encode: Callable[[object], bytes], opening: frozenset[int]
@@ -111,11 +111,11 @@ class _Documents:
         self._opening = opening
 
     def begins(self, payload: bytes) -> bool:
-        """Whether the payload can be a document of this encoding."""
+        """True when the payload can be a document of this encoding."""
         return payload[:1] != b"" and payload[0] in self._opening
 
     def unset(self, fields: _Fields, path: Sequence[str]) -> None:
-        """Removes a field; one that is not there is no fault."""
+        """Removes a field if it is there."""
         name, below = path[0], path[1:]
         if not below:
             fields.pop(name, None)
@@ -138,7 +138,7 @@ class _Documents:
             return None
         try:
             return self.fields(content)
-        except msgspec.MsgspecError:  # a MessagePack map with other keys than texts: a value as a whole
+        except msgspec.MsgspecError:  # a MessagePack map with keys that are not texts is replaced as a whole
             return None
 
 
@@ -149,12 +149,12 @@ _MSGPACK: Final = _Documents(
 
 
 def _documents(payload: bytes) -> _Documents | None:
-    """The encoding of a payload, which tells itself by its first byte; None for fix and nvfix."""
+    """The encoding of a payload, recognised by its first byte; None for fix and nvfix."""
     return next((documents for documents in (_JSON, _MSGPACK) if documents.begins(payload)), None)
 
 
 def _merged_fields(base: bytes, delta: bytes, unset: set[str], separator: bytes) -> bytes:
-    """fix and nvfix: each field of `delta` in the place of the base's first of that name, or after them all."""
+    """Fix and nvfix: each field of `delta` replaces the base's first field of that name, or is appended."""
     given = {part.split(b"=", 1)[0]: part for part in reversed(delta.split(separator)) if part}
     gone = {name.encode() for name in unset}
     kept: list[bytes] = []

@@ -17,9 +17,9 @@ from sow_client.errors import Refusal
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
 """The most payload bytes in one request (rule K8)."""
 CHUNK_BYTES = 8 * 1024 * 1024
-"""`publish_many` begins another request at this many bytes of payloads and keys."""
+"""`publish_many` begins a new request at this many bytes of payloads and keys."""
 KEY_CHARACTER_BYTES: Final = 4
-"""The most that a character of a key takes in UTF-8."""
+"""The most bytes that a character of a key takes in UTF-8."""
 
 PASSING_REASONS = frozenset(
     {
@@ -32,7 +32,7 @@ PASSING_REASONS = frozenset(
         "BACKLOG_QUOTA_EXCEEDED",
     }
 )
-"""Refusals that may pass: that record and all after it in the request were not applied (rule P6)."""
+"""Reasons that may pass: the refused record and all after it in the request were not applied (rule P6)."""
 
 
 def condition(
@@ -61,27 +61,27 @@ def durability_value(name: DurabilityName | None) -> types_pb2.Durability.ValueT
             return types_pb2.DURABILITY_BUFFERED
         case "replicated":
             return types_pb2.DURABILITY_REPLICATED
-    raise invalid("durability", f"{name!r} is none of 'fsync', 'buffered', 'replicated'")
+    raise invalid("durability", f"{name!r} is not 'fsync', 'buffered' or 'replicated'")
 
 
 def durability_name(value: types_pb2.Durability.ValueType) -> str:
-    """ "fsync", "buffered", "replicated", or "" when the server did not say."""
+    """ "fsync", "buffered", "replicated", or "" when the server did not send it."""
     if value == types_pb2.DURABILITY_UNSPECIFIED:
         return ""
     return types_pb2.Durability.Name(value).removeprefix("DURABILITY_").lower()
 
 
 def ttl_mode(keep_ttl: bool) -> types_pb2.TtlMode.ValueType:
-    """What becomes of the expire time of a live record (rule L6)."""
+    """The wire's value for keeping, or not keeping, the expire time of a live record (rule L6)."""
     return types_pb2.TTL_MODE_KEEP if keep_ttl else types_pb2.TTL_MODE_UNSPECIFIED
 
 
 class Sequencer:
     """Gives each request of single publishes the position that makes its retry safe (rule P6).
 
-    The server takes a sequence at or below the highest it saw for a retry. So two requests in flight at the same time
-    must not share a publisher id, or the slower one would be dropped as a duplicate: each request borrows an id, and
-    there are as many ids as there ever were requests at once. Both list operations are atomic: threads need no lock.
+    The server regards a sequence at or below its highest one as a retry. Two requests in flight at the same time must
+    not share a publisher id: the slower one would be dropped as a duplicate. So each request borrows an id, and there
+    are as many ids as there ever were requests at once. Both list operations are atomic: threads need no lock.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -98,7 +98,7 @@ class Sequencer:
             )
 
     def give_back(self, position: types_pb2.PublisherPosition, records: int) -> None:
-        """The call of so many records has ended, however it ended; its sequences are not used again."""
+        """The call with this many records has ended, well or not; its sequences are not used again."""
         position.first_sequence += records
         self._idle.append(position)
 
@@ -116,7 +116,7 @@ class Batch(NamedTuple):
 
 
 def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *, atomic: bool) -> Iterator[Batch]:
-    """Cuts documents into requests; what is atomic stays in one, however large: the server judges that."""
+    """Cuts documents into requests. An atomic request stays whole, however large: the server checks its size."""
     key_iterator = None if keys is None else iter(keys)
     records: list[sow_pb2.PublishRecord] = []
     size = first_index = 0
@@ -127,7 +127,7 @@ def publish_batches(documents: Iterable[Document], keys: Iterable[str] | None, *
             key = next(key_iterator, None)
             if key is None:
                 raise invalid(
-                    "keys", f"there are fewer keys than documents: none for number {first_index + len(records)}"
+                    "keys", f"there are fewer keys than documents: document {first_index + len(records)} has none"
                 )
         row_bytes = len(payload) + (0 if key is None else KEY_CHARACTER_BYTES * len(key))
         full = len(records) == RECORDS_PER_REQUEST_MAX or (records and size + row_bytes > CHUNK_BYTES)
@@ -180,12 +180,12 @@ def unset_paths(delta: bool, unset: Iterable[str] | None) -> list[str] | None:
 
 
 def refusal(message: types_pb2.Refusal, *, index: int) -> Refusal:
-    """A refusal as the caller sees it; `index` is the record's position in all that was handed over."""
+    """A refusal as the caller sees it; `index` is the record's position among all records handed over."""
     return Refusal(index, reason_name(message.reason), message.message, message.current_version)
 
 
 def reason_name(reason: types_pb2.ErrorReason.ValueType) -> str:
-    """The name of a reason without its prefix; its number for reasons of newer servers."""
+    """The name of a reason without its prefix; for a reason of a newer server its number."""
     try:
         return types_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
     except ValueError:
@@ -193,14 +193,14 @@ def reason_name(reason: types_pb2.ErrorReason.ValueType) -> str:
 
 
 def bookmark(journal_epoch: str, sequence: int) -> str | None:
-    """The position right after a change, as subscriptions take it (rule S4); None where it is not known."""
+    """The position right after a change, as a start for subscriptions (rule S4); None when it is not known."""
     return f"{journal_epoch}.{sequence}" if journal_epoch and sequence else None
 
 
 def outcome(
     result: sow_pb2.PublishResult, *, index: int, journal_epoch: str = "", ends_at: int = 0
 ) -> Published | Refusal:
-    """What became of one record; `ends_at`: the last sequence of the atomic request that it is one of."""
+    """The outcome of one record; `ends_at`: the last sequence of its atomic request."""
     if result.HasField("refusal"):
         return refusal(result.refusal, index=index)
     return Published(
@@ -210,7 +210,7 @@ def outcome(
         sequence=result.sequence,
         ttl_ignored=result.ttl_ignored,
         duplicate=result.duplicate,
-        # A server that does not remember anything of duplicates does not say so either.
+        # A server that remembers nothing about duplicates does not set `expire_time_unknown` either.
         expire_time_known=not (result.expire_time_unknown or (result.duplicate and not result.version)),
         bookmark=bookmark(journal_epoch, ends_at or result.sequence),
         delivered=result.delivered if result.HasField("delivered") else None,
@@ -224,7 +224,7 @@ def outcomes(
     first_index: int = 0,
     atomic: bool = False,
 ) -> list[Published | Refusal]:
-    """What became of each record; raises InternalError unless there is one result for each."""
+    """The outcome of each record; raises InternalError unless there is one result for each."""
     results = response.results
     if len(results) != expected:
         raise malformed(f"{len(results)} results for {expected} records")
@@ -245,12 +245,12 @@ def only(response: sow_pb2.PublishResponse | sow_pb2.TouchResponse) -> Published
 
 
 def ended_by_passing(results: Sequence[Published | Refusal]) -> bool:
-    """True when the last record was refused for a reason that may pass: then what comes after must wait (rule P6)."""
+    """True when the last record was refused for a passing reason: the records after it must wait (rule P6)."""
     return bool(results) and isinstance(results[-1], Refusal) and results[-1].reason in PASSING_REASONS
 
 
 def not_sent(index: int) -> Refusal:
-    """Stands for a record that was held back, as one before it was refused for a reason that may pass."""
+    """The outcome of a record that was held back because an earlier one was refused for a passing reason."""
     return Refusal(index, "STREAM_BROKEN", "an earlier record was refused for a passing reason; this one was not sent")
 
 
@@ -280,10 +280,10 @@ def delete_request(
 
 
 def act_for(request: sow_pb2.SowDeleteRequest, publisher_id: str | None, epoch: int | None, unit: int) -> None:
-    """In whose name to delete."""
+    """Makes the delete a part of the work of a publisher."""
     if publisher_id is None:
         if epoch is not None or unit:
-            raise invalid("publisher_id", "is missing: whose epoch and unit are they?")
+            raise invalid("publisher_id", "is missing, and is needed with epoch or unit")
         return
     request.publisher.publisher_id = publisher_id
     request.publisher.publisher_epoch = epoch or 0
@@ -291,7 +291,7 @@ def act_for(request: sow_pb2.SowDeleteRequest, publisher_id: str | None, epoch: 
 
 
 def deleted(response: sow_pb2.SowDeleteResponse) -> Deleted:
-    """How far a delete has come."""
+    """The figures of a delete so far."""
     return Deleted(response.matched, response.deleted, response.last_sequence)
 
 
@@ -339,5 +339,5 @@ def restamp_request(
 
 
 def restamped(response: admin_pb2.RestampResponse) -> Restamped:
-    """How far a restamp has come."""
+    """The figures of a restamp so far."""
     return Restamped(response.matched, response.restamped, response.last_sequence)

@@ -1,4 +1,4 @@
-"""What the client raises: one small tree, built from the server's reasons, never from text (rule X1).
+"""The exceptions of the client: one small tree, built from the server's reasons, never from text (rule X1).
 
     SowError
     ├── InvalidArgument
@@ -19,8 +19,8 @@
     └── PublishFailed            (.refusals, .refused)
 
 `reason` is a name of `sow.v1.ErrorReason` without its prefix, or one of the few that only a client can know:
-`UNREACHABLE` (no connection), `STREAM_CUT` (an answer ended before its end), `MALFORMED_RESPONSE`, `CLOSED`, and, when
-a status carries no reason at all, the name of its gRPC code.
+`UNREACHABLE` (no connection), `STREAM_CUT` (an incomplete answer), `MALFORMED_RESPONSE`, `CLOSED`, and, when a status
+carries no reason, the name of its gRPC code.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dataclasses import dataclass
 
 
 class SowError(Exception):
-    """Everything that the client raises on purpose.
+    """The base of all errors that the client raises on purpose.
 
     `message` is for people; `reason` is for programs; `details` holds what the server added, such as `field`;
-    `retry_after` is the number of seconds after which the server asks to try again, None when it does not.
+    `retry_after` is the number of seconds after which the server asks for a retry; None when it does not ask.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ def _restore(kind: type[SowError], args: tuple[object, ...], state: dict[str, ob
 
 
 class InvalidArgument(SowError):
-    """The request, or one field of it, is wrong in itself."""
+    """The request, or one of its fields, is invalid in itself."""
 
 
 class NotFound(SowError):
-    """There is no such topic, durable subscription, policy or peer, or no longer, or no live record of that key."""
+    """There is no such topic, durable subscription, policy or peer, or no live record of that key."""
 
 
 class AlreadyExists(SowError):
@@ -77,7 +77,7 @@ class AlreadyExists(SowError):
 
 
 class FailedPrecondition(SowError):
-    """The request is right, but not in the present state."""
+    """The request is valid, but not in the current state."""
 
 
 class ConditionFailed(FailedPrecondition):
@@ -91,8 +91,8 @@ class ConditionFailed(FailedPrecondition):
 
 
 class Aborted(SowError):
-    """Not done, or ended, because of something else: another record of the atomic request, an earlier one of the
-    stream, somebody who took over, rewound or deleted the durable subscription."""
+    """Not done, or ended, because of something else: another record of the atomic request, an earlier record of the
+    stream, or a takeover, rewind or deletion of the durable subscription."""
 
 
 class ResourceExhausted(SowError):
@@ -100,16 +100,16 @@ class ResourceExhausted(SowError):
 
 
 class ResyncRequired(SowError):
-    """The journal does not lead on from where the subscriber is: take a new snapshot (rules S4, S6)."""
+    """The journal does not continue at the subscriber's position: take a new snapshot (rules S4, S6)."""
 
     @property
     def bookmark(self) -> str | None:
-        """How far the subscriber had come; None when it had not begun."""
+        """The position that the subscriber had reached; None when it had not begun."""
         return self.details.get("bookmark")
 
 
 class PermissionDenied(SowError):
-    """The server does not let this client do that, or does not know it."""
+    """The server does not allow this client to do that, or does not know the client."""
 
 
 class Unavailable(SowError):
@@ -117,8 +117,8 @@ class Unavailable(SowError):
 
 
 class ReplicationUnavailable(Unavailable):
-    """Fewer sync peers than wanted have a write that asked for "replicated" (rule P5). What it has `applied` stands on
-    this server all the same, so it is no reason to write it again; 0: nothing was written, or it was written before."""
+    """A write with durability "replicated" has reached fewer sync peers than required (rule P5). The `applied` records
+    stay on this server, so they need not be written again; 0: nothing was written, or it was written before."""
 
     @property
     def applied(self) -> int:
@@ -128,7 +128,7 @@ class ReplicationUnavailable(Unavailable):
 
 
 class DeadlineExceeded(SowError):
-    """No answer in time; whether a write was applied is not known."""
+    """No answer in time. A write may or may not have been applied."""
 
 
 class Cancelled(SowError):
@@ -140,14 +140,14 @@ class DataLoss(SowError):
 
 
 class InternalError(SowError):
-    """A fault of the server (its log has the details) or an answer that makes no sense."""
+    """A fault of the server (its log has the details), or an invalid answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One record that was not applied, and why.
+    """One record that was not applied, with the reason.
 
-    `index` is its position, from 0, in all that was handed to the call or the publisher.
+    `index` is its position, from 0, among all records handed to the call or the publisher.
     """
 
     index: int
@@ -157,7 +157,7 @@ class Refusal:
     """For CONDITION_FAILED: version of the live record, 0 when there is none."""
 
     def error(self) -> SowError:
-        """The exception that stands for this refusal."""
+        """The exception for this refusal."""
         details = {"current_version": str(self.current_version)} if self.reason == "CONDITION_FAILED" else {}
         return error_of_reason(self.reason, self.message, details=details)
 
@@ -255,7 +255,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "UNIT_DONE": FailedPrecondition,
     "TIME_IN_FUTURE": FailedPrecondition,
 }
-"""Which exception stands for which reason. A test holds it against `sow.v1.ErrorReason`."""
+"""The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 
 CLASS_OF_CODE: Mapping[str, type[SowError]] = {
     "CANCELLED": Cancelled,
@@ -275,7 +275,7 @@ CLASS_OF_CODE: Mapping[str, type[SowError]] = {
     "UNAVAILABLE": Unavailable,
     "DATA_LOSS": DataLoss,
 }
-"""Which exception stands for a gRPC code whose status carries no reason, or one that this client does not know."""
+"""The exception for a gRPC code whose status carries no reason, or a reason that this client does not know."""
 
 
 def error_of_reason(

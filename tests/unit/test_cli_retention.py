@@ -394,7 +394,7 @@ def test_an_operator_policy_and_one_for_durables(client: FakeClient) -> None:
 
 
 def test_retention_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
-    """Pulsar 3. What is not given is not set any more."""
+    """Pulsar 3. A setting that is not given is no longer set."""
     client.effective = (
         EffectiveSetting("retain_time", "1h0m0s", "topic"),
         EffectiveSetting("retain_bytes", "256MiB", "default"),

@@ -1253,7 +1253,7 @@ def test_publisher_raises_a_full_disk_at_once_and_says_how_far_it_came(server: S
     assert caught.value.reason == "DISK_FULL"
     assert caught.value.details["acknowledged"] == "1"
     assert caught.value.details["unacknowledged"] == "1"
-    with pytest.raises(ResourceExhausted):  # W5
+    with pytest.raises(ResourceExhausted):  # _publish_core [5]
         publisher.publish("3")
     with pytest.raises(ResourceExhausted):
         publisher.close()

@@ -52,7 +52,7 @@ def test_columns_are_names() -> None:
 
 
 def test_a_reading_that_is_cut_off_goes_on_after_the_last_batch() -> None:
-    """CH1."""
+    """_changes [1]."""
     reading = core()
     first = reading.request(now=0.0)
     assert (first.start_bookmark, first.end_bookmark, first.history_bookmark) == ("e.1", "e.9", "e.0")

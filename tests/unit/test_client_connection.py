@@ -275,7 +275,8 @@ def mute() -> Iterator[str]:
 
 
 def test_a_publisher_gives_up_a_server_that_says_nothing_after_the_connect_timeout(mute: str) -> None:
-    """Story: a publisher opened its stream without waiting for a connection, and gRPC waits 20 s for this one (C1)."""
+    """Story: a publisher opened its stream without waiting for a connection, and gRPC waits 20 s for this one
+    (_transport [1])."""
     with Client(mute, connect_timeout=0.2) as client:
         publisher = client.publisher("orders")
         publisher.publish(b"{}")
@@ -527,7 +528,7 @@ def test_an_answer_that_is_too_large_and_the_limit_of_another_server_are_told_al
 
 def test_closing_an_asynchronous_client_is_told_to_those_who_wait(mute: str, store: Store, address: str) -> None:
     """Story: it was a UsageError of gRPC for a task that waited for a connection and, worse, a CancelledError for one
-    that waited for an answer: that task ended without a word, as if it had been cancelled itself (B2)."""
+    that waited for an answer: that task ended without a word, as if it had been cancelled itself (aio [1])."""
 
     async def use() -> None:
         connecting = AsyncClient(mute, connect_timeout=600)

@@ -1,4 +1,4 @@
-"""Consumers of durable subscriptions: the pure core (D1 to D4 of `sow_client._durable`), and both clients."""
+"""Consumers of durable subscriptions: the pure core (_durable [1] to [5]), and both clients."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Consumer:
             self.acknowledgements.done(request)
 
 
-# ---- cuts (D1) ----
+# ---- cuts (_durable [1]) ----
 
 
 @pytest.mark.parametrize("unacknowledged", [0, 1, 3, 1_000])
@@ -159,7 +159,7 @@ def test_a_cut_after_any_frame_loses_nothing_and_repeats_nothing(
 
 
 def test_who_comes_back_says_that_he_was_here_and_does_not_take_over() -> None:
-    """D2: the force of the first call does not push away whoever has taken over since."""
+    """_durable [2]: the force of the first call does not push away whoever has taken over since."""
     kept, consumer = Kept(history(1)), Consumer(force=True)
     assert consumer.core.request(now=0.0).durable == sow_pb2.DurableAttachment(name=NAME, force=True)
     consumer.follow(kept)
@@ -227,7 +227,7 @@ def test_a_durable_that_was_not_there_says_that_it_was_created() -> None:
     assert (consumer.core.created, consumer.core.reset, consumer.gaps) == (True, False, [])
 
 
-# ---- one consumer at a time (D2) ----
+# ---- one consumer at a time (_durable [2]) ----
 
 
 def test_a_durable_in_use_is_told_to_newcomers_and_waited_for_by_who_was_there() -> None:
@@ -343,7 +343,7 @@ def test_frames_out_of_their_place_are_not_believed() -> None:
     ):
         consumer = Consumer()
         consumer.core.request(now=0.0)
-        with pytest.raises(InternalError, match="out of its place"):
+        with pytest.raises(InternalError, match="in the wrong place"):
             consumer.feed(*frames)
 
 
@@ -353,7 +353,7 @@ def test_frames_of_a_newer_server_are_passed_over() -> None:
     assert fed(consumer.core, sow_pb2.SubscribeResponse()) == []
 
 
-# ---- acknowledgements (D3, D4) ----
+# ---- acknowledgements (_durable [3], [4]) ----
 
 
 def attached(session: str = "s1", at: int = 0, *, retry_for: float = 10.0) -> Acknowledgements:
@@ -435,7 +435,7 @@ def test_an_acknowledgement_of_an_attachment_that_has_ended_is_sent_with_the_nex
 
 
 def test_what_the_present_attachment_has_not_received_is_not_acknowledged_yet() -> None:
-    """D5."""
+    """_durable [5]."""
     made = attached("s1")
     made.add("e0.80")
     made.attached(sow_pb2.DurableBegin(bookmark="e0.50", session="s2"), anew=False)

@@ -1,4 +1,5 @@
-"""How a part of an export is read on when its connection breaks, and when it is whole (E1, E2); the arguments."""
+"""How a part of an export is read on when its connection breaks, and when it is whole (_exports [1], [2]); the
+arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publisher's state machine, without I/O: invariants W1 to W5 of `sow_client._publisher`."""
+"""The publisher's state machine, without I/O (_publish_core [1] to [6])."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_what_had_been_applied_before_the_cut_counts_as_duplicate_and_refusals_k
 
 
 def test_a_refusal_that_may_pass_settles_what_is_before_it_and_keeps_the_rest() -> None:
-    """W4, rule P6: that record and all after it were not applied; nothing may be counted twice or lost."""
+    """_publish_core [4], rule P6: that record and all after it were not applied; nothing may be counted twice or
+    lost."""
     core = make(batch_records=4)
     core.plain = False
     core.pending.extend([(b"1", "a", TTL), (b"2", "b", None), (b"3", "c", TTL), (b"4", "d", None)])
@@ -292,7 +293,8 @@ def test_refusals_are_reported_once_and_kept_in_bounds() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_model_server_ends_with_every_record_once_whatever_breaks(seed: int) -> None:
-    """W1, W2, W4 against a server that applies by sequence, loses answers, breaks streams and refuses for a while."""
+    """_publish_core [1], [2], [4] against a server that applies by sequence, loses answers, breaks streams and refuses
+    for a while."""
     chance = random.Random(seed)
     print(f"seed {seed}")
     core = make(batch_records=chance.randint(1, 5), max_in_flight=chance.randint(1, 4))
@@ -356,7 +358,7 @@ def columns(core: PublishCore, *args: object, **kwargs: object) -> None:
 
 
 def test_columns_go_out_in_requests_as_records_do() -> None:
-    """W1: in order with what was published before and after them."""
+    """_publish_core [1]: in order with what was published before and after them."""
     core = make()
     publish(core, b"0")
     kinds, micros = [1, 0, 3, 2], [5, 0, 0, 7]
@@ -427,7 +429,7 @@ def ends(requests: list[sow_pb2.PublishStreamRequest]) -> list[tuple[list[bytes]
 
 
 def test_the_last_request_of_a_unit_is_held_back_and_ends_it() -> None:
-    """W6: it is sent when all before it is settled."""
+    """_publish_core [6]: it is sent when all before it is settled."""
     core = make_unit()
     publish(core, b"1", b"2", b"3", b"4")
     assert ends(send(core)) == [([b"1", b"2", b"3"], False)]
@@ -460,7 +462,7 @@ def test_a_unit_of_which_nothing_is_left_ends_with_a_request_without_records() -
 
 
 def test_a_cut_in_between_leaves_what_is_held_back_the_last() -> None:
-    """W6, W1."""
+    """_publish_core [6], [1]."""
     core = make_unit()
     publish(core, b"1", b"2", b"3", b"4")
     send(core)
@@ -475,7 +477,7 @@ def test_a_cut_in_between_leaves_what_is_held_back_the_last() -> None:
 
 
 def test_a_unit_with_a_refused_record_is_published_and_not_ended() -> None:
-    """W6: also when its refusal has been raised before."""
+    """_publish_core [6]: also when its refusal has been raised before."""
     core = make_unit()
     publish(core, b"1", b"2", b"3", b"4")
     send(core)
@@ -491,7 +493,7 @@ def test_a_unit_with_a_refused_record_is_published_and_not_ended() -> None:
 
 
 def test_a_last_request_that_is_applied_in_part_ends_nothing_if_that_part_had_a_refusal() -> None:
-    """W4, W6: the server judges what it is sent, and what is left would look whole."""
+    """_publish_core [4], [6]: the server judges what it is sent, and what is left would look whole."""
     core = make_unit()
     publish(core, b"1", b"2", b"3")
     core.end_unit()

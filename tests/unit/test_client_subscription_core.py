@@ -1,6 +1,6 @@
 """The pure core of subscriptions: positions, cuts at every frame, resyncs, and frames that the contract does not allow.
 
-Invariants F1 to F4 of `sow_client._subscription`.
+It shows _subscription [1] to [4].
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def history(seed: int, commits: int = 14) -> Journal:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 1_000])
 def test_a_cut_after_any_frame_loses_nothing_and_repeats_nothing(seed: int, batch_size: int) -> None:
-    """F1, for every position of the cut, inside atomic requests too."""
+    """_subscription [1], for every position of the cut, inside atomic requests too."""
     journal = history(seed)
     start = journal.bookmark(0)
     frames = len(list(journal.frames(request_of(bookmark=start, batch_size=batch_size))))
@@ -160,7 +160,7 @@ def test_a_subscription_that_never_stood_starts_where_it_was_told_to() -> None:
 
 
 def test_the_position_follows_what_is_handed_out_and_not_what_has_arrived() -> None:
-    """F2."""
+    """_subscription [2]."""
     journal = Journal()
     journal.commit(put("a", {}), put("b", {}))
     core = core_of(request_of(bookmark="e0.0"))
@@ -250,7 +250,8 @@ def test_there_is_no_place_to_go_on_from_inside_a_snapshot() -> None:
 def test_a_snapshot_with_its_changes_that_is_cut_anywhere_gives_the_state_in_the_end(
     seed: int, batch_size: int
 ) -> None:
-    """F3: one resync where something has to be taken back, none where nothing was handed out, then a whole snapshot."""
+    """_subscription [3]: one resync where something has to be taken back, none where nothing was handed out, then a
+    whole snapshot."""
     journal = history(seed)
     more = history(seed + 1)
     frames = len(list(journal.frames(request_of(sow=True, batch_size=batch_size)))) + len(more.commits)

@@ -93,7 +93,7 @@ def test_a_resync_forgets_everything_until_the_new_snapshot_is_in() -> None:
 
 
 def test_a_record_that_is_kept_lets_go_of_the_frame_it_came_in() -> None:
-    """V3: a record that never changes again would hold a megabyte of others."""
+    """_view [3]: a record that never changes again would hold a megabyte of others."""
     frame = RecordBatch(
         "orders",
         types_pb2.RecordColumns(

@@ -1,6 +1,9 @@
 """The asynchronous client: the calls of `Client`, with `await` and `async for`, on the running event loop.
 
 This package is the source of both clients: clients/generate_blocking.py makes `sow_client.blocking` from its modules.
+
+    [1]  Every error is a SowError with gRPC's error as its cause, or a mistake of the calling program.
+    [2]  A publish that is repeated, by gRPC or by a publisher, is applied once (rule P6).
 """
 
 from __future__ import annotations
@@ -17,8 +20,5 @@ class AsyncClient(AsyncPublishing, AsyncReading, AsyncSnapshots, AsyncFollowing,
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
     Make it where its event loop runs. All tasks of that loop may use it; a publisher, a query result and a subscription
-    belong to one task.
-
-        [1]  Every error is a SowError, with gRPC's error as its cause, or a mistake of the calling program.
-        [2]  A publish that is repeated, by gRPC or by a publisher, is applied once (rule P6).
+    belong to one task. It raises SowError and its subclasses.
     """

@@ -31,7 +31,7 @@ class AsyncCalls:
         """`server` is HOST or HOST:PORT.
 
         `timeout` bounds each call that has one answer, `connect_timeout` the wait for a connection; both in seconds.
-        A `channel` that the program brings is used as it is, and stays open.
+        A `channel` from the program is used as it is, and stays open.
         """
         self._transport = _transport.AioTransport(server, tls, connect_timeout, channel)
         self._timeout = timeout

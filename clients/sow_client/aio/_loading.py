@@ -30,23 +30,26 @@ class AsyncLoading(AsyncCalls):
     """The calls that replace the content of a topic."""
 
     async def open_load(self, topic: str, *, lease: timedelta | None = None) -> Load:
-        """Opens a load, which is to replace the content of a topic. It is aborted when nothing is staged, and it is not
-        renewed, for `lease` (10 min unless given, at most 24 h)."""
+        """Opens a load, which replaces the content of a topic. It is aborted when no row was staged, and it was not
+        renewed, for `lease` (by default 10 min, at most 24 h)."""
         request = _loads.open_request(topic, lease)
         return _loads.opened(await self._call(self._load.OpenLoad, request, once=True))
 
     def stage_load(self, load_id: str, part: int, attempt: int, *, retry_for: float = 30.0) -> AsyncLoadStager:
         """Stages rows of one attempt at a part of a load; see `LoadStager`. Only attempts that the commit names count.
-        Broken connections are made again for `retry_for` seconds without progress."""
+        After a break it reconnects, for `retry_for` seconds without progress."""
         return AsyncLoadStager(StageCore(load_id, part, attempt, retry_for=retry_for), self._open_staging)
 
     async def commit_load(
         self, load_id: str, parts: Iterable[LoadPart], *, retry_for: float = 60.0
     ) -> AsyncIterator[LoadProgress]:
-        """Makes the rows of the named attempts the topic's content; no parts: empties it. The load is committed when
-        this returns, and the server finishes it whether or not the iterator is read: it tells how far it is, until it
-        is "done", also after the server was away, for up to `retry_for` seconds. May be called again with the same
-        parts. Raises FailedPrecondition (LOAD_INCOMPLETE: the counts differ; LOAD_FAILED: it cannot go on)."""
+        """Makes the rows of the named attempts the topic's content; without parts it empties the topic.
+
+        The load is committed when this returns. The server finishes it whether or not the iterator is read. The
+        iterator reports the progress until the phase "done", and reconnects for up to `retry_for` seconds. The call may
+        be repeated with the same parts. Raises FailedPrecondition (LOAD_INCOMPLETE: the counts differ; LOAD_FAILED: the
+        load cannot continue).
+        """
         told = self._commit_load(_loads.commit_request(load_id, parts), CommitRetry(retry_for))
         first = await anext(told)
 
@@ -85,22 +88,22 @@ class AsyncLoading(AsyncCalls):
             await asyncio.sleep(delay)
 
     async def get_load(self, load_id: str) -> LoadInfo:
-        """How far a load is; one that has ended is known for a day. Raises NotFound (LOAD_NOT_FOUND)."""
+        """The state of a load; a load that has ended is known for a day. Raises NotFound (LOAD_NOT_FOUND)."""
         return _loads.info(await self._call(self._load.GetLoad, load_pb2.GetLoadRequest(load_id=load_id)))
 
     async def loads(self, topic: str | None = None) -> list[LoadInfo]:
-        """The loads that there are, of a topic or of all, and those that ended within the last day."""
+        """The loads of a topic, or of all topics, including those that ended within the last day."""
         response = await self._call(self._load.ListLoads, load_pb2.ListLoadsRequest(topic=topic or ""))
         return [_loads.info(one) for one in response.loads]
 
     async def renew_load(self, load_id: str) -> timedelta:
-        """Begins the lease anew; returns its length. Raises NotFound (LOAD_NOT_FOUND)."""
+        """Restarts the lease; returns its length. Raises NotFound (LOAD_NOT_FOUND)."""
         response = await self._call(self._load.RenewLoad, load_pb2.RenewLoadRequest(load_id=load_id))
         return timedelta(microseconds=response.lease_micros)
 
     async def abort_load(self, load_id: str) -> None:
-        """Drops a load and what it has staged; one that is not there any more is dropped already. Raises
-        FailedPrecondition (LOAD_COMMITTED)."""
+        """Drops a load and its staged rows; a load that no longer exists is no error. Raises FailedPrecondition
+        (LOAD_COMMITTED)."""
         await self._call(self._load.AbortLoad, load_pb2.AbortLoadRequest(load_id=load_id))
 
     async def _open_staging(self, requests: AsyncIterator[load_pb2.StageLoadRequest]) -> AioStageCall:

@@ -34,9 +34,9 @@ class AsyncSnapshots(AsyncCalls):
     ) -> Export:
         """Opens a consistent export of the live records of a topic that match `filter`, to be read in parts.
 
-        `parts`: about how many; 0: as many as the server finds apt. It ends when nobody has read or renewed it for
-        `lease` (1 s to 24 h, by default 10 min). A call that breaks is not repeated: what it may have opened ends by
-        itself.
+        `parts`: their approximate number; 0: the server decides. The export ends when it was not read or renewed for
+        `lease` (1 s to 24 h, by default 10 min). A call that breaks is not repeated: an export that it may have opened
+        ends by itself.
         """
         request = _exports.open_request(topic, filter, parts=parts, lease=lease)
         response = await self._call(self._snapshots.OpenExport, request, once=True, at_least=_exports.OPEN_SECONDS)
@@ -51,11 +51,11 @@ class AsyncSnapshots(AsyncCalls):
         lines: bool = False,
         batch_size: int = 0,
     ) -> AsyncIterator[PackedRecords]:
-        """The records of one part, in packed columns; parts may be read at the same time, and again.
+        """The records of one part, in packed columns. Parts may be read at the same time, and again.
 
-        With `lines` each payload is followed by a line feed. When the connection breaks, it is made again, and reading
-        goes on after the last batch. It ends only when the part has ended; otherwise it raises, such as NotFound
-        (EXPORT_NOT_FOUND) when the export has ended or the server was restarted.
+        With `lines` a line feed follows each payload. After a break it reconnects and continues after the last batch.
+        It ends only at the end of the part. Otherwise it raises, for example NotFound (EXPORT_NOT_FOUND) when the
+        export has ended or the server was restarted.
         """
         request = _exports.read_request(export_id, part, columns=columns, lines=lines, batch_size=batch_size)
         return self._read_export(_exports.PartCore(request, connect_timeout=self._connect_timeout))
@@ -85,13 +85,14 @@ class AsyncSnapshots(AsyncCalls):
             await asyncio.sleep(delay)
 
     async def renew_export(self, export_id: str) -> Export:
-        """Begins the lease of an export anew, and returns it. Raises NotFound (EXPORT_NOT_FOUND) when it has ended."""
+        """Restarts the lease of an export, and returns the export. Raises NotFound (EXPORT_NOT_FOUND) if it has
+        ended."""
         request = snapshot_pb2.RenewExportRequest(export_id=export_id)
         response = await self._call(self._snapshots.RenewExport, request)
         return _exports.export(export_id, response)
 
     async def close_export(self, export_id: str) -> None:
-        """Lets go of an export, and of what it holds back on the server. One that has ended already is fine."""
+        """Closes an export and frees its resources on the server. An export that has ended already is no error."""
         await self._call(self._snapshots.CloseExport, snapshot_pb2.CloseExportRequest(export_id=export_id))
 
     async def plan_changes(
@@ -104,12 +105,12 @@ class AsyncSnapshots(AsyncCalls):
         max_bytes: int = 0,
         parts: int = 0,
     ) -> ChangesPlan:
-        """Where a range of a topic's changes begins and ends, and how to split it into about `parts` parts.
+        """The begin and end of a range of a topic's changes, and how to split it into about `parts` parts.
 
-        `start`: after a bookmark (refused as by `subscribe` where the journal does not reach back to it), with the
-        first change at or after a time, "earliest" or "latest". It ends at `end`, else with the last change that is on
-        disk, or sooner: with the last commit up to which it holds no more than `max_entries` and `max_bytes` of the
-        journal, 0 for any number; a first commit that has more is taken whole. Costs a few look-ups, whatever it holds.
+        The range starts after a bookmark (refused as by `subscribe` if the journal does not reach back to it), with the
+        first change at or after a time, at "earliest" or at "latest". It ends at `end`, else with the last change on
+        disk. It ends sooner, after a commit, where it would exceed `max_entries` or `max_bytes` of the journal (0: no
+        limit); a first commit that exceeds them is taken whole. The call costs a few look-ups, whatever the range.
         """
         request = _changes.plan_request(topic, start, end, max_entries, max_bytes, parts)
         return _changes.plan(await self._call(self._snapshots.PlanChanges, request))
@@ -130,15 +131,14 @@ class AsyncSnapshots(AsyncCalls):
         """The changes after `start`, up to `end`, whose new or previous record matches `filter`, in order (rule S2).
 
         `columns`: any of payload, key, version, publish_time, expire_time, origin, sequence (of the change), op (which
-        brings reasons, too); of a delete and an expiry the record is the one that went. `lines`: a line feed after each
-        payload. `batch_size`: the most changes at once, 0 for 10,000.
-        Any range may be read again, with the same result for as long as the journal reaches back to it; with a filter
-        give `history`, the bookmark after which the range as a whole begins or an earlier one, to be sure of that: what
-        records were before it is not looked up, and they count as having matched (rule J1).
-        `share=(i, n)`: only the changes of those keys which are the i-th of n shares, so that n readers of a range have
-        all of it, and the changes of one key come to one of them, in order.
-        It ends behind the last change, or raises; a broken connection is made again, and nothing comes twice. Raises
-        ResyncRequired (BOOKMARK_TOO_OLD) where the journal does not reach back to the range any more.
+        includes the reasons). The record of a delete or an expiry is the removed one. `lines`: a line feed after each
+        payload. `batch_size`: the most changes at once, 0 for 10,000. A range may be read again, with the same result
+        as long as the journal reaches back to it. With a filter this needs `history`: the bookmark at which the whole
+        range begins, or an earlier one. The state of records before it is not looked up; they count as having matched
+        (rule J1). `share=(i, n)`: only the changes of the keys in the i-th of n shares. So n readers together read the
+        whole range, and one of them gets all changes of a key, in order. It ends after the last change, or raises.
+        After a break it reconnects, and nothing comes twice. Raises ResyncRequired (BOOKMARK_TOO_OLD) when the journal
+        no longer reaches back to the range.
         """
         request = _changes.read_request(
             topic, start, end, filter, columns=columns, lines=lines, batch_size=batch_size, history=history, share=share
@@ -172,13 +172,13 @@ class AsyncSnapshots(AsyncCalls):
             call.cancel()
 
     async def pin_journal(self, topic: str, name: str, bookmark: str, *, idle_ttl: Ttl | None = None) -> Pin:
-        """Keeps the changes of a topic after a bookmark, whatever its retention, for as long as it is called again.
+        """Keeps the changes of a topic after a bookmark, whatever its retention, as long as the call is repeated.
 
-        It is a durable subscription of that name which nobody consumes: made by the first call, moved forward to the
-        bookmark by later ones, never back; it goes when none comes for `idle_ttl` (of the first call; an hour unless
-        given), or by `delete_durable`. Hard limits and quotas of the topic count all the same. Raises
-        FailedPrecondition where the name is a durable's with a filter or a consumer, ResyncRequired for a bookmark that
-        the journal does not reach back to.
+        The pin is a durable subscription of that name without a consumer. The first call makes it; later calls move it
+        forward to their bookmark, never back. It is removed when no call comes for `idle_ttl` (of the first call; by
+        default an hour), or by `delete_durable`. Hard limits and quotas of the topic still apply. Raises
+        FailedPrecondition if a durable of that name has a filter or a consumer, and ResyncRequired if the journal does
+        not reach back to the bookmark.
         """
         request = _changes.pin_request(topic, name, bookmark, idle_ttl)
         response = await self._call(self._snapshots.PinJournal, request)

@@ -13,8 +13,6 @@ from sow_client.blocking._snapshots import Snapshots
 class Client(Publishing, Reading, Snapshots, Following, Administration, Loading):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
-    Many threads may use it at once; a publisher, a query result and a subscription belong to one thread.
-
-        [1]  Every error is a SowError, with gRPC's error as its cause, or a mistake of the calling program.
-        [2]  A publish that is repeated, by gRPC or by a publisher, is applied once (rule P6).
+    Many threads may use it at once; a publisher, a query result and a subscription belong to one thread. It raises
+    SowError and its subclasses.
     """

@@ -43,19 +43,19 @@ class Administration(Calls):
         return _admin.topic(response.topic, response.warnings)
 
     def alter_topic(self, name: str, **named: Unpack[TopicSettingsArguments]) -> Topic:
-        """Changes the settings that are named, None: not set, so that policies or defaults count (rule T2); stamps
-        never change (rule L12)."""
+        """Changes the named settings; None: no longer set, so that policies or defaults apply (rule T2). Expire times
+        of stored records do not change (rule L12)."""
         response = self._call(self._admin.AlterTopic, _admin.alter_request(name, named), once=True)
         return _admin.topic(response.topic, response.warnings)
 
     def describe_topic(self, name: str) -> Topic:
-        """One topic: settings, also those in force and where they come from (rule T2), and statistics."""
+        """One topic: its settings, the effective settings with their origins (rule T2), and statistics."""
         response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
         return _admin.topic(response.topic)
 
     def delete_topic(self, name: str, *, force: bool = False) -> int:
-        """Deletes a topic with its records and journal; returns the number of live records that went with it. `force`:
-        also while a peer has not received all of its changes, which it then never will (rule T5)."""
+        """Deletes a topic with its records and journal; returns the number of its live records. `force` deletes it also
+        while a peer has not received all of its changes; that peer then never gets them (rule T5)."""
         response = self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name, force=force), once=True)
         return response.deleted_records
 
@@ -70,12 +70,12 @@ class Administration(Calls):
         dry_run: bool = False,
         on_progress: Callable[[Restamped], object] | None = None,
     ) -> Restamped:
-        """Applies a lifetime to existing records, to those that match `filter` if there is one (rule L13).
+        """Applies a lifetime to existing records, or to those that match `filter` (rule L13).
 
-        "set": `ttl` or `expire_at` replaces the lifetime that a record has; "cap": longer ones, and never, are lowered
-        to it; "clear": they never expire, as far as the topic's max_ttl allows. `dry_run` only counts. Many records are
-        done in steps, each record only if it still matches then; `on_progress` gets the figures after each step. When
-        the connection breaks, steps that were done stay done.
+        "set": `ttl` or `expire_at` replaces each record's lifetime; "cap": it lowers longer lifetimes, and never, to
+        it; "clear": the records never expire, as far as the topic's max_ttl allows. `dry_run` only counts. Many records
+        are restamped in steps, each record only if it still matches at its step; `on_progress` gets the figures after
+        each step. When the connection breaks, completed steps stay done.
         """
         request = _writes.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
         self._transport.await_ready()
@@ -98,9 +98,9 @@ class Administration(Calls):
         rows_max: int = 100,
         on_progress: Callable[[TopicChecked], object] | None = None,
     ) -> TopicChecked:
-        """Looks at all rows of a topic for such as no publish could have made (rule R13), and lists up to `rows_max` of
-        them; with `repair` they are removed, here and at the peers. `on_progress` gets the figures after each step.
-        When the connection breaks, what was removed stays removed."""
+        """Checks all rows of a topic for rows that no publish could have made (rule R13), and lists up to `rows_max` of
+        them. With `repair` they are removed, here and at the peers. `on_progress` gets the figures after each step.
+        When the connection breaks, removed rows stay removed."""
         request = _replication.check_request(topic, repair=repair, rows_max=rows_max)
         self._transport.await_ready()
         found = _replication.NOTHING_CHECKED
@@ -116,7 +116,7 @@ class Administration(Calls):
         raise _statuses.cut("the answer to the check")
 
     def status(self) -> Status:
-        """How the server is."""
+        """The state of the server."""
         return _admin.status(self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest()))
 
     def accept_clock(self) -> ClockAccepted:
@@ -124,7 +124,7 @@ class Administration(Calls):
         return _admin.clock_accepted(self._call(self._admin.AcceptClock, admin_pb2.AcceptClockRequest(), once=True))
 
     def compact(self) -> Compacted:
-        """Compacts the data files now (rule L17). Takes its time: there is no deadline."""
+        """Compacts the data files now (rule L17). This can take long; there is no deadline."""
         return _admin.compacted(self._call(self._admin.Compact, admin_pb2.CompactRequest(), once=True, unbounded=True))
 
     def set_policy(
@@ -137,10 +137,11 @@ class Administration(Calls):
         priority: int = 0,
         operator: bool = False,
     ) -> Policy:
-        """Sets a policy: settings for `topics`, or for `durables`, whose names match the pattern (RE2, the whole name;
-        of durables `topic/name`) (rule T2). It replaces the one of that name.
+        """Sets a policy (rule T2): settings for `topics`, or for `durables`, whose whole names match the pattern (RE2).
 
-        Of several the highest `priority` counts. `operator`: limits that nobody can go beyond.
+        The name of a durable is `topic/name` here. The policy replaces an earlier one of that name. Of several matching
+        policies the one with the highest `priority` applies. `operator`: an operator policy, whose limits no topic and
+        no other policy can exceed.
         """
         request = _retention.set_policy_request(
             name, pattern, topics=topics, durables=durables, priority=priority, operator=operator
@@ -149,7 +150,7 @@ class Administration(Calls):
         return _retention.policy(response.policy, response.warnings)
 
     def get_policy(self, name: str, *, operator: bool = False) -> Policy:
-        """One policy, or operator policy."""
+        """One policy; `operator`: one operator policy."""
         request = admin_pb2.GetPolicyRequest(name=name, operator=operator)
         response = self._call(self._admin.GetPolicy, request)
         return _retention.policy(response.policy)
@@ -161,12 +162,12 @@ class Administration(Calls):
         return [_retention.policy(one) for one in response.policies]
 
     def delete_policy(self, name: str, *, operator: bool = False) -> None:
-        """Deletes a policy, or operator policy; what it set takes its next source."""
+        """Deletes a policy, or operator policy. Its settings then come from the next policy or default."""
         request = admin_pb2.DeletePolicyRequest(name=name, operator=operator)
         self._call(self._admin.DeletePolicy, request, once=True)
 
     def replication_status(self) -> ReplicationStatus:
-        """How the links with other instances are."""
+        """The state of the links with other instances."""
         request = admin_pb2.GetReplicationStatusRequest()
         return _replication.status(self._call(self._admin.GetReplicationStatus, request))
 
@@ -178,8 +179,8 @@ class Administration(Calls):
         keys_max: int = 100,
         on_topic: Callable[[Verified], object] | None = None,
     ) -> list[Verified]:
-        """Compares with a peer, all topics of the link or those named (rule R10), and lists up to `keys_max` differing
-        keys of each. `on_topic` gets each topic as it is done. What is changed meanwhile may differ for a moment."""
+        """Compares all topics of the link with a peer, or the named ones (rule R10), and lists up to `keys_max`
+        differing keys of each. `on_topic` gets each result. Records that change meanwhile may differ for a moment."""
         request = _replication.verify_request(peer, topics, keys_max)
         done: list[Verified] = []
         self._transport.await_ready()
@@ -199,8 +200,8 @@ class Administration(Calls):
         *,
         on_topic: Callable[[Repaired], object] | None = None,
     ) -> list[Repaired]:
-        """Has this instance and a peer send each other what differs (rule R10): of each key both then have the greatest
-        version. When the connection breaks, what was done stays done."""
+        """Makes this instance and a peer send each other their differences (rule R10): afterwards both have the
+        greatest version of each key. When the connection breaks, completed topics stay done."""
         request = _replication.repair_request(peer, topics)
         done: list[Repaired] = []
         self._transport.await_ready()
@@ -214,7 +215,7 @@ class Administration(Calls):
         return done
 
     def backup(self, directory: str) -> BackupMade:
-        """Makes a backup in a directory of the server's machine, an absolute path that is not there yet (rule J14).
-        Takes its time: there is no deadline."""
+        """Makes a backup in a new directory of the server's machine, an absolute path that must not exist (rule J14).
+        This can take long; there is no deadline."""
         request = admin_pb2.BackupRequest(directory=directory)
         return _replication.backup_made(self._call(self._admin.Backup, request, once=True, unbounded=True))

@@ -1,5 +1,5 @@
 # Generated from aio/_following.py by clients/generate_blocking.py. Change that file, then run `make client`.
-"""Following topics: subscriptions, and durable ones."""
+"""Following topics: subscriptions and durable subscriptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sow_client.errors import SowError
 
 
 class Following(Calls):
-    """The calls that follow topics, and those that look after durable subscriptions."""
+    """The calls that follow topics, and those that manage durable subscriptions."""
 
     def subscribe(
         self,
@@ -44,16 +44,16 @@ class Following(Calls):
         """The changes of the records of a topic that match `filter`, as they happen (rules S1, S2).
 
         `topic_pattern` instead of `topic`: every topic whose whole name matches this regular expression (RE2), also
-        those made later. `oof`: tell also when a record goes out of focus. `delta`: of updates only the changed fields
-        (S3), and nothing of those that change none unless `empty_deltas`. `changes`: puts, deletes and expiries
-        wherever the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST,
-        else now (S4). `conflation`: the newest value of each key, at most once in this time. `progress`: how long it
-        may be quiet until the server says how far it is, which moves `bookmark`; 5 s unless given. `select` or
+        topics made later. `oof`: also report records that go out of focus. `delta`: send only the changed fields of
+        updates (S3), and skip updates that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries
+        where the new or the previous record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by
+        default now (S4). `conflation`: the newest value of each key, at most once in this time. `progress`: the longest
+        quiet time before the server reports its position, which moves `bookmark`; by default 5 s. `select` or
         `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
 
-        A broken connection is made again for `retry_for` seconds, then Unavailable is raised; `math.inf`: for ever.
-        `on_interruption` is told why, once when that begins, and None when the subscription goes on.
-        Raises ResyncRequired, with the bookmark reached, when the journal does not lead on from there: take a snapshot.
+        After a break it reconnects for `retry_for` seconds (`math.inf`: for ever), then raises Unavailable.
+        `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
+        Raises ResyncRequired, with the bookmark reached, when the journal does not continue there: take a snapshot.
         """
         request = _reads.subscribe_request(
             topic,
@@ -92,10 +92,10 @@ class Following(Calls):
         on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> Subscription:
         """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
-        and nothing comes twice (rule S1). A `View` keeps the state that they tell.
+        and nothing comes twice (rule S1). A `View` keeps the resulting state.
 
-        Arguments are those of `subscribe`. Where that raises ResyncRequired, and where the connection breaks inside the
-        snapshot, this gives a "resync", which says to forget all records, and a new snapshot.
+        The arguments are those of `subscribe`. Where `subscribe` raises ResyncRequired, and when the connection breaks
+        inside the snapshot, this gives a "resync" (forget all records) and a new snapshot.
         """
         request = _reads.subscribe_request(
             topic,
@@ -134,16 +134,16 @@ class Following(Calls):
         on_gap: Callable[[Gap], object] | None = None,
         **settings: Unpack[DurableSettingsArguments],
     ) -> DurableSubscription:
-        """Consumes a durable subscription: the server keeps its position, and who comes back goes on there (rule J2).
+        """Consumes a durable subscription: the server keeps its position, and a later consumer continues there (J2).
 
-        It is created if need be, at now or at `start`: a bookmark, a datetime or EARLIEST. Each change is acknowledged
-        once it is done with; what was not acknowledged comes again to the next consumer, so nothing is lost. One
-        consumer at a time: while there is another, FailedPrecondition (DURABLE_IN_USE); `force` takes over from it.
+        It is created if it does not exist, at now or at `start`: a bookmark, a datetime or EARLIEST. Acknowledge each
+        change when it is processed. Unacknowledged changes come again to the next consumer, so nothing is lost. It has
+        one consumer at a time: a second one gets FailedPrecondition (DURABLE_IN_USE), or takes over with `force`.
         Another `filter`, or other settings, under the same name are refused (DURABLE_DIFFERS).
 
-        `retain_time`, `retain_bytes`, `backlog_ttl`, `idle_ttl`: see `DurableSettings`. `on_gap` is told of what could
-        not be handed over, in its place: after what came before, and before what comes after it. After a gap
-        "conflated" the matching records come, each as a "sow", then "snapshot_end". All else is as for `subscribe`.
+        `retain_time`, `retain_bytes`, `backlog_ttl`, `idle_ttl`: see `DurableSettings`. `on_gap` gets each gap of
+        changes that could not be handed over, in its place among the changes. After a gap "conflated" the matching
+        records come, each as a "sow", then "snapshot_end". The other arguments are those of `subscribe`.
         """
         request = _retention.durable_request(
             topic,
@@ -171,21 +171,21 @@ class Following(Calls):
         return opened(DurableSubscription(core, self._open_subscription, acknowledgements, self._acknowledge))
 
     def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
-        """The durable subscriptions of a topic, or of all topics; their figures, before filtering, if asked for."""
+        """The durable subscriptions of a topic, or of all topics; `with_figures`: with figures before filtering."""
         request = admin_pb2.ListDurablesRequest(topic=topic or "", with_figures=with_figures)
         response = self._call(self._admin.ListDurables, request)
         return [_retention.durable(one) for one in response.durables]
 
     def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
-        """One durable subscription with its figures (rule J7); with `exact` the entries are read, and only those that
-        match its filter are counted."""
+        """One durable subscription with its figures (rule J7). With `exact` the server reads the entries and counts
+        only those that match the filter."""
         request = _retention.describe_request(topic, name, exact=exact)
         response = self._call(self._admin.DescribeDurable, request, unbounded=exact)
         return _retention.durable(response.durable)
 
     def durable_browse(self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None) -> Browsed:
-        """Shows what a durable subscription has not acknowledged, also while a consumer is attached, and consumes
-        nothing (rule J16): at most `entries_max` entries, those that come after the bookmark `after`."""
+        """Shows unacknowledged entries of a durable subscription, also while a consumer is attached, and consumes
+        nothing (rule J16): at most `entries_max` entries, those after the bookmark `after`."""
         request = _retention.browse_request(topic, name, entries_max=entries_max, after=after)
         browsing = _retention.Browsing()
         self._transport.await_ready()
@@ -198,19 +198,19 @@ class Following(Calls):
         raise _statuses.cut("the answer to the browse")
 
     def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
-        """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, to hand over again what is retained
-        (rule J6). Not while a consumer is attached, unless `force`, which ends its stream (DURABLE_DETACHED)."""
+        """Moves a durable subscription back to EARLIEST, a bookmark, or a datetime, so that retained entries come again
+        (rule J6). Refused while a consumer is attached, unless `force`, which ends its stream (DURABLE_DETACHED)."""
         request = _retention.rewind_request(topic, name, to, force=force)
         return _retention.rewound(self._call(self._sow.Rewind, request, once=True))
 
     def delete_durable(self, topic: str, name: str, *, force: bool = False) -> None:
-        """Deletes a durable subscription and its position; `force`: also while a consumer is attached."""
+        """Deletes a durable subscription and its position. `force` deletes it also while a consumer is attached."""
         request = _retention.delete_request(topic, name, force=force)
         self._call(self._admin.DeleteDurable, request, once=True)
 
     def clear_backlog(self, topic: str, name: str | None = None) -> int:
-        """Marks everything acknowledged of a durable subscription, or of all of the topic (rule J13); returns how many
-        entries were not, before filtering."""
+        """Acknowledges all entries of a durable subscription, or of all durables of the topic (rule J13). Returns the
+        number of entries that were unacknowledged, before filtering."""
         request = _retention.clear_request(topic, name)
         response = self._call(self._admin.ClearBacklog, request, once=True)
         return response.acknowledged_entries

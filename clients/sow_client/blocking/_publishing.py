@@ -1,5 +1,5 @@
 # Generated from aio/_publishing.py by clients/generate_blocking.py. Change that file, then run `make client`.
-"""Publishing, and all else that changes records: touch, delete."""
+"""Changing records: publish, touch, delete."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class Publishing(Calls):
     ) -> Published:
         """Publishes one record (rule P1).
 
-        `key` is for topics without key fields (K3). `ttl` or `expire_at`: its lifetime (L2); `keep_ttl`: a live record
-        keeps its own (L6). At most one condition (P3). `durability`: when to acknowledge (P5), else the server's
-        default. Raises what stands for the refusal, such as InvalidArgument or ConditionFailed.
+        `key` is for topics without key fields (K3). `ttl` or `expire_at` is its lifetime (L2); with `keep_ttl` a live
+        record keeps its own (L6). At most one condition may be given (P3). `durability` decides when the server
+        acknowledges (P5); None: the server's default. Raises the error of a refusal, such as InvalidArgument or
+        ConditionFailed.
         """
         request = _writes.publish_request(
             topic,
@@ -72,8 +73,8 @@ class Publishing(Calls):
     ) -> Published:
         """Merges fields into the live record of a key; without one it is a publish (rule P2).
 
-        Scalars and arrays replace, objects merge, a missing or null field is unchanged; `unset` names fields to remove,
-        as paths such as "/a/b". All else is as for `publish`.
+        Scalars and arrays replace, objects merge, and a missing or null field is unchanged. `unset` names fields to
+        remove, as paths such as "/a/b". The other arguments are those of `publish`.
         """
         request = _writes.publish_request(
             topic,
@@ -106,11 +107,11 @@ class Publishing(Calls):
         delta: bool = False,
         unset: Iterable[str] | None = None,
     ) -> list[Published | Refusal]:
-        """Publishes documents in order and says for each what became of it (rule P4); `keys` go with them in parallel.
+        """Publishes documents in order and returns the outcome of each (rule P4). `keys` has one key per document.
 
-        With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests; when a
-        record is refused for a reason that may pass, those after it are not applied either, and say STREAM_BROKEN.
-        With `delta` each is merged, less the fields `unset`, as by `delta_publish` (P2).
+        With `atomic` all or none are applied (at most 1,000). Without it, many documents take several requests. When a
+        record is refused for a reason that may pass, the records after it are not applied either; their refusals say
+        STREAM_BROKEN. With `delta` each document is merged, and the fields `unset` removed, as by `delta_publish` (P2).
         For a long stream a `publisher` is several times faster.
         """
         unset = _reads.texts(unset, "unset")
@@ -160,12 +161,12 @@ class Publishing(Calls):
     ) -> Publisher:
         """A buffered, pipelined, ordered stream of publishes; see `Publisher`.
 
-        Records go out in batches of `batch_records`, at most `max_in_flight` of them unacknowledged, and no later than
-        `linger` seconds after they were handed over. Broken connections are made again for `retry_for` seconds.
-        A `publisher_id` of your own fences every older publisher of that id (rule P6): it begins a new epoch, unless it
-        is given the `epoch` of `open_publisher`. All records belong to the `unit` of work with that number, if there is
-        one, which `finish_unit` ends; it needs a `publisher_id`. With `delta` each record is merged, less the fields
-        `unset`, as by `delta_publish` (P2).
+        Records are sent in batches of `batch_records`, at most `max_in_flight` batches unacknowledged, and no later
+        than `linger` seconds after they were handed over. After a break it reconnects, for `retry_for` seconds.
+        A `publisher_id` fences every older publisher of that id (rule P6): it begins a new epoch, unless `epoch` is one
+        from `open_publisher`. With a `unit`, all records belong to the unit of work with that number, which
+        `finish_unit` ends; it needs a `publisher_id`. With `delta` each record is merged, and the fields `unset`
+        removed, as by `delta_publish` (P2).
         """
         defaults = StreamDefaults(
             topic,
@@ -191,11 +192,11 @@ class Publishing(Calls):
         )
 
     def open_publisher(self, publisher_id: str, *, unit: int = 0) -> OpenedPublisher:
-        """Begins a new epoch of a publisher, above all before it, and on disk: whoever still publishes under an older
-        one is refused with PUBLISHER_FENCED (rule P6). Two calls never get the same epoch.
+        """Begins a new epoch of a publisher, above all earlier ones, and on disk (rule P6).
 
-        With the number of a `unit` of work that is finished no epoch begins, and `unit_done` says so. The server
-        forgets a publisher, its units included, when it is idle for `publisher_ttl` (7 days).
+        The server refuses publishes under an older epoch with PUBLISHER_FENCED. Two calls never get the same epoch. If
+        the `unit` of work with this number is finished, no epoch begins, and `unit_done` is True. The server forgets a
+        publisher and its units when it is idle for `publisher_ttl` (7 days).
         """
         request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
         response = self._call(self._sow.OpenPublisher, request)
@@ -235,9 +236,9 @@ class Publishing(Calls):
         only_if_version: int | None = None,
         durability: DurabilityName | None = None,
     ) -> Published | list[Published | Refusal]:
-        """Gives live records a new lifetime; without one, what the topic says for "absent" (rule P8).
+        """Gives live records a new lifetime; without one, the topic's rule for "absent" applies (rule P8).
 
-        For one key the new version, or an exception such as NotFound; for a list, what became of each.
+        For one key it returns the new version, or raises an error such as NotFound; for a list, the outcome of each.
         """
         keys = [key] if isinstance(key, str) else list(key)
         results: list[Published | Refusal] = []
@@ -277,10 +278,10 @@ class Publishing(Calls):
     ) -> Deleted:
         """Deletes records by exactly one of `keys`, `filter`, `data` (its key is derived as for a publish), `all` (D1).
 
-        `dry_run` only counts. Many records are deleted in steps, each record only if it still matches then;
-        `on_progress` gets the figures after each step. When the connection breaks, steps that were done stay done.
-        With `publisher_id`, by keys or data only, it is a part of what that publisher does: PUBLISHER_FENCED where an
-        epoch later than `epoch` has begun, UNIT_DONE where `unit` is finished (P6).
+        `dry_run` only counts. Many records are deleted in steps, each record only if it still matches at its step;
+        `on_progress` gets the figures after each step. When the connection breaks, completed steps stay done.
+        With `publisher_id`, by keys or data only, the delete belongs to that publisher's work: it is refused with
+        PUBLISHER_FENCED when an epoch later than `epoch` has begun, with UNIT_DONE when `unit` is finished (P6).
         """
         request = _writes.delete_request(
             topic, keys=keys, filter_text=filter, data=data, everything=all, dry_run=dry_run, durability=durability

@@ -33,10 +33,10 @@ class Reading(Calls):
         select: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
     ) -> list[Record]:
-        """The live records of the keys, in their order; keys without one are left out.
+        """The live records of the keys, in the order of the keys; keys without a record are left out.
 
-        `select` or `exclude`: payload fields to return, as paths such as "/a/b". Records of one instant, up to 10,000
-        keys; more take several requests.
+        `select` or `exclude`: payload fields to return, as paths such as "/a/b". Up to 10,000 keys are read at one
+        instant; more keys take several requests.
         """
         select, exclude = _reads.texts(select, "select"), _reads.texts(exclude, "exclude")
         found: list[Record] = []
@@ -61,9 +61,9 @@ class Reading(Calls):
     ) -> QueryResult:
         """The live records of a topic that match `filter`, from one instant (rules Q1, Q2).
 
-        `order_by`: one or more of "/price", "/price DESC", "@expire_time" …, else they come in key order. `keys`: only
+        `order_by`: one or more of "/price", "/price DESC", "@expire_time" …; by default the order of keys. `keys`: only
         these. `select` or `exclude`: payload fields to return, as paths; `keys_only`: no payloads; `skip_n`, `top_n`: a
-        part of the result. The call is made when the first record is asked for, and repeated if it breaks before that.
+        part of the result. The call is made when the first record is asked for, and repeated if it breaks before it.
         """
         request = _reads.query_request(
             topic,
@@ -92,7 +92,7 @@ class Reading(Calls):
     ) -> Page:
         """One page of the records that match `filter`, in key order, stable under concurrent change (rule Q4).
 
-        Begin without a token and go on with `next_page_token`, all else being equal, until it is empty.
+        Begin without a token, and continue with `next_page_token` and the same arguments until it is empty.
         """
         if page_size < 1:
             raise invalid("page_size", f"{page_size} is less than 1")
@@ -113,11 +113,11 @@ class Reading(Calls):
         return progress.page(records)
 
     def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the word for it
-        """The number of live records of a topic, of those that match `filter` if there is one."""
+        """The number of live records of a topic, or of those that match `filter`."""
         progress = _reads.QueryProgress(topic)
         with closing(self._batches(_reads.query_request(topic, filter, count_only=True), progress)) as batches:
             for _ in batches:
-                raise _statuses.malformed("records to a question for their number")
+                raise _statuses.malformed("records, where only their number was asked for")
         return progress.matched
 
     def explain(
@@ -130,14 +130,15 @@ class Reading(Calls):
         skip_n: int = 0,
         top_n: int | None = None,
     ) -> QueryPlan:
-        """How a query finds its records, and what it reads to find them (rule Q3). It is run, but sends nothing."""
+        """The plan of a query: how it finds its records, and how much it reads (rule Q3). The query runs, but sends no
+        records."""
         request = _reads.query_request(
             topic, filter, order_by=order_by, explain=True, keys=keys, skip_n=skip_n, top_n=top_n
         )
         progress = _reads.QueryProgress(topic)
         with closing(self._batches(request, progress)) as batches:
             for _ in batches:
-                raise _statuses.malformed("records to a question for the plan")
+                raise _statuses.malformed("records, where only the plan was asked for")
         return progress.explained()
 
     def _query(self, request: sow_pb2.QueryRequest) -> QueryResult:
