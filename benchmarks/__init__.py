@@ -1,1 +1,1 @@
-"""Benchmarks against peers and against what the parts allow: `python -m benchmarks [NAME…] [--quick]`."""
+"""Benchmarks against peers and against the limits of the parts: `python -m benchmarks [NAME…] [--quick]`."""

@@ -26,12 +26,13 @@ from benchmarks.setting import Machine, Setting, measure_machine
 
 
 class TakesTooLong(Exception):
-    """A benchmark has used up its time."""
+    """A benchmark has exceeded its time."""
 
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raises TakesTooLong in the main thread after `seconds`, so that `with` blocks end what they have started."""
+    """Raises TakesTooLong in the main thread after `seconds`, so that `with` blocks end the processes they have
+    started."""
 
     def over(_number: int, _frame: FrameType | None) -> None:
         raise TakesTooLong(f"not done within {seconds} s")
@@ -46,7 +47,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 
 def run_benchmark(benchmark: Benchmark, quick: bool, directory: Path, machine: Machine, console: Console) -> Result:
-    """Runs one in a directory that is gone afterwards. Whatever it raises is its result, and the next one's turn."""
+    """Runs one in a temporary directory. An exception is its result, and the next one runs."""
     rows: list[Row] = []
     failure = ""
     begin = time.monotonic()
@@ -71,7 +72,7 @@ def run_benchmark(benchmark: Benchmark, quick: bool, directory: Path, machine: M
 
 
 def filesystem_of(directory: Path) -> str:
-    """The type of file system that holds the directory; on tmpfs a sync costs nothing, so durable rates mean little."""
+    """The type of the directory's file system. On tmpfs a sync costs nothing, so durable rates mean little."""
     found, length = "unknown", -1
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split()
@@ -94,14 +95,14 @@ def filesystem_of(directory: Path) -> str:
 def main(
     names: tuple[str, ...], quick: bool, json_file: Path | None, markdown_file: Path | None, directory: Path
 ) -> None:
-    """Measures the server against peers in the same run; without a NAME all benchmarks, which takes a while."""
+    """Measures the server against peers in the same run. Without a NAME it runs all benchmarks, which takes a while."""
     try:
         benchmarks = chosen(names)
     except UnknownBenchmark as error:
         raise click.UsageError(str(error)) from error
-    # A termination ends the `with` blocks, and these the servers.
+    # SIGTERM ends the `with` blocks, and these end the servers.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    # Into a file or a pipe a table may be as wide as it reads well; soft_wrap keeps progress on one line each.
+    # In a file or a pipe a table may be as wide as it needs. soft_wrap keeps progress on one line each.
     console = Console() if sys.stdout.isatty() else Console(width=150)
     directory = directory.resolve()
     filesystem = filesystem_of(directory)
@@ -111,7 +112,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="sow-bench-", dir=directory) as machine_directory:
         machine = measure_machine(Path(machine_directory))
     console.print(f"machine: {machine}", highlight=False)
-    # The documents of a round live long enough to be traversed again and again, on everybody's time.
+    # The documents of a round live long; the garbage collector would traverse them repeatedly, in everybody's time.
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
     results = tuple(run_benchmark(benchmark, quick, directory, machine, console) for benchmark in benchmarks)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.against CHECKOUT [--rounds N] [--records N]`: this checkout's server against another one's.
 
-For changes that should cost nothing. Both servers run at the same time; each round does the same work on both, in
-turns, through the client of this checkout. Compared is the CPU time that a server spends on a record, compaction
-included, since it hardly depends on who else uses the machine.
+For changes that should cost nothing. Both servers run at the same time. Each round does the same work on both, in
+turns, through the client of this checkout. The figure is the CPU time that a server spends on a record, compaction
+included, because it hardly depends on other users of the machine.
 
 [1]  The ratio of a case is the median of the ratios of its rounds; both servers take turns in going first.
 """

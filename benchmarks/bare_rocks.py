@@ -1,4 +1,4 @@
-"""The bare rocksdict batch: the puts that a publish comes down to, without the Python around them."""
+"""The bare rocksdict batch: the puts of a publish, without the Python around them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, RECORDS, Batch, Rocks
 
 BATCH_RECORDS: Final = 1_000
 JOURNAL_BYTES_PER_RECORD: Final = 32
-"""What the journal's columns take besides keys and payloads; most of them are constant or count up."""
+"""Bytes of the journal's columns besides keys and payloads. Most columns are constant or count up."""
 TOPIC: Final = u32(1)
 _EXPIRE_TIME: Final = 1_900_000_000_000_000
 
 
 class BareRocks:
-    """A database of its own; use it as a context through `close`."""
+    """A separate database; close it with `close`."""
 
     def __init__(self, directory: Path) -> None:
         """Creates it."""
@@ -27,8 +27,8 @@ class BareRocks:
         self._sequence = 0
 
     def put_rate(self, keys: Sequence[str], payloads: Sequence[bytes], *, new: bool, sync: bool) -> float:
-        """Records per second: a batch of 1,000 is their records, one journal value, and for new keys their expiry
-        entries; then, if asked, a sync. The batches are made before the time is taken."""
+        """Records per second. A batch of 1,000 has their records, one journal value, and for new keys their expiry
+        entries, and on request a sync. The batches are made before the time is taken."""
         batches = [
             self._batch(keys[first : first + BATCH_RECORDS], payloads[first : first + BATCH_RECORDS], new=new)
             for first in range(0, len(keys), BATCH_RECORDS)
@@ -69,7 +69,7 @@ class BareRocks:
         return self._read_rate(lambda values: None)
 
     def decode_rate(self, decode: Callable[[bytes], object]) -> float:
-        """Records per second that a cursor reads and `decode` takes apart."""
+        """Records per second that a cursor reads and `decode` decodes."""
         return self._read_rate(lambda values: [decode(value[HEADER_BYTES:]) for value in values])
 
     def _read_rate(self, use: Callable[[list[bytes]], object]) -> float:

@@ -1,8 +1,7 @@
-"""The bare gRPC stream: a server that answers like ours and stores nothing, to see what the transport alone allows.
+"""The bare gRPC stream: a server that answers like sow and stores nothing, to measure the limit of the transport.
 
 `python -m benchmarks.bare_server PORT` serves until SIGTERM. A publish costs it the decoding of the request and the
-answer; what it brings is pushed to every open subscription; a query sends the same batch again and again, encoded each
-time.
+answer. Its records are pushed to every open subscription. A query sends the same batch repeatedly, encoded each time.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class _Answers:
         self, requests: AsyncIterator[sow_pb2.PublishStreamRequest], _context: object
     ) -> AsyncIterator[sow_pb2.PublishStreamResponse]:
         async for request in requests:
-            # list(): an engine takes the payloads out of the message, so that belongs to the transport's share.
+            # list(): every engine takes the payloads out of the message, so this belongs to the transport's share.
             applied = len(list(request.payload))
             yield sow_pb2.PublishStreamResponse(applied=applied, durability=types_pb2.DURABILITY_FSYNC)
 

@@ -1,7 +1,7 @@
-"""Many followers, each with a filter of its own on one field: found by the field's value against asked one by one.
+"""Many followers, each with a different filter on one field: found by the field's value, or evaluated one by one.
 
-Measured twice: in this process, the server's dispatcher alone, with and without its index of values; and as CPU time of
-a whole server, with filters that name the value they want, and with filters that mean the same without naming it.
+It is measured twice: in this process, for the server's dispatcher alone, with and without its index of values; and as
+CPU time of a whole server, with filters that name their value, and with filters that mean the same without naming it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TARGET: Final = Target(5.0, f"{TIMES} cheaper")
 
 
 def by_value(setting: Setting) -> Iterator[Row]:
-    """What it costs per change to find out whom it concerns."""
-    # Accounts that documents have; there are 99,991, so about one change in 200 concerns somebody.
+    """The cost per change of finding the followers that it concerns."""
+    # Accounts of documents. There are 99,991, so about one change in 200 concerns a follower.
     accounts = sorted({str(json.loads(document(number))["account"]) for number in range(2 * MANY)})[:MANY]
     yield _in_process(setting, accounts)
     yield _server(setting, accounts)
@@ -124,14 +124,14 @@ def _chunk(count: int) -> Changes:
 
 
 class _Asked(VersionMatcher):
-    """A filter that does not say which values it wants."""
+    """A filter that does not name its values."""
 
     def points(self, key_paths: object) -> tuple[Field, tuple[Entry, ...]] | None:
         return None
 
 
 class _Member:
-    """A subscriber that takes what it is given, and keeps nothing."""
+    """A subscriber that takes all messages, and keeps nothing."""
 
     several = False
     wants_previous = False
@@ -173,7 +173,7 @@ def _server(setting: Setting, accounts: Sequence[str]) -> Row:
     with ExitStack() as stack:
         server = stack.enter_context(SowServer(setting.directory / "sow"))
         side = stack.enter_context(Followers(server.address))
-        # It is sent nothing, and told often how far all is: what is acknowledged need not have been dispatched yet.
+        # It gets no changes but frequent progress, because an acknowledged change need not have been dispatched yet.
         watch = side.subscribe([NOTHING])
 
         def cpu_micros(way: str) -> float:
@@ -185,7 +185,7 @@ def _server(setting: Setting, accounts: Sequence[str]) -> Row:
             before = server.cpu_seconds()
             side.publish(payloads, per_tick=AT_ONCE_RECORDS, tick_seconds=0.0, until=watch)
             spent = server.cpu_seconds() - before
-            for follower, account in zip(followers, accounts, strict=False):  # nobody has no followers
+            for follower, account in zip(followers, accounts, strict=False):  # "nobody" has no followers
                 side.run(follower.receive(changes[account]))
             side.unsubscribe(followers)
             assert all(

@@ -1,6 +1,6 @@
-"""etcd as a peer: Debian's etcd, and its Put called with plain grpcio, as our own Publish is.
+"""etcd as a peer: Debian's etcd, and its Put called with plain grpcio, as sow's Publish is.
 
-Two messages are all that is needed of its contract; they are described here rather than generated.
+Only two messages of its contract are needed. They are described here rather than generated.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _message_class(
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{_PACKAGE}/{name}.proto", package=_PACKAGE, syntax="proto3", message_type=[described]
     )
-    # A pool of its own: the default one would clash with a program that has etcd's real contract loaded.
+    # A separate pool: the default one would clash with a program that has loaded etcd's real contract.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
 # rpc.proto of etcd: PutRequest { bytes key = 1; bytes value = 2; int64 lease = 3; … },
-# PutResponse { ResponseHeader header = 1; … }; of the header only its presence matters here, so it stays bytes.
+# PutResponse { ResponseHeader header = 1; … }. Only the presence of the header matters here, so it stays bytes.
 _PutRequest: Final = _message_class(
     "PutRequest", {"key": (1, _FIELD.TYPE_BYTES), "value": (2, _FIELD.TYPE_BYTES), "lease": (3, _FIELD.TYPE_INT64)}
 )

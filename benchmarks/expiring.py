@@ -1,4 +1,4 @@
-"""Expiry under load: how late it is, and what a million records due at once do to a publisher."""
+"""Expiry under load: its delay, and the effect of a million records due at once on a publisher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAT_TARGET: Final = Target(2.0, f"{TIMES} the least", at_least=False)
 EXPIRIES_PER_SECOND: Final = 10_000
 TICK_SECONDS: Final = 0.01
 SHORT_TTL_SECONDS: Final = 1.5
-"""How long the records live that are published at the rate at which they then expire."""
+"""Lifetime of the records that are published at the rate at which they then expire."""
 
 DRAIN_TARGET: Final = Target(12.0, SECONDS, at_least=False)
 DISTURBANCE_TARGET: Final = Target(3.0, f"{TIMES} idle", at_least=False)
@@ -71,7 +71,8 @@ class _Window:
 
 
 def _expire_steadily(server: SowServer, client: Client, *, first_number: int, seconds: float) -> _Window:
-    """Publishes at the rate for a lifetime, then `seconds` more; what the server measured in those."""
+    """Publishes at the rate for a lifetime, then for `seconds` more. Returns the server's measurements of the
+    latter."""
     per_tick = round(EXPIRIES_PER_SECOND * TICK_SECONDS)
     warm = SHORT_TTL_SECONDS + 1.0
     payloads = documents(range(first_number, first_number + round(EXPIRIES_PER_SECOND * (warm + seconds))))
@@ -100,7 +101,7 @@ def _expire_steadily(server: SowServer, client: Client, *, first_number: int, se
 
 
 def mass_expiry(setting: Setting) -> Iterator[Row]:
-    """Row 6: records due within one second, spread over it, while single durable publishes go on."""
+    """Row 6: records due within one second, spread over it, while single durable publishes continue."""
     records = setting.size(1_000_000, quick=100_000)
     with ExitStack() as stack:
         server = stack.enter_context(SowServer(setting.directory / "sow"))
@@ -108,7 +109,7 @@ def mass_expiry(setting: Setting) -> Iterator[Row]:
         publisher = SinglePublisher(stack.enter_context(grpc.insecure_channel(server.address)))
         idle_seconds = setting.size(int(IDLE_SECONDS), quick=4)
 
-        # Due late enough to be loaded and to be idle for a while before: the rate is measured on the first chunk.
+        # Due late enough for loading and some idle time before. The rate is measured on the first chunk.
         rate = publish(client, documents(range(5_000_000, 5_000_000 + LOAD_CHUNK)), "buffered")
         due = time.time() + 3 * records / rate + idle_seconds + 10
         setting.say(f"loading {records:,} records, due in {due - time.time():.0f} s")

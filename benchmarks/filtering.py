@@ -1,6 +1,6 @@
-"""Filters over many records: a scan that asks every one of them, and an index that finds the few that are equal.
+"""Filters over many records: a scan that evaluates every record, and an index that finds the few equal ones.
 
-Queries are made with a plain gRPC stub, so that what `sow_client` adds is not in them.
+Queries are made with a plain gRPC stub, so they do not include the cost of `sow_client`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH_RECORDS: Final = 1_000
 INDEXED: Final = "indexed"
 MATCHES: Final = 10
 LOOK_UPS: Final = 100
-"""Queries of a round that use the index; there is one that scans."""
+"""Queries of a round that use the index; one query scans."""
 _OPTIONS: Final = (("grpc.max_receive_message_length", 20 * 2**20),)
 
 
@@ -96,7 +96,7 @@ def index_equality(setting: Setting) -> Iterator[Row]:
     """The records with one value in a field, by an index on it and by a scan."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(5, quick=3)
-    # A field that has about as many values as there are tens of records.
+    # A field with about one value per ten records.
     field = setting.size(0, quick=1)
     name = ("account", "quantity")[field]
     counts: Counter[object] = Counter()
@@ -160,7 +160,7 @@ def _publish(client: Client, topic: str, payloads: Sequence[bytes]) -> None:
 def _query(
     stub: sow_pb2_grpc.SowServiceStub, topic: str, text: str, *, count_only: bool = False, explain: bool = False
 ) -> tuple[sow_pb2.QueryFooter, int]:
-    """The footer, and how many records came."""
+    """The footer, and the number of received records."""
     request = sow_pb2.QueryRequest(topic=topic, filter=text, count_only=count_only, explain=explain)
     found = 0
     for response in stub.Query(request):

@@ -26,20 +26,20 @@ T = TypeVar("T")
 
 MICROS: Final = 1_000_000
 AT_ONCE_RECORDS: Final = 1_000
-"""Records of a request where the load is as fast as the server takes it."""
+"""Records of a request when the load is as fast as the server accepts it."""
 MANY: Final = 500
-"""Followers, where there are many."""
+"""Number of followers in the cases with many."""
 NOTHING: Final = "/symbol = 'none'"
 """A filter that no document of ours matches."""
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 20 * 2**20),
     ("grpc.max_send_message_length", 20 * 2**20),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+    ("grpc.use_local_subchannel_pool", 1),  # a separate connection
 )
 STREAMS_PER_CHANNEL: Final = 100
-"""As many as most HTTP/2 servers and balancers allow on one connection."""
+"""The number of streams that most HTTP/2 servers and balancers allow on one connection."""
 PROGRESS_MICROS: Final = 200_000
-"""How soon a follower that is sent nothing hears how far it has come: the end of a load is told by it."""
+"""Interval of progress for a follower without changes. Progress shows the end of a load."""
 STAND_SECONDS: Final = 60.0
 REACH_SECONDS: Final = 60.0
 SAMPLE_SECONDS: Final = 0.1
@@ -47,7 +47,7 @@ SAMPLE_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A load that was published: which sequences it got, and when each of its ticks was due."""
+    """A published load: its sequences, and the due time of each of its ticks."""
 
     begun: float
     """`time.perf_counter` of the first tick."""
@@ -60,7 +60,7 @@ class Offered:
 
     @property
     def first_sequence(self) -> int:
-        """Of the first record: nobody else changes anything meanwhile, so they are consecutive."""
+        """Sequence of the first record. There are no other changes meanwhile, so sequences are consecutive."""
         return self.last_sequence - self.records + 1
 
     @property
@@ -69,16 +69,16 @@ class Offered:
         return self.records / self.seconds
 
     def at_a_peer(self, last_sequence: int) -> Offered:
-        """The same load in the sequences of an instance that it was sent to, and that nobody else changes."""
+        """The same load in the sequences of the instance that received it, and that has no other changes."""
         return replace(self, last_sequence=last_sequence)
 
     def due(self, sequence: int) -> float:
-        """When the record of that sequence was to be published, by `time.perf_counter`."""
+        """The due time of the record with that sequence, by `time.perf_counter`."""
         return self.begun + (sequence - self.first_sequence) // self.per_tick * self.tick_seconds
 
 
 class Follower:
-    """One subscription, and what it has been sent, in order."""
+    """One subscription, and its received changes, in order."""
 
     def __init__(self, call: grpc.aio.UnaryStreamCall[sow_pb2.SubscribeRequest, sow_pb2.SubscribeResponse]) -> None:
         self._call = call
@@ -88,21 +88,21 @@ class Follower:
         self.sequences: list[int] = []
         self.keys: list[str] = []
         self._arrivals: list[tuple[float, int]] = []
-        """A moment, and how many changes had come by then."""
+        """A moment, and the number of changes received by then."""
 
     async def stand(self) -> None:
-        """Waits until the subscription stands."""
+        """Waits until the subscription is established."""
         async with asyncio.timeout(STAND_SECONDS):
             first = await self._call.read()
         assert isinstance(first, sow_pb2.SubscribeResponse), "a subscription does not end by itself"
         assert first.WhichOneof("frame") == "progress", f"the first frame is {first.WhichOneof('frame')}"
 
     def read_all(self) -> None:
-        """From now on reads all that comes. Within `Followers.run`."""
+        """Reads all messages from now on. Within `Followers.run`."""
         self._reading = asyncio.create_task(self._read())
 
     async def next_change(self) -> float:
-        """Reads until a change has come; for those that are not reading. Returns the moment of its arrival."""
+        """Reads until a change has come, for a subscription that is not reading. Returns the moment of its arrival."""
         while True:
             frame = await self._call.read()
             moment = time.perf_counter()
@@ -126,11 +126,11 @@ class Follower:
             self._heard.set()
 
     async def reach(self, sequence: int) -> None:
-        """Waits until everything up to that sequence has been sent."""
+        """Waits until everything up to that sequence has been received."""
         await self._until(lambda: self._position >= sequence)
 
     async def receive(self, count: int) -> None:
-        """Waits until so many changes have come."""
+        """Waits until this number of changes has come."""
         await self._until(lambda: len(self.keys) >= count)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
@@ -138,18 +138,18 @@ class Follower:
         async with asyncio.timeout(REACH_SECONDS):
             while not holds():
                 if self._reading.done():
-                    await self._reading  # raises what ended it
+                    await self._reading  # raises the error that ended it
                     raise AssertionError("the subscription has ended without an error")
                 self._heard.clear()
                 await self._heard.wait()
 
     async def catch_up(self, sequence: int) -> None:
-        """Begins to read, and goes on until everything up to that sequence has been sent."""
+        """Reads until everything up to that sequence has been received."""
         self.read_all()
         await self.reach(sequence)
 
     def lags_milliseconds(self, offered: Offered) -> list[float]:
-        """How long after its time each change of that load came."""
+        """The delay of each change of that load after its due time."""
         lags: list[float] = []
         at = 0
         for moment, count in self._arrivals:
@@ -162,7 +162,7 @@ class Follower:
         return lags
 
     def forget(self) -> None:
-        """Drops what has come so far."""
+        """Drops the changes received so far."""
         self.sequences, self.keys, self._arrivals = [], [], []
 
     async def close(self) -> None:
@@ -173,10 +173,10 @@ class Follower:
 
 
 class Followers:
-    """Owns an event loop, the connections on it, and the subscriptions over them. Its users are not asynchronous."""
+    """Owns an event loop, the connections on it, and the subscriptions over them. Its callers are not asynchronous."""
 
     def __init__(self, address: str, *, publish_to: str = "") -> None:
-        """Subscriptions are at the server of `address`; what is published goes there, too, or to `publish_to`."""
+        """Subscriptions are at the server of `address`. Loads are published there, too, or to `publish_to`."""
         self._address = address
         self._publish_to = publish_to or address
         self._runner = asyncio.Runner()
@@ -202,7 +202,7 @@ class Followers:
     def subscribe(
         self, filters: Sequence[str], *, progress_micros: int = PROGRESS_MICROS, reading: bool = True
     ) -> list[Follower]:
-        """One subscription for each filter, all of them standing. Not `reading`: they leave what comes where it is."""
+        """One established subscription for each filter. Without `reading` they do not read their messages."""
         return self.run(self._subscribe(filters, progress_micros, reading=reading))
 
     def unsubscribe(self, followers: Sequence[Follower]) -> None:
@@ -210,7 +210,7 @@ class Followers:
         self.run(self._unsubscribe(followers))
 
     def publisher(self) -> sow_pb2_grpc.SowServiceAsyncStub:
-        """Calls over a connection of their own. Within `run`."""
+        """Calls over a separate connection. Within `run`."""
         if self._publisher is None:
             self._publisher = self._stub(self._publish_to)
         return self._publisher
@@ -225,8 +225,9 @@ class Followers:
         until: Sequence[Follower] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> Offered:
-        """Publishes `per_tick` documents every tick over one stream, with ticks of 0 s as fast as they are taken; then
-        waits until the followers `until` have been sent everything. `meanwhile` is called every `SAMPLE_SECONDS`."""
+        """Publishes `per_tick` documents every tick over one stream, with ticks of 0 s as fast as the server accepts
+        them. Then waits until the followers `until` have received everything. Calls `meanwhile` every
+        `SAMPLE_SECONDS`."""
 
         async def work() -> Offered:
             offered = await _offer(self.publisher(), payloads, per_tick, tick_seconds, durability)
@@ -314,7 +315,7 @@ async def _offer(
 
 
 def sequence_of(bookmark: str) -> int:
-    """The position in a bookmark of ours."""
+    """The sequence in a bookmark."""
     return int(bookmark.rpartition(".")[2])
 
 

@@ -1,7 +1,7 @@
-"""Subscriptions: how soon a change reaches who follows it, and what many, picky or stopped followers cost.
+"""Subscriptions: the delay of a change, and the cost of many followers, of followers with filters, and of stopped ones.
 
-Publisher and followers are this process, with plain grpc.aio; the server is asked for its default durability (FSYNC)
-unless a row says otherwise, as followers hear of a change only once it is on disk (rule S7).
+Publisher and followers are in this process, with plain grpc.aio. Publishes use the default durability (FSYNC) unless a
+row says otherwise, because followers hear of a change only once it is on disk (rule S7).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ EVERYTHING: Final = AskedFilter("", lambda record: True)
 
 
 def ten_filters(setting: Setting) -> Iterator[Row]:
-    """Every follower must be sent exactly the changes for which its filter is true, in order."""
+    """Every follower must receive exactly the changes for which its filter is true, in order."""
     records = OFFERED_PER_SECOND * setting.size(20, quick=4)
     with ExitStack() as stack:
         server = stack.enter_context(SowServer(setting.directory / "sow"))
@@ -202,7 +202,7 @@ def ten_filters(setting: Setting) -> Iterator[Row]:
 def assert_complete(
     sequences: Sequence[int], keys: Sequence[str], offered: Offered, payloads: Sequence[bytes], one: AskedFilter
 ) -> None:
-    """Loss is no figure with a target: a change that is missing, wrong or out of order ends the benchmark."""
+    """Loss has no target: a change that is missing, wrong or out of order ends the benchmark with an error."""
     expected = [
         (offered.first_sequence + at, str(record["id"]))
         for at, record in enumerate(map(json.loads, payloads))
@@ -220,7 +220,7 @@ def assert_complete(
 
 
 def idle_followers(setting: Setting) -> Iterator[Row]:
-    """The same load with nobody and with many who follow one filter, in turns."""
+    """The same load without followers and with many followers of one filter, in turns."""
     seconds = setting.size(10, quick=3)
     rounds = setting.size(5, quick=2)
     at_once = setting.size(200_000, quick=30_000)
@@ -234,7 +234,7 @@ def idle_followers(setting: Setting) -> Iterator[Row]:
             nonlocal number
             payloads = documents(range(number, number + records))
             number += records
-            # The server's own interval of progress: that is part of what such a follower costs.
+            # The server's default interval of progress, which is part of the cost of such a follower.
             followers = side.subscribe([NOTHING] * count, progress_micros=0)
             per_tick = PER_TICK if tick_seconds else AT_ONCE_RECORDS
             offered = meters[count].measured(
@@ -278,7 +278,7 @@ def idle_followers(setting: Setting) -> Iterator[Row]:
 
 
 def stopped_follower(setting: Setting) -> Iterator[Row]:
-    """The same updates without and then with a follower that has stopped reading; others go on following."""
+    """The same updates without and then with a follower that has stopped reading. Others continue."""
     seconds = setting.size(30, quick=5)
     keys = setting.size(100_000, quick=20_000)
     with ExitStack() as stack:
@@ -309,7 +309,8 @@ def stopped_follower(setting: Setting) -> Iterator[Row]:
             assert_complete(some.sequences, some.keys, offered, payloads, TEN_FILTERS[0])
             return offered, everything.lags_milliseconds(offered), max(samples)
 
-        # Twice: at first memory grows with any load, and one that was greater would leave room that hides a growth.
+        # Twice: the first load makes memory grow in any case, and a larger one would leave free memory that hides a
+        # growth.
         setting.say(f"twice {seconds} s without it")
         measure()
         _, lags_without, peak_without = measure()
@@ -319,7 +320,7 @@ def stopped_follower(setting: Setting) -> Iterator[Row]:
 
         setting.say("it reads again")
         side.run(stopped.catch_up(offered.last_sequence))
-        assert stopped.sequences == everything.sequences, "what it had not read it was to get from the journal"
+        assert stopped.sequences == everything.sequences, "it must get the unread changes from the journal"
 
     case = f"{offered.records:,} updates in {seconds} s"
     growth = Figure(max(0.0, peak - peak_without), MEBIBYTES)

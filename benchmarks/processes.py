@@ -1,4 +1,4 @@
-"""Server processes: started in a directory of their own on a free loopback port, ended by their process id.
+"""Server processes: each in its own directory on a free loopback port, ended by its process id.
 
 [1]  Leaving the `with` ends the process: SIGTERM first, SIGKILL if it does not end.
 [2]  If a process does not start, the error has its last output.
@@ -52,11 +52,11 @@ expiration = "enabled"
 
 
 class NotInstalled(Exception):
-    """A peer is not there; the text says how to get it."""
+    """A peer is not installed. The text says how to install it."""
 
 
 class ProcessFailed(Exception):
-    """A process did not come up, or ended by itself."""
+    """A process did not start, or ended by itself."""
 
 
 def program(name: str, package: str) -> str:
@@ -68,7 +68,7 @@ def program(name: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
+    """A loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -76,21 +76,21 @@ def free_port() -> int:
 
 
 class Process:
-    """Owns one child process and what it prints."""
+    """Owns one child process and its output."""
 
     def __init__(self, arguments: Sequence[str], is_ready: Callable[[str], bool] | None = None) -> None:
-        """Starts it. `is_ready` tells the line that says so."""
+        """Starts it. `is_ready` recognises the line that says it is ready."""
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._ready = threading.Event()
         self._is_ready = is_ready
         self.ready_seconds = 0.0
-        """From exec to the line that said so."""
+        """Seconds from exec to the line that said it was ready."""
         self._begun = time.perf_counter()
         self._command = " ".join(arguments)[:200]
         self._child = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        # The pipe is read to its end, else a talkative server would block on it.
+        # The pipe is read to its end; otherwise a server with much output would block on it.
         self._reader = threading.Thread(target=self._read, name=f"output-{self._child.pid}", daemon=True)
         self._reader.start()
 
@@ -103,7 +103,7 @@ class Process:
                 self._ready.set()
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Waits for the line that says so."""
+        """Waits for the line that says it is ready."""
         deadline = time.monotonic() + seconds
         while not self._ready.wait(0.05):
             self.check_alive()
@@ -111,7 +111,7 @@ class Process:
                 raise ProcessFailed(self._story(f"not ready after {seconds:.0f} s"))
 
     def wait_until(self, answers: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-        """Waits until `answers` is true; for servers whose output does not tell."""
+        """Waits until `answers` is true, for servers whose output does not say it."""
         deadline = time.monotonic() + seconds
         while not answers():
             self.check_alive()
@@ -147,7 +147,7 @@ class Process:
 
     def cpu_seconds(self) -> float:
         """User and system time of all its threads so far, compaction included."""
-        # The name in parentheses may contain spaces; what follows it are numbers, the 12th and 13th are the times.
+        # The name in parentheses may contain spaces. Numbers follow it; the 12th and 13th are the times.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -181,9 +181,9 @@ class Process:
 
 
 class CpuMeter:
-    """CPU time that a server and this process, its client, spend on what runs inside `measured`.
+    """CPU time that a server and this process, its client, spend inside `measured`.
 
-    Unlike a rate it does not depend on who else uses the machine, and it says on which side the work is.
+    Unlike a rate it does not depend on other users of the machine, and it shows on which side the work is.
     """
 
     def __init__(self, server: Process) -> None:
@@ -192,7 +192,7 @@ class CpuMeter:
         self._records = 0
 
     def measured(self, records: int, run: Callable[[], T]) -> T:
-        """Runs it; it is about that many records."""
+        """Runs the work, which is about this number of records."""
         server, client = self._server.cpu_seconds(), time.process_time()
         result = run()
         self._server_seconds += self._server.cpu_seconds() - server
@@ -222,8 +222,8 @@ class SowServer(Process):
     ) -> None:
         """Starts it on `directory`, which keeps its data, and waits until it is ready.
 
-        `more`: further tables of its configuration; `port`: where others will look for it, None for any; `program`: the
-        Python whose `sow_server` it is.
+        `more`: further tables of its configuration. `port`: the port that others expect; None: any. `program`: the
+        Python whose `sow_server` runs.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port() if port is None else port
@@ -240,7 +240,7 @@ class SowServer(Process):
                 more=more,
             )
         )
-        # -P: the package that is installed for `program`, not one that lies in the current directory.
+        # -P: the package that is installed for `program`, not one in the current directory.
         super().__init__([str(program), "-P", "-m", "sow_server", "--config", str(config)], _says_ready)
         try:
             self.wait_ready()
@@ -250,11 +250,11 @@ class SowServer(Process):
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """Its address."""
         return f"127.0.0.1:{self.port}"
 
     def metrics(self) -> Metrics:
-        """Its metrics as they are now."""
+        """Its present metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
             return Metrics(answer.read().decode())
 
@@ -277,11 +277,11 @@ class Metrics:
         """The value of a sample, summed over its labels."""
         values = [sample.value for sample in self._samples if sample.name == name]
         if not values:
-            raise LookupError(f"the server has no metric {name}")  # renamed? 0 would look like a result
+            raise LookupError(f"the server has no metric {name}")  # perhaps renamed: 0 would look like a result
         return sum(values)
 
     def buckets(self, name: str) -> dict[float, float]:
-        """Cumulative counts of a histogram by upper bound, summed over its labels; empty when it has none yet."""
+        """Cumulative counts of a histogram by upper bound, summed over its labels. Empty if it has none yet."""
         counts: dict[float, float] = {}
         for sample in self._samples:
             if sample.name == f"{name}_bucket":

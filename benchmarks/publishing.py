@@ -1,7 +1,7 @@
 """Stream publishing against Redis: new keys, and random updates over many records.
 
-Both sides get the same 160-byte documents with the same lifetime in batches of 1,000 from a Python client; BUFFERED is
-set against an append-only file synced every second, FSYNC against one synced always.
+Both sides get the same 160-byte documents with the same lifetime in batches of 1,000 from a Python client. BUFFERED is
+compared with an append-only file synced every second, FSYNC with one that is always synced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A durability of ours and what comes closest at Redis."""
+    """A durability of sow and the closest one of Redis."""
 
     ours: str
     redis: Fsync
@@ -64,7 +64,7 @@ def publish(client: Client, payloads: Sequence[bytes], durability: str) -> float
 
 
 class _Side:
-    """The servers of one run and the numbers of the records to be published in each of its rounds."""
+    """The servers of one run, and the numbers of the records to publish in each of its rounds."""
 
     def __init__(self, setting: Setting, stack: ExitStack, numbers: Callable[[int], Sequence[int]]) -> None:
         self.skipped = ""
@@ -84,7 +84,7 @@ class _Side:
             self.skipped = str(missing)
 
     def load(self, records: int) -> None:
-        """The same records into all of them."""
+        """Publishes the same records to all of them."""
         for first in range(0, records, 100_000):
             numbers = range(first, min(first + 100_000, records))
             payloads, names = documents(numbers), keys(numbers)
@@ -100,7 +100,7 @@ class _Side:
         our_cpu = CpuMeter(self.server)
 
         def prepare() -> None:
-            # What is published is made outside the time taken, once a round, and is the same for all.
+            # The records are made outside the measured time, once a round, and are the same for all.
             nonlocal names, payloads
             numbers = self._numbers(self._revision)
             self._revision += 1
@@ -155,7 +155,7 @@ def _set_rate(redis: RedisServer, names: Sequence[str], payloads: Sequence[bytes
 
 
 def new_keys(setting: Setting) -> Iterator[Row]:
-    """Row 1: every record has a key that was not there."""
+    """Row 1: every record has a new key."""
     round_records = setting.size(200_000, quick=30_000)
     rounds = setting.size(5, quick=3)
 

@@ -1,4 +1,4 @@
-"""Reading a whole topic against Redis: our query stream, whose client yields records, and SCAN with MGET."""
+"""Reading a whole topic against Redis: sow's query stream, whose client yields records, and SCAN with MGET."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOAD_CHUNK: Final = 100_000
 
 
 def whole_topic(setting: Setting) -> Iterator[Row]:
-    """Row 3. Keys and payloads of every record are looked at on both sides."""
+    """Row 3. Both sides use the keys and payloads of every record."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(5, quick=3)
     skipped = ""
@@ -92,7 +92,7 @@ def whole_topic(setting: Setting) -> Iterator[Row]:
         f"batches of columns: {case}",
         Figure(statistics.median(rates["sow batches"]), PER_SECOND),
         limits=limits("sow batches"),
-        note="for information: what a reader gets that takes columns as they are",
+        note="for information: the rate of a reader that uses columns directly",
     )
 
 
@@ -126,6 +126,6 @@ def _scan_rate(redis: RedisServer, records: int) -> float:
         count += 1
         size += len(payload) + (not key)
     seconds = time.perf_counter() - begin
-    # SCAN may give a key twice while the table is being resized; it is done by now, so this stays an exact check.
+    # SCAN may give a key twice while the table is resized. Resizing is finished by now, so this check is exact.
     assert (count, size) == (records, records * DOCUMENT_BYTES), f"{count} records of {size} bytes came"
     return count / seconds

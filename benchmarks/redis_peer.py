@@ -1,6 +1,6 @@
 """Redis as a peer: Debian's redis-server, driven by redis-py the way its users do. The only module that imports it.
 
-The server gets every benefit: no snapshots, no rewriting of the append-only file while it is measured.
+The server gets every advantage: no snapshots, and no rewriting of the append-only file during a measurement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RedisServer(Process):
         path = program("redis-server", "redis-server")
         if importlib.util.find_spec("redis") is None:
             raise NotInstalled("redis-py not installed (pip install 'redis[hiredis]')")
-        import redis  # a peer: the benchmarks run without it
+        import redis  # a peer: the benchmarks also run without it
 
         directory.mkdir(parents=True)
         self.port = free_port()
@@ -73,7 +73,7 @@ class RedisServer(Process):
         return f"redis-server {info['redis_version']}, redis-py {redis.__version__} {parser}"
 
     def sync_policy(self, policy: Fsync) -> None:
-        """When the append-only file is synced."""
+        """The mode of syncing the append-only file."""
         self._client.config_set("appendfsync", policy)
 
     def set_pipelined(self, keys: Sequence[str], payloads: Sequence[bytes], batch_records: int) -> None:
@@ -86,7 +86,7 @@ class RedisServer(Process):
             pipeline.execute()
 
     def load(self, keys: Sequence[str], payloads: Sequence[bytes]) -> None:
-        """The same without redis-py, several times as fast; for what is not measured."""
+        """The same without redis-py, several times as fast, for steps that are not measured."""
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             for first in range(0, len(keys), 1_000):
                 last = first + 1_000
@@ -98,7 +98,7 @@ class RedisServer(Process):
                 _expect(connection, _OK * len(commands))
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key with its value: SCAN, then MGET of what it gave."""
+        """Every key with its value: SCAN, then MGET of its keys."""
         cursor = 0
         while True:
             cursor, keys = _scanned(self._client, cursor)

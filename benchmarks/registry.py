@@ -1,4 +1,4 @@
-"""The benchmarks by name: one per line of the table of what is promised of speed and memory."""
+"""The benchmarks by name: one per line of the table of targets for speed and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.setting import Setting
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One program: what it measures, and when it is given up."""
+    """One program: its measurement, and its time limit."""
 
     name: str
     title: str
@@ -64,11 +64,11 @@ BENCHMARKS: Final = (
 
 
 class UnknownBenchmark(Exception):
-    """A name that is not in the registry; the text lists those that are."""
+    """A name that is not in the registry. The text lists the known names."""
 
 
 def chosen(names: Sequence[str]) -> tuple[Benchmark, ...]:
-    """The benchmarks of these names in the registry's order; all of them for none. Raises UnknownBenchmark."""
+    """The benchmarks of these names in the registry's order; without names all of them. Raises UnknownBenchmark."""
     known = {benchmark.name for benchmark in BENCHMARKS}
     for name in names:
         if name not in known:

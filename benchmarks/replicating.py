@@ -1,6 +1,6 @@
-"""Replication between two instances on this machine: what it costs, how late it is, how fast a peer comes up.
+"""Replication between two instances on this machine: its cost, its delay, and the speed at which a peer catches up.
 
-Sender and receiver share the cores, and so does the client: between machines each end has its own.
+Sender, receiver and client share the cores. Between machines each end has its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Pair:
 
     @contextmanager
     def receiver(self, *, anew: bool = False) -> Iterator[SowServer]:
-        """The other one, running; with the data that it had, or `anew`."""
+        """Runs the other one, with its former data, or with none (`anew`)."""
         if anew:
             shutil.rmtree(self._directory / "receiver", ignore_errors=True)
         more = '[replication]\naccept = ["sender"]\n'
@@ -71,12 +71,12 @@ class _Pair:
             yield server
 
     def link(self) -> OutgoingLink:
-        """How the link is."""
+        """The status of the link."""
         (link,) = self.client.replication_status().outgoing
         return link
 
     def wait_connected(self) -> None:
-        """Waits until the link is up; dialling again takes up to five seconds."""
+        """Waits until the link is up. A new attempt to dial takes up to five seconds."""
         self._wait(lambda link: link.state in SENDING)
 
     def wait_acknowledged(self) -> None:
@@ -94,11 +94,11 @@ def _is_even(link: OutgoingLink) -> bool:
     return link.state == "streaming" and link.lag_sequences == 0
 
 
-# ---- what it costs ----
+# ---- cost ----
 
 
 def replicated_publish(setting: Setting) -> Iterator[Row]:
-    """Stream publishing with a peer, until it has everything on its disk; against the same without one."""
+    """Stream publishing with a peer, until it has everything on its disk, against the same without a peer."""
     round_records = setting.size(200_000, quick=30_000)
     rounds = setting.size(5, quick=3)
     with ExitStack() as stack:
@@ -141,11 +141,11 @@ def replicated_publish(setting: Setting) -> Iterator[Row]:
     )
 
 
-# ---- how late it is ----
+# ---- delay ----
 
 
 def lag(setting: Setting) -> Iterator[Row]:
-    """From when a record was due to be published at one instance to its arrival at a subscriber of the other."""
+    """The time from the due time of a record at one instance to its arrival at a subscriber of the other."""
     records = OFFERED_PER_SECOND * setting.size(20, quick=4)
     with ExitStack() as stack:
         pair = _Pair(setting.directory, stack)
@@ -179,11 +179,11 @@ def lag(setting: Setting) -> Iterator[Row]:
     )
 
 
-# ---- how fast a peer comes up ----
+# ---- catching up ----
 
 
 def catching_up(setting: Setting) -> Iterator[Row]:
-    """A peer was down while records were published: how fast it gets them out of the journal."""
+    """A peer was down while records were published: the rate at which it gets them from the journal."""
     records = setting.size(1_000_000, quick=100_000)
     with ExitStack() as stack:
         pair = _Pair(setting.directory, stack)
@@ -207,7 +207,7 @@ def catching_up(setting: Setting) -> Iterator[Row]:
 
 
 def resync(setting: Setting) -> Iterator[Row]:
-    """A peer without data is seeded, while single durable publishes to the sender go on; then another one."""
+    """A peer without data is seeded while single durable publishes to the sender continue; then another one."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(3, quick=2)
     idle_seconds = setting.size(10, quick=4)

@@ -1,4 +1,4 @@
-"""How results are shown and kept: a table on the terminal, JSON, Markdown. Pure but for the terminal."""
+"""The output of results: a table on the terminal, JSON, Markdown. Pure except for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.setting import Machine
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The rows of one benchmark, or why it has none."""
+    """The rows of one benchmark, or the reason why it has none."""
 
     name: str
     title: str
@@ -38,7 +38,7 @@ class Report:
 
 
 def verdict(row: Row) -> str:
-    """One word, or why there is none."""
+    """One word, or the reason why there is none."""
     if row.skipped:
         return f"skipped: {row.skipped}"
     if row.met is None:
@@ -61,7 +61,7 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def print_report(console: Console, report: Report) -> None:
-    """The table: a line of figures each, below it the case, the shares of the limits and the note."""
+    """The table: one line of figures per row, below it the case, the shares of the limits and the note."""
     table = Table(title=escape(_title(report)), title_justify="left", show_lines=True)
     table.add_column(HEADINGS[0], ratio=1, min_width=40, overflow="fold")
     for heading in HEADINGS[1:-1]:
@@ -153,5 +153,5 @@ def _line(*fields: str) -> str:
 
 
 def failed(reports: Sequence[Result]) -> bool:
-    """Whether a benchmark did not come to its end. A missed target is a result, not a failure."""
+    """Whether a benchmark did not finish. A missed target is a result, not a failure."""
     return any(result.failure for result in reports)

@@ -1,4 +1,4 @@
-"""What a server with many records costs: the time until it is ready again, and memory."""
+"""A server with many records: the time until it is ready again, and its memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LOOKED_UP: Final = 100
 
 
 def restart(setting: Setting) -> Iterator[Row]:
-    """Row 7: half of the records fall due while the server is down. Every round starts on a copy of the same data,
-    once as an orderly stop left it and once as SIGKILL did."""
+    """Row 7: half of the records fall due while the server is down. Every round starts on a copy of the same data, once
+    after an orderly stop and once after SIGKILL."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = 3
     half = records // 2
@@ -40,7 +40,7 @@ def restart(setting: Setting) -> Iterator[Row]:
         # Time enough to load the other half, to start after SIGKILL, and to stop in order.
         due = time.time() + 3 * spent + 15
         load_due(client, half, round(due * MICROS), over_micros=1, first_number=half)
-        time.sleep(0.2)  # BUFFERED is synced within 50 ms, and what a killed process wrote stays in any case
+        time.sleep(0.2)  # BUFFERED is synced within 50 ms, and writes of a killed process stay in any case
         server.kill()
         shutil.copytree(home, killed)
     with SowServer(home) as server, Client(server.address) as client:
@@ -87,7 +87,7 @@ def _start(home: Path, half: int) -> float:
 
 
 def memory(setting: Setting) -> Iterator[Row]:
-    """Row 8: VmRSS after loading, after updates, and after a query of the whole topic; the greatest of them counts."""
+    """Row 8: VmRSS after loading, after updates, and after a query of the whole topic. The greatest of them counts."""
     records = setting.size(2_000_000, quick=200_000)
     with SowServer(setting.directory / "sow") as server, Client(server.address) as client:
         empty = server.resident_mebibytes()

@@ -1,4 +1,4 @@
-"""Durable subscriptions and retention: what consuming, keeping, pruning and doing nothing cost."""
+"""Durable subscriptions and retention: the cost of consuming, keeping, pruning and doing nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IDLE_TARGET: Final = Target(3.0, f"{PERCENT} of a core", at_least=False)
 LOAD_CHUNK: Final = 50_000
 ACKNOWLEDGE_EVERY: Final = 100
 PRUNE_BATCH_RECORDS: Final = 100
-"""Records of a commit: what pruning looks at are commits, so smaller ones are more work."""
+"""Records of a commit. Pruning looks at commits, so smaller ones are more work."""
 PRUNED_SECONDS: Final = 120.0
 IDLE_SECONDS: Final = 60
 ATTACHED_AT_ONCE: Final = 500
@@ -52,7 +52,7 @@ ATTACHED_AT_ONCE: Final = 500
 
 
 def durable_consumer(setting: Setting) -> Iterator[Row]:
-    """A durable consumer reads the journal from its beginning and acknowledges; against a query of the same topic."""
+    """A durable consumer reads the journal from its beginning and acknowledges, against a query of the same topic."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(5, quick=3)
     with ExitStack() as stack:
@@ -112,7 +112,7 @@ def _query(client: Client, records: int) -> float:
 
 
 def detached_durables(setting: Setting) -> Iterator[Row]:
-    """Stream publishing to a topic with many durables that nobody consumes, against one without."""
+    """Stream publishing to a topic with many durables without consumers, against a topic without durables."""
     durables = setting.size(1000, quick=100)
     records = setting.size(200_000, quick=30_000)
     rounds = setting.size(5, quick=3)
@@ -142,7 +142,7 @@ def detached_durables(setting: Setting) -> Iterator[Row]:
 
 
 def pruning(setting: Setting) -> Iterator[Row]:
-    """Entries fall out of retention all at once, while single durable publishes to another topic go on."""
+    """Entries fall out of retention all at once, while single durable publishes to another topic continue."""
     records = setting.size(1_000_000, quick=100_000)
     with ExitStack() as stack:
         server = stack.enter_context(SowServer(setting.directory / "sow", more='[journal]\nprune_interval = "1s"\n'))
@@ -182,7 +182,7 @@ def _journal_entries(client: Client) -> int:
 
 
 def idle(setting: Setting) -> Iterator[Row]:
-    """CPU time of a server with many topics and durables that nobody uses."""
+    """CPU time of a server with many unused topics and durables."""
     topics = setting.size(10_000, quick=500)
     each = 10
     with ExitStack() as stack:

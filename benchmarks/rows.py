@@ -28,7 +28,7 @@ class Figure:
     unit: str
 
     def __str__(self) -> str:
-        """Three digits that mean something: "75.3 k/s", "0.52 ms", "640 MiB"."""
+        """Three significant digits: "75.3 k/s", "0.52 ms", "640 MiB"."""
         if self.unit == PER_SECOND:
             if self.value >= 1e6:
                 return f"{self.value / 1e6:.2f} M/s"
@@ -39,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure should reach: at least `bound`, or at most."""
+    """The target of a figure: at least `bound`, or at most."""
 
     bound: float
     unit: str
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a part alone does with the same load, and which share of it our figure is (1 = all of it)."""
+    """The figure of a part alone with the same load, and the share of it that sow reaches (1 = all of it)."""
 
     name: str
     figure: Figure
@@ -71,20 +71,20 @@ class Row:
     """One line of the table."""
 
     case: str
-    """What was measured, with its size."""
+    """The measured case, with its size."""
     ours: Figure
     peer: Figure | None = None
     judged: Figure | None = None
-    """What the target is about: THE RATIO, or `ours`. None: nothing to judge, for information."""
+    """The figure that the target judges: the ratio, or `ours`. None: no target, for information."""
     target: Target | None = None
     limits: tuple[Limit, ...] = ()
     note: str = ""
     skipped: str = ""
-    """Why there is no peer's figure."""
+    """The reason why there is no peer's figure."""
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where there is nothing to judge."""
+        """Whether the target is met. None if there is no target."""
         if self.target is None or self.judged is None:
             return None
         return self.target.met(self.judged)
@@ -96,7 +96,7 @@ def ratio(ours: Sequence[float], peers: Sequence[float]) -> Figure:
 
 
 def ratio_range(ours: Sequence[float], peers: Sequence[float]) -> str:
-    """The least and the greatest ratio of one round: how far the median can be trusted."""
+    """The least and the greatest ratio of a round, which show the reliability of the median."""
     ratios = [our / peer for our, peer in zip(ours, peers, strict=True)]
     return f"rounds {min(ratios):.2f}–{max(ratios):.2f} ×"
 
@@ -104,7 +104,7 @@ def ratio_range(ours: Sequence[float], peers: Sequence[float]) -> str:
 def take_turns(
     rounds: int, contestants: Mapping[str, Callable[[], float]], *, before_round: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Runs every contestant once per round, in turns [1]; the figures by contestant, round by round."""
+    """Runs every contestant once per round, in turns [1]. Returns the figures by contestant, round by round."""
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         before_round()
@@ -121,10 +121,10 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def bucket_percentile(before: Mapping[float, float], after: Mapping[float, float], share: float) -> float:
-    """The percentile of what a Prometheus histogram took in between two readings.
+    """The percentile of the samples of a Prometheus histogram between two readings.
 
-    Readings map the upper bound of a bucket to its cumulative count; within a bucket samples count as evenly spread.
-    What lies in the last, unbounded bucket is reported as its lower bound.
+    Readings map the upper bound of a bucket to its cumulative count. Within a bucket samples count as evenly spread.
+    Samples in the last, unbounded bucket are reported as its lower bound.
     """
     counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
     total = counts[float("inf")]

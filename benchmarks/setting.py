@@ -1,4 +1,4 @@
-"""What a benchmark is given: sizes, a directory, the machine's speed, a place to say how far it is."""
+"""The input of a benchmark: sizes, a directory, the machine's speed, and an output for progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYNCS = 100
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast this machine is, so that absolute figures can be compared with those of another."""
+    """The speed of this machine, so that absolute figures can be compared with those of another."""
 
     loop_milliseconds: float
     """A Python loop of one million additions, the best of five."""
@@ -59,7 +59,7 @@ def _loop_milliseconds() -> float:
         begin = time.perf_counter()
         total = 0
         for _ in range(LOOP_ADDITIONS):
-            total = total + 1  # what is measured
+            total = total + 1  # the measured step
         best = min(best, time.perf_counter() - begin)
     return best * 1000
 

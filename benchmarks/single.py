@@ -79,7 +79,7 @@ def durable_publish(setting: Setting) -> Iterator[Row]:
     limit = statistics.median(p50["bare call"]) + statistics.median(p50["bare put"])
 
     def limits(of: str) -> tuple[Limit, ...]:
-        # A latency: the limit is the least there can be, so the share is turned round.
+        # A latency: the limit is the smallest possible figure, so the share is inverted.
         name = "a bare gRPC call plus a bare rocksdict put and sync"
         return (Limit(name, Figure(limit, MILLISECONDS), limit / statistics.median(p50[of])),)
 

@@ -1,4 +1,4 @@
-"""A publisher of single records, one durable call after the other: what other work does to it."""
+"""A publisher of single records, one durable call after the other, and the effect of other work on it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.processes import TOPIC
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 
 PUBLISH_PAUSE_SECONDS: Final = 0.005
-"""Between the calls: about 150 a second, enough to count as a busy server always."""
+"""The pause between calls: about 150 calls a second, so that the server always counts as busy."""
 CALL_SECONDS: Final = 30
 MICROS: Final = 1_000_000
 
 
 class SinglePublisher:
-    """One durable publish after the other, with a short pause; keys of its own."""
+    """One durable publish after the other, with a short pause, under its own keys."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = sow_pb2_grpc.SowServiceStub(channel)
@@ -27,11 +27,11 @@ class SinglePublisher:
         """Journal sequence of the last publish."""
 
     def run(self, *, until: float, expired_after: tuple[int, int] | None = None) -> list[float]:
-        """Publishes until the time is over; milliseconds of each call.
+        """Publishes until the time is over. Returns the milliseconds of each call.
 
-        `expired_after`, a sequence and a number of records, ends it once as many have expired since: every expiry
-        takes a sequence, as every publish does, so the answers tell it for nothing. Reading the metrics would not:
-        they count what is overdue.
+        `expired_after`, a sequence and a number of records, ends it once this number has expired since the sequence.
+        Every expiry takes a sequence, as every publish does, so the answers show this without cost. Reading the
+        metrics would cost time, because they count the overdue records.
         """
         milliseconds: list[float] = []
         while time.time() < until:

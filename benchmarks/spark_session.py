@@ -1,4 +1,4 @@
-"""A local Spark session to measure with, its Python workers, and files for it to read what our server serves."""
+"""A local Spark session for measurements, its Python workers, and files with the records of the server."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SCHEMA: Final = StructType(
         StructField("text", StringType()),
     ]
 )
-"""Of `benchmarks.documents`."""
+"""The schema of `benchmarks.documents`."""
 
 
 @contextmanager
 def spark_session(directory: Path) -> Iterator[SparkSession]:
-    """Two tasks at a time, as the targets say. To be made before a client: Java is started by a fork."""
+    """Two tasks at a time, as the targets say. Make it before a client, because Java is started by a fork."""
     from sow_spark import SowDataSource
 
-    # Workers are processes of their own: they have to find what this one has found.
+    # Workers are separate processes, which must find the same modules as this one.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, _import_path())))
     spark = (
         SparkSession.builder.master("local[2]")
@@ -65,7 +65,7 @@ def _import_path() -> Sequence[str]:
 
 
 def write_lines(directory: Path, records: int) -> str:
-    """The documents 0 to `records` as NDJSON files; returns their directory."""
+    """Writes the documents 0 to `records` as NDJSON files, and returns their directory."""
     directory.mkdir(parents=True)
     share = -(-records // FILES)
     for number in range(FILES):
@@ -116,7 +116,7 @@ def _descendants(of: int) -> list[int]:
 
 
 def _worker_mebibytes(pid: int) -> float:
-    """Its greatest resident set so far; 0 for what is no Python of Spark's."""
+    """Its greatest resident set so far; 0 for a process that is not a Python worker of Spark."""
     try:
         if b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             return 0.0

@@ -1,4 +1,4 @@
-"""Spark and the server on one machine: snapshots against Spark's own JSON source, bulk loads against our publisher.
+"""Spark and the server on one machine: snapshots against Spark's own JSON source, bulk loads against sow's publisher.
 
 All share two cores: two tasks, the JVM, the Python workers, the server, the client.
 """
@@ -49,7 +49,7 @@ TTL_COLUMN: Final = "ttl_seconds"
 
 
 def _topic(spark: SparkSession, server: SowServer) -> DataFrame:
-    """The topic with the schema given, so that every action is a snapshot of its own."""
+    """The topic with a given schema, newly loaded, so that every action takes its own snapshot."""
     source = spark.read.format("sow").schema(SCHEMA)
     return source.option("server", server.address).option("topic", TOPIC).load()
 
@@ -59,7 +59,7 @@ def _count(frame: DataFrame) -> int:
 
 
 def _aggregate(frame: DataFrame) -> int:
-    """Reads every column, so that none can be left out."""
+    """Reads every column, so that Spark leaves none out."""
     texts = ("symbol", "side", "account", "text")
     sums = [functions.sum(name) for name in ("id", "price", "quantity", "revision")]
     (row,) = frame.agg(
@@ -78,7 +78,7 @@ def _rate(frame: Callable[[], DataFrame], action: Callable[[DataFrame], int], re
 
 
 def snapshot(setting: Setting) -> Iterator[Row]:
-    """A snapshot to a count and to an aggregate over all columns."""
+    """A count and an aggregate over all columns of a snapshot."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(5, quick=3)
     with ExitStack() as stack:
@@ -125,7 +125,7 @@ def snapshot(setting: Setting) -> Iterator[Row]:
 
 
 def bulk_write(setting: Setting) -> Iterator[Row]:
-    """An append of rows with a lifetime each, and the same by our publisher."""
+    """An append of rows with a lifetime each, and the same by sow's publisher."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(3, quick=2)
     with ExitStack() as stack:
@@ -224,7 +224,7 @@ def disturbance(setting: Setting) -> Iterator[Row]:
 
 
 def _publish_beside(publisher: SinglePublisher, run: Callable[[], int], seconds: int) -> list[float]:
-    """Publishes while `run` is run again and again; milliseconds of each call."""
+    """Publishes while `run` is repeated. Returns the milliseconds of each call."""
     over = threading.Event()
 
     def again() -> None:

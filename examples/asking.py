@@ -1,4 +1,4 @@
-"""A step of the demo: filters, orders, and how the answer is found, by reading everything or by an index."""
+"""A step of the demo: filters, orders, and the two ways to an answer: a scan or an index."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INDEX_SECONDS_MAX: Final = 60.0
 
 
 def ask(tell: Narration, client: Client, topic: str, records: Mapping[str, Record]) -> None:
-    """Asks a topic that holds `records` for the latest flights, without and with an index. Raises ClaimFailed."""
+    """Queries a topic with `records` for the latest flights, without and with an index. Raises ClaimFailed."""
     tell.step(
         "Ask: which flights left late?",
-        f"A filter, an order, a limit: {LATE}, by {ORDER}, the first {SHOWN}. What to expect",
-        "is worked out here, from all records. explain says how the server finds it: by reading everything, or,",
-        "once an index was added while it runs, by reading little more than what matches.",
+        f"A filter, an order, a limit: {LATE}, by {ORDER}, the first {SHOWN}. The expected",
+        "answer is computed here, from all records. explain shows how the server finds it: first by a scan of all",
+        "records, and after an index was added to the running topic, by reading little more than the matches.",
     )
     delays = {key: delay for key, record in records.items() if (delay := delay_of(record)) is not None}
     late = {key for key, delay in delays.items() if delay > LATE_MINUTES}
@@ -78,7 +78,7 @@ def _complete(client: Client, topic: str) -> bool:
 
 
 def _timed(client: Client, topic: str) -> tuple[list[str], float]:
-    """The keys of the late flights, and how long the answer took, the best of three."""
+    """The keys of the late flights, and the best of three response times."""
     keys: list[str] = []
     best = float("inf")
     for _ in range(3):
@@ -89,7 +89,7 @@ def _timed(client: Client, topic: str) -> tuple[list[str], float]:
 
 
 def delay_of(record: Record) -> float | None:
-    """Minutes that a flight left late; None for one that did not leave, or has not yet."""
+    """Minutes of delay at departure. None for a flight that has not departed."""
     document = record.data
     assert isinstance(document, dict), "flights are JSON objects"
     delay: float | None = document.get("dep_delay")
@@ -97,7 +97,7 @@ def delay_of(record: Record) -> float | None:
 
 
 def route_of(record: Record) -> str:
-    """From where to where, and when."""
+    """Route and time."""
     document = record.data
     assert isinstance(document, dict), "flights are JSON objects"
     day = f"{document['year']}-{document['month']:02}-{document['day']:02}"

@@ -1,5 +1,5 @@
-"""A billing service that must not miss an order, and crashes. The server keeps its place: what it has not acknowledged
-comes again.
+"""A billing service that must not miss an order, and crashes. The server keeps its position: unacknowledged orders come
+again.
 
     sow-server                                            # in one terminal
     .venv/bin/python -m examples.billing [HOST:PORT]      # in another
@@ -14,7 +14,7 @@ from sow_client import EARLIEST, AlreadyExists, Client
 
 
 def bill(client: Client, invoices: list[str], *, crash_at: str | None = None) -> None:
-    """Writes an invoice for each paid order, then acknowledges it; until the order named `last`."""
+    """Writes an invoice for each paid order and acknowledges it, up to the order named `last`."""
     with client.durable("shop.orders", "billing", "/state = 'paid'", start=EARLIEST) as durable:
         for change in durable:
             if change.key == "last":
@@ -28,7 +28,7 @@ def bill(client: Client, invoices: list[str], *, crash_at: str | None = None) ->
 
 
 def main(server: str) -> None:
-    """Two runs of the service: the first one crashes, the second goes on where it was; orders come in meanwhile."""
+    """Two runs of the service: the first one crashes, the second continues where it was. Orders come in between."""
     invoices: list[str] = []
     with Client(server) as client:
         with contextlib.suppress(AlreadyExists):
@@ -41,7 +41,7 @@ def main(server: str) -> None:
         except RuntimeError as error:
             print("crashed:", error)
 
-        client.publish("shop.orders", {"id": "o-4", "state": "paid"})  # nobody listens now
+        client.publish("shop.orders", {"id": "o-4", "state": "paid"})  # no consumer is attached now
         client.publish("shop.orders", {"id": "last", "state": "paid"})
         left = client.describe_durable("shop.orders", "billing").figures
         print("waiting:", left and left.unacknowledged_entries, "entries")

@@ -1,7 +1,7 @@
-"""A step of the demo: the board of delayed flights of one day, which a subscription keeps as the store has it.
+"""A step of the demo: a board of delayed flights of one day, which a subscription keeps up to date.
 
-The day's flights are published hour by hour as they were scheduled; news of a delay follows as a delta, and again one
-when the flight has left. The board follows those that wait.
+The day's flights are published hour by hour as scheduled. A delta reports a delay, and another one the departure. The
+board shows the flights that wait.
 
     [1]  The board shows only messages of the subscription: a snapshot, then changes.
     [2]  The step compares the board with a query whenever it makes a claim.
@@ -31,28 +31,28 @@ FLIGHTS_MAX: Final = 2_000
 WAITING_MINUTES: Final = 30
 WAITING: Final = f"/dep_delay >= {WAITING_MINUTES} AND /status = 'waiting'"
 OPENS: Final = 12
-"""The board is opened at noon: what was published before is its snapshot."""
+"""The board is opened at noon. Flights published before then are its snapshot."""
 LEAVES_AFTER: Final = 2
-"""Hours after which a late flight has left."""
+"""Hours after which a late flight has departed."""
 CANCELS: Final = 20
 CARRIER: Final = "EV"
-"""At this hour this carrier gives up its flights that wait."""
+"""At this hour this carrier cancels its waiting flights."""
 CLOSES: Final = 23
 HOUR_SECONDS: Final = 0.3
-"""What an hour of that day takes here."""
+"""Duration of an hour of that day in the demo."""
 LAST_CALL_SECONDS: Final = 1.5
-"""Of a record that is due before it is handed over nobody hears that it was touched (rule J12)."""
+"""If a touched record is due before it is handed over, the touch is not told (rule J12)."""
 LAST_CALL_STEP_SECONDS: Final = 0.04
 SETTLE_SECONDS_MAX: Final = 20.0
 LOOK_SECONDS: Final = 0.1
 ROWS_SHOWN: Final = 12
 OUTCOME_FIELDS: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
-"""What nobody knows of a flight before it has left."""
+"""Fields that are not known before the departure."""
 MICROS: Final = 1_000_000
 
 
 class Board:
-    """Owns a subscription and the thread that reads it: the records in focus, and what was told of them."""
+    """Owns a subscription and the thread that reads it: the records in focus, and the counts of messages."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -72,7 +72,8 @@ class Board:
     ) -> None:
         self._subscription.close()
         if kind is None:
-            # What a signal raises may have cut a call of this thread in two; then gRPC wakes nobody any more.
+            # An exception raised by a signal may have interrupted a call of this thread. Then gRPC never wakes it
+            # again.
             self._thread.join(SETTLE_SECONDS_MAX)
 
     def _read(self) -> None:
@@ -90,7 +91,8 @@ class Board:
             self._late_micros.append(time.time_ns() // 1_000 - (change.previous.expire_time_micros or 0))
 
     def look(self) -> tuple[dict[str, Record], Counter[str]]:
-        """The records, and how often what was told: by reason, else by op. Raises what ended the subscription."""
+        """The records, and the number of messages by reason, else by op. Raises the error that ended the
+        subscription."""
         if self._trouble is not None:
             raise self._trouble
         with self._lock:
@@ -98,7 +100,7 @@ class Board:
 
     @property
     def expiries_late_micros(self) -> list[int]:
-        """How long after its expire time each expiry was told."""
+        """The delay of each message about an expiry after the expire time."""
         with self._lock:
             return list(self._late_micros)
 
@@ -112,13 +114,13 @@ class Departure:
 
     @property
     def hour(self) -> int:
-        """When it is to leave."""
+        """The scheduled time of departure."""
         hour: int = self.document["hour"]
         return hour
 
     @property
     def delay(self) -> float:
-        """Minutes that it leaves late; 0 where it does not leave at all."""
+        """Minutes of delay; 0 if it does not depart at all."""
         return self.document["dep_delay"] or 0.0
 
     @property
@@ -128,12 +130,12 @@ class Departure:
 
     @property
     def scheduled(self) -> dict[str, Any]:
-        """What is known before it leaves."""
+        """The fields that are known before the departure."""
         known = {field: value for field, value in self.document.items() if field not in OUTCOME_FIELDS}
         return known | {"status": "scheduled"}
 
     def news(self, **fields: object) -> dict[str, object]:
-        """A delta: the key fields, and what is new."""
+        """A delta: the key fields, and the new fields."""
         return {field: self.document[field] for field in DEPARTURE_FIELDS} | fields
 
 
@@ -148,14 +150,14 @@ def departures(flights: Flights) -> list[Departure]:
 
 
 class BoardStep:
-    """Publishes the day, and knows from that alone what the board must show and what it must have been told."""
+    """Publishes the day, and computes from that alone the expected board and the expected messages."""
 
     def __init__(self, tell: Narration, client: Client, flights: Flights) -> None:
         self._tell = tell
         self._client = client
         self._day = departures(flights)
         self._waiting: dict[str, float] = {}
-        """Minutes that the flights are late which wait."""
+        """Minutes of delay of the waiting flights."""
         self._told = Counter[str]()
         self._title = ""
 
@@ -165,13 +167,13 @@ class BoardStep:
         tell.step(
             "A live board: snapshot, then live",
             f"Topic {BOARD} gets the flights of a day as they are scheduled, and deltas with the news. A subscription",
-            f"to {WAITING} keeps the board: it is sent what is there, then",
-            "each change, and what leaves and why. What it shows is compared with what a query finds.",
+            f"to {WAITING} keeps the board: it gets the present flights, then",
+            "each change, and each removal with its cause. The board is compared with the result of a query.",
         )
         client.create_topic(BOARD, key=[f"/{field}" for field in DEPARTURE_FIELDS], expiration="1h")
         for hour in range(OPENS):
             self._hour(hour)
-        self._told.clear()  # nobody follows yet
+        self._told.clear()  # there is no subscription yet
         self._told.update(sow=len(self._waiting), snapshot_end=1)
         changes = client.sow_and_subscribe(BOARD, WAITING, oof=True)
         with Board(changes) as board, tell.board(("key", "flight", "minutes late"), right=("minutes late",)) as show:
@@ -193,7 +195,7 @@ class BoardStep:
             self._last_call(board, show)
 
     def _hour(self, hour: int) -> None:
-        """What is published in an hour of the day."""
+        """Publishes an hour of the day."""
         client = self._client
         scheduled = [departure.scheduled for departure in self._day if departure.hour == hour]
         for outcome in client.publish_many(BOARD, scheduled):
@@ -210,13 +212,13 @@ class BoardStep:
                 client.delta_publish(BOARD, departure.news(dep_delay=delay))
                 self._waiting[key] = delay
                 self._told["put"] += 1
-            elif hour < CANCELS:  # nothing leaves after that
+            elif hour < CANCELS:  # no flight departs after that
                 client.delta_publish(BOARD, departure.news(status="departed"))
                 del self._waiting[key]
                 self._told["match"] += 1
 
     def _cancel(self, board: Board, show: Show) -> None:
-        """Deletes by filter what waits of one carrier."""
+        """Deletes the waiting flights of one carrier by filter."""
         of_carrier = {key for key in self._waiting if key.split("|")[3] == CARRIER}
         deleted = self._client.sow_delete(BOARD, filter=f"/carrier = '{CARRIER}' AND /status = 'waiting'")
         for key in of_carrier:
@@ -230,7 +232,7 @@ class BoardStep:
         self._claim(board, show, f"{self._title}, after the delete")
 
     def _last_call(self, board: Board, show: Show) -> None:
-        """Gives the flights that wait a few moments each, and sees them off."""
+        """Gives each waiting flight a few moments to live, and waits for the expiries."""
         last = sorted(self._waiting)
         for number, key in enumerate(last):
             self._client.touch(BOARD, key, ttl=LAST_CALL_SECONDS + number * LAST_CALL_STEP_SECONDS)
@@ -242,7 +244,7 @@ class BoardStep:
         self._tell.say(f"each was told to the board at the latest {late:,.0f} ms after its expire time")
 
     def _claim(self, board: Board, show: Show, when: str) -> None:
-        """Waits until the board has been told everything, and claims that it shows what a query finds."""
+        """Waits until the board has received all messages, and claims that it equals the result of a query."""
         give_up = time.monotonic() + SETTLE_SECONDS_MAX
         while board.look()[1] != self._told and time.monotonic() < give_up:
             self._watch(board, show, 0.02)

@@ -1,7 +1,7 @@
-"""`make demo-cluster`: three real servers in a ring take real flights at the same time; each step asserts what it says.
+"""`make demo-cluster`: three real servers in a ring take real flights at the same time. Each step checks its claims.
 
-It leaves the configurations and the data in `sow-cluster`. Exit codes are those of the demo: 0 when every claim held,
-1 when one did not, 2 when it could not run, 130 after Ctrl-C.
+It leaves the configurations and the data in `sow-cluster`. Exit codes are those of the demo: 0 if every claim held, 1
+if one did not, 2 if it could not run, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from examples.wire import Wire
 from sow_client import Ack, Client, OutgoingLink, Record, SowError
 
 RING: Final = {"a": "b", "b": "c", "c": "a"}
-"""Who sends to whom."""
+"""The links: sender and receiver."""
 FOLDER: Final = "sow-cluster"
 RECORDS: Final = 30_000
 CONTESTED: Final = 300
 """Records that are updated at all three instances while a link is cut."""
 DELETED: Final = 100
-"""Of those, how many the last of the three deletes."""
+"""Number of those records that the last of the three deletes."""
 QUIET_SECONDS_MAX: Final = 60.0
 LOOK_SECONDS: Final = 0.1
 
@@ -80,20 +80,20 @@ class Instance:
         return f"{self.name}-data"
 
     def link(self) -> OutgoingLink:
-        """How its link to the next one is."""
+        """The status of its link to the next one."""
         (link,) = self.client.replication_status().outgoing
         return link
 
 
 class Cluster:
-    """The story, step by step. Owns the three instances and what one step leaves to the next."""
+    """The story, step by step. Owns the three instances, and the state that one step leaves to the next."""
 
     def __init__(self, narration: Narration, instances: Mapping[str, Instance], wire: Wire) -> None:
         self._narration = narration
         self._instances = instances
         self._wire = wire
         self._latest: dict[str, bytes] = {}
-        """By key, what is to be there unless it expires."""
+        """By key, the expected document unless it expires."""
         self._short: set[str] = set()
         """Keys with a short lifetime."""
 
@@ -114,7 +114,7 @@ class Cluster:
         tell.step(
             f"Publish {len(flights):,} flights at all three at once",
             "Each takes the flights of some carriers. Those under 500 miles live for seconds, the longest for ever.",
-            "Then flights that were cancelled are deleted, all of them at c, whoever published them.",
+            "Then the cancelled flights are deleted, all of them at c, wherever they were published.",
         )
         started = time.monotonic()
         acknowledged = self._publish(_parts(flights, self._instances), short=f"{short_seconds}s")
@@ -138,13 +138,13 @@ class Cluster:
         self._claim_equal("all three hold the same flights, byte for byte, with the same versions and expire times")
 
     def cut_and_heal(self, flights: Sequence[Flight]) -> None:
-        """A link is cut while publishing goes on."""
+        """A link is cut while publishing continues."""
         tell = self._narration
         a, b, c = self._instances.values()
         tell.step(
-            "Cut the link a → b while publishing goes on",
+            "Cut the link a → b while publishing continues",
             f"{len(flights):,} more flights. Meanwhile {CONTESTED} old ones are updated at a, then at b, then at c,",
-            f"which deletes {DELETED} of them at last: the last writer wins. And short lifetimes end.",
+            f"which finally deletes {DELETED} of them: the last writer wins. And short lifetimes end.",
         )
         contested = sorted(key for key, payload in self._latest.items() if key not in self._short)[:CONTESTED]
         tell.claim(f"there are {CONTESTED} flights to update", len(contested) == CONTESTED, found=len(contested))
@@ -188,10 +188,10 @@ class Cluster:
         tell = self._narration
         b = self._instances["b"]
         tell.step(
-            "kill -9 of b, its data directory is lost, and publishing goes on",
-            f"{len(flights):,} more flights. What b acknowledged as REPLICATED is at c, too, so nothing of it is lost.",
-            "An empty b starts under its name, with a new id; a seeds it. Half of what a and c take comes while b",
-            "is away, the other half while it is seeded.",
+            "kill -9 of b, its data directory is lost, and publishing continues",
+            f"{len(flights):,} more flights. Writes that b acknowledged as REPLICATED are also at c, so none is lost.",
+            "An empty b starts under its name, with a new id, and a seeds it. Half of the flights for a and c come",
+            "while b is away, the other half while it is seeded.",
         )
         parts = _parts(flights, self._instances)
         seconds_to_ready: list[float] = []
@@ -218,7 +218,7 @@ class Cluster:
                 rest = others.submit(publish_on)
                 start_again()
             finally:
-                ready.set()  # or a failure here would leave the thread waiting for ever
+                ready.set()  # otherwise a failure here would leave the thread waiting for ever
             away = rest.result()
         kept = parts["b"][:acknowledged]
         for flight in kept:
@@ -241,7 +241,7 @@ class Cluster:
                 wanted <= keys,
                 found=f"{len(wanted - keys):,} are missing",
             )
-        # One that b took but did not acknowledge may have come to c, or not.
+        # A flight that b took and did not acknowledge may or may not have reached c.
         maybe = {departure_key(flight) for flight in parts["b"][acknowledged:]}
         self._claim_equal("all three hold the same again", maybe=maybe)
 
@@ -278,7 +278,7 @@ class Cluster:
                 found=found,
             )
 
-    # ---- what several steps need ----
+    # ---- helpers of several steps ----
 
     def _publish(
         self,
@@ -288,7 +288,8 @@ class Cluster:
         batch_records: int = 500,
         on_progress: Callable[[int], None] = lambda done: None,
     ) -> dict[str, int]:
-        """Publishes at all instances at once; returns how many each has acknowledged. `short`: of short flights."""
+        """Publishes at all instances at once. Returns the number that each has acknowledged. `short`: of short
+        flights."""
         lock = threading.Lock()
         done: Counter[str] = Counter()
 
@@ -311,7 +312,7 @@ class Cluster:
         return dict(sorted(done.items()))
 
     def _wait_until_quiet(self) -> float:
-        """Waits until every link is up with lag 0, and nothing has moved between two looks; returns the seconds."""
+        """Waits until every link is up with lag 0, and nothing has changed between two looks. Returns the seconds."""
         started = time.monotonic()
         before: list[int] = []
         while True:
@@ -342,9 +343,9 @@ class Cluster:
         self._narration.table(headings, rows, right=headings[3:])
 
     def _claim_equal(self, what: str, *, maybe: Iterable[str] = ()) -> None:
-        """Claims that all instances hold the same, and what was published last. `maybe`: keys that may be there."""
+        """Claims that all instances hold the same records, those published last. `maybe`: keys that may be present."""
         found = {name: snapshot(instance.client, DEPARTURES) for name, instance in self._instances.items()}
-        instant = max(one.as_of_micros for one in found.values())  # short lifetimes end while they are read
+        instant = max(one.as_of_micros for one in found.values())  # short lifetimes end during the read
         looks = {name: _look(one, instant) for name, one in found.items()}
         first, *others = looks.values()
         differing = {key for other in others for key in first.keys() | other.keys() if first.get(key) != other.get(key)}
@@ -357,13 +358,13 @@ class Cluster:
         extra = first.keys() - self._latest.keys() - set(maybe)
         missing = self._latest.keys() - self._short - first.keys()
         self._narration.claim(
-            "and that is what was published last for each key, less what was deleted or has expired",
+            "they are the last published record of each key, without deleted and expired ones",
             not wrong | extra | missing,
             found=f"{len(wrong):,} older, {len(extra):,} too many, {len(missing):,} missing",
         )
 
     def _watch_expiry(self) -> None:
-        """Waits for the end of the short lifetimes; nobody tells anybody of it."""
+        """Waits for the end of the short lifetimes. Expiries are not replicated."""
         deadline = max(
             [
                 record.expire_time_micros or 0
@@ -387,7 +388,7 @@ class Cluster:
 
 
 def _parts(flights: Sequence[Flight], names: Iterable[str]) -> dict[str, list[Flight]]:
-    """Whole carriers for each, so that all have about as many flights."""
+    """Divides the flights by carrier into parts of about equal size."""
     parts: dict[str, list[Flight]] = {name: [] for name in names}
     by_carrier: dict[str, list[Flight]] = {}
     for flight in flights:
@@ -409,7 +410,7 @@ def _cancelled(payload: bytes) -> bool:
 
 
 def _look(found: Snapshot, instant: int) -> dict[str, tuple[object, ...]]:
-    """What must be the same everywhere of each record that is live at that instant."""
+    """For each record that is live at that instant, the values that must be the same everywhere."""
     return {key: _identity(found.records[key]) for key in found.live_at(instant)}
 
 
@@ -465,7 +466,7 @@ def _tell(narration: Narration, folder: Path, *, records: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ones."""
+    """Different free ports."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(free_port(0))

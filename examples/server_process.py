@@ -48,11 +48,11 @@ class Exit:
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if nobody listens there, else one that is free now."""
+    """`wanted` if it is free, else another free port."""
     with socket.socket() as probe:
         probe.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the server: the last one's goodbyes are no harm
+        )  # as the server does: closing connections of the last server do no harm
         try:
             probe.bind((HOST, wanted))
         except OSError:
@@ -62,7 +62,7 @@ def free_port(wanted: int) -> int:
 
 
 def remove_data(folder: Path, name: str = DATA_NAME) -> None:
-    """Removes the data of earlier runs. Raises ServerTrouble when a server still works on them."""
+    """Removes the data of earlier runs. Raises ServerTrouble if a server still uses them."""
     data = folder / name
     for lock in data.rglob("LOCK"):
         with lock.open("r+b") as file:
@@ -75,7 +75,7 @@ def remove_data(folder: Path, name: str = DATA_NAME) -> None:
 
 
 class ServerProcess:
-    """Owns the process. One at a time; may be started again after it was stopped or killed."""
+    """Owns the process. Only one runs at a time. It may be started again after it was stopped or killed."""
 
     def __init__(self, folder: Path, config: str = CONFIG_NAME) -> None:
         """`config`: the name of a file in `folder`, where the server runs."""
@@ -133,7 +133,7 @@ class ServerProcess:
         return Exit(code, time.monotonic() - started)
 
     def kill(self) -> None:
-        """SIGKILL: the server ends in the middle of whatever it does. Does not wait; from any thread."""
+        """SIGKILL: the server ends at once. Does not wait. Call it from any thread."""
         self._running().kill()
 
     def wait(self) -> int:
@@ -151,7 +151,7 @@ class ServerProcess:
                 self._log.append(line.rstrip())
                 if _event(line) == "ready":
                     heard.put(True)
-        # Not for the caller to find out: the process may still be on its way out.
+        # The caller cannot check this: the process may still be ending.
         heard.put(False)
 
     def _last_words(self) -> str:

@@ -1,5 +1,5 @@
-"""A session store. A session lives for two seconds after its last use; an id is given out once; of two requests that
-change a session at once neither is lost; and whoever wants to know hears when a session has ended.
+"""A session store. A session lives for two seconds after its last use, and an id is given out once. If two requests
+change a session at once, neither change is lost. A subscriber hears when a session has ended.
 
     sow-server                                            # in one terminal
     .venv/bin/python -m examples.sessions [HOST:PORT]     # in another
@@ -16,7 +16,7 @@ from sow_client import AlreadyExists, Client, ConditionFailed
 
 
 def sign_in(client: Client, session: str, user: str) -> bool:
-    """Begins a session; False where a live one has this id."""
+    """Begins a session. False if a live session has this id."""
     try:
         client.publish("sessions", {"id": session, "user": user, "cart": []}, only_if_absent=True)
     except ConditionFailed:
@@ -25,7 +25,8 @@ def sign_in(client: Client, session: str, user: str) -> bool:
 
 
 def add_to_cart(client: Client, session: str, item: str) -> None:
-    """Reads, changes, and writes unless somebody was quicker: then it begins again. It renews the session, too."""
+    """Reads, changes, and writes the session, and repeats this if another writer was quicker. It also renews the
+    session."""
     while (record := client.get("sessions", session)) is not None and isinstance(record.data, dict):
         changed = {**record.data, "cart": [*record.data["cart"], item]}
         with contextlib.suppress(ConditionFailed):
@@ -42,7 +43,7 @@ def main(server: str) -> None:
         with client.subscribe("sessions", oof=True) as changes:
             print("alice signs in:", sign_in(client, "s-1", "alice"), "- bob:", sign_in(client, "s-2", "bob"))
             print("mallory signs in with alice's id:", sign_in(client, "s-1", "mallory"))
-            with ThreadPoolExecutor() as requests:  # each item is a request of its own, all at once
+            with ThreadPoolExecutor() as requests:  # each item is a separate request, all at once
                 list(requests.map(add_to_cart, [client] * 4, ["s-1"] * 4, ["bread", "milk", "tea", "jam"]))
             for _ in range(6):
                 time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""The story that the demo tells: each step says what it proves, and asserts it.
+"""The story of the demo: each step states its claims and checks them.
 
 publish → look up, touch → watch them expire → restart while records fall due → delete → kill -9 → ask → follow
 """
@@ -28,40 +28,41 @@ DEPARTURES: Final = "departures"
 
 MICROS: Final = 1_000_000
 SOON_MICROS: Final = 600 * MICROS
-"""What expires within that falls due in the course of the story."""
+"""Records that expire within this time fall due during the story."""
 FALLING_DUE: Final = 50
 FALLING_DUE_SECONDS: Final = 3
 KILLED_RECORDS_MAX: Final = 40_000
-"""Records that are on their way to the server when it is killed."""
+"""Records in flight to the server when it is killed."""
 LOOK_SECONDS: Final = 1.0
 """Between two looks at the number of live records."""
 LAG_SECONDS_MAX: Final = 5.0
-"""Within this, nearly all expired records must have been removed: far above the aim, as the machine may be busy."""
+"""Nearly all expired records must have been removed within this time. It is far above the goal, as the machine may be
+busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Haul:
-    """A class of flights by distance, and the lifetime that its records get."""
+    """A class of flights by distance, with the lifetime of its records."""
 
     name: str
     miles_below: float
     ttl: str | None
-    """As published with each record; "never"; None: none, so that the topic's default holds."""
+    """The lifetime published with each record, or "never". None: no lifetime, so the topic's default applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """Seconds to live. The more there is to publish, the longer, so that most of it is alive at the end of that."""
+    """Seconds to live. More records get longer lifetimes, so that most are alive when publishing ends."""
 
     short: int
     default: int
     """The topic's default."""
     hauls: tuple[Haul, ...]
-    """By distance; a flight belongs to the first that it is short enough for."""
+    """By distance. A flight belongs to the first class whose distance it does not exceed."""
 
 
 def lifetimes(records: int) -> Lifetimes:
-    """The lifetimes for so many flights."""
+    """The lifetimes for this number of flights."""
     short = 5 + 7 * records // RECORDS_ALL
     hauls = (
         Haul("under 500 miles", 500, f"{short}s"),
@@ -75,13 +76,13 @@ def lifetimes(records: int) -> Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All live records of a topic, as they were at one instant of the server's clock."""
+    """All live records of a topic at one instant of the server's clock."""
 
     as_of_micros: int
     records: Mapping[str, Record]
 
     def live_at(self, micros: int) -> set[str]:
-        """The keys whose records are not expired then, if nothing else happens to them."""
+        """The keys whose records are not expired at that time, without further changes."""
         return {
             key
             for key, record in self.records.items()
@@ -109,7 +110,7 @@ def _as_of(result: QueryResult) -> int:
 
 
 class Story:
-    """The story, step by step. Owns the client and what one step leaves to the next."""
+    """The story, step by step. Owns the client, and the state that one step leaves to the next."""
 
     def __init__(self, narration: Narration, server: ServerProcess, *, port: int, metrics_port: int) -> None:
         self._narration = narration
@@ -144,7 +145,8 @@ class Story:
             f"Topic {FLIGHTS}, keyed by {', '.join('/' + name for name in KEY_FIELDS)}: a key holds its latest flight.",
             "An acknowledged record is on disk (fsync). Each carries a lifetime by distance, or the topic's default.",
         )
-        # What the store is to hold, worked out without it: the last flight of each key, and when it was handed over.
+        # The expected content, computed without the store: the last flight of each key, and the time it was handed
+        # over.
         latest: dict[str, tuple[Flight, int]] = {}
         by_haul: Counter[str] = Counter()
         size = acknowledged = 0
@@ -209,13 +211,13 @@ class Story:
         return before
 
     def look_up_and_touch(self, published: Snapshot, lives: Lifetimes) -> list[str]:
-        """Looks keys up that are about to expire, and gives two of them a longer life. Returns those that expire."""
+        """Looks up keys that are about to expire, and gives two of them a longer life. Returns the keys that expire."""
         tell = self._narration
         tell.step(
             "Look keys up while they are alive, and keep two of them",
             "touch gives a record a new lifetime, persist takes it away; the flight itself stays as it was.",
         )
-        # Those with the most time left: what follows is to happen while they live.
+        # Those with the most time left, because the next steps must happen while they live.
         by_time_left = sorted(
             (
                 (record.expire_time_micros, key)
@@ -291,7 +293,7 @@ class Story:
         self._tell_lag(overdue_most)
 
     def _tell_lag(self, overdue_most: int) -> None:
-        """Reads of expired records need no removal; how soon that follows is in the metrics."""
+        """Reads do not depend on the removal of expired records. The metrics show how soon the removal follows."""
         tell = self._narration
         buckets, removed = expiry_lag(self._metrics_address)
         half, most = _quantile(buckets, removed, 0.5), _quantile(buckets, removed, 0.99)
@@ -310,9 +312,9 @@ class Story:
         tell = self._narration
         tell.step(
             "Stop the server, let records fall due, start it again",
-            "What expires while the server is down is gone at the first request; all else is there, unchanged.",
+            "Records that expire while the server is down are gone at the first request; all others are unchanged.",
         )
-        # However slow this machine is: some fall due after the look that all are compared with.
+        # Even on a slow machine some records fall due after the look that all are compared with.
         now = snapshot(self._client, FLIGHTS)
         later = now.as_of_micros + SOON_MICROS
         far = [key for key, record in now.records.items() if (record.expire_time_micros or 0) > later][:FALLING_DUE]
@@ -349,7 +351,7 @@ class Story:
         self._claim_unchanged(before, "the others are there")
 
     def delete(self) -> str:
-        """Deletes by key, by document and by a list of keys; returns the key of the longest flight that is left."""
+        """Deletes by key, by document and by a list of keys. Returns the key of the longest remaining flight."""
         tell = self._narration
         tell.step(
             "Delete",
@@ -442,10 +444,10 @@ class Story:
         )
         self._claim_unchanged(before, f"topic {FLIGHTS} is as it was before the kill")
 
-    # ---- what several steps need ----
+    # ---- helpers of several steps ----
 
     def _claim_unchanged(self, before: Snapshot, what: str) -> None:
-        """Claims that the live records are those of `before` that have not expired, the same in every respect."""
+        """Claims that the live records are those of `before` that have not expired, unchanged."""
         after = snapshot(self._client, FLIGHTS)
         expected = before.live_at(after.as_of_micros)
         changed = [
@@ -476,7 +478,7 @@ def haul_of(flight: Flight, lives: Lifetimes) -> Haul:
 
 
 def _may_have_expired(flight: Flight, handed_micros: int, lives: Lifetimes, now_micros: int) -> bool:
-    """Its lifetime began when the server took it, so not before it was handed over."""
+    """Its lifetime began when the server applied it, so not before it was handed over."""
     ttl = haul_of(flight, lives).ttl
     seconds = {None: lives.default, f"{lives.short}s": lives.short}.get(ttl)
     return seconds is not None and handed_micros + seconds * MICROS <= now_micros
@@ -529,5 +531,5 @@ def expiry_lag(metrics_address: str) -> tuple[list[tuple[float, int]], int]:
 
 
 def _quantile(buckets: Iterable[tuple[float, int]], count: int, quantile: float) -> float:
-    """The bound below which that share of the records is."""
+    """The bound below which this share of the records lies."""
     return next((bound for bound, cumulative in buckets if cumulative >= quantile * count), float("inf"))

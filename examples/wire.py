@@ -18,7 +18,7 @@ CHUNK_BYTES: Final = 64 * 1024
 
 
 class Wire:
-    """Owns its port, the connections, and two threads for each of them."""
+    """Owns its port, the connections, and two threads per connection."""
 
     def __init__(self, port_to: int) -> None:
         self._port_to = port_to
@@ -36,7 +36,7 @@ class Wire:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cut()
-        # Closing alone would not wake the thread that accepts.
+        # Closing alone would not wake the accepting thread.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -50,7 +50,7 @@ class Wire:
                     end.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def heal(self) -> None:
-        """Carries what connects from now on."""
+        """Forwards new connections from now on."""
         with self._lock:
             self._whole = True
 
@@ -63,7 +63,7 @@ class Wire:
             try:
                 far = socket.create_connection((HOST, self._port_to))
             except OSError:
-                near.close()  # nobody is there: as without the wire
+                near.close()  # no server is there, as without the wire
                 continue
             with self._lock:
                 if not self._whole:

@@ -1,8 +1,8 @@
-"""An enrichment: flights as they change, with the name of their airline, from one topic into another.
+"""An enrichment: changes of flights, with the name of the airline, from one topic to another.
 
     .venv/bin/python -m examples.spark.enrich HOST:PORT FOLDER
 
-FOLDER keeps how far it has come. It ends when there is no more; leave `availableNow` out, and it goes on.
+FOLDER keeps its position. It ends when there are no more changes. Without `availableNow` it runs on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from examples.spark.session import session
 from sow_client import AlreadyExists, Client
 
 FLIGHT = "carrier STRING, flight INT, origin STRING, dest STRING, dep_delay DOUBLE, _op STRING, _expire_time TIMESTAMP"
-"""With `_op` the sink knows what has gone: it goes there, too."""
+"""With `_op` the sink also removes deleted and expired flights."""
 
 
 def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None:
-    """Sends on what has changed since the last run; each change once, whatever breaks in between."""
+    """Forwards the changes since the last run, each change once, through failures in between."""
     names = spark.read.csv(airlines, "carrier STRING, airline STRING", header=True)
     changes = spark.readStream.format("sow").schema(FLIGHT).option("server", server).option("topic", "flights")
     late = (
@@ -32,7 +32,7 @@ def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None
         .load()
         .join(functions.broadcast(names), "carrier", "left")
         .withColumn("late", functions.coalesce(functions.col("dep_delay") > 15, functions.lit(False)))
-        .withColumnRenamed("_expire_time", "until")  # what is enriched lives for as long as the flight
+        .withColumnRenamed("_expire_time", "until")  # an enriched record lives as long as its flight
     )
     sink = late.writeStream.format("sow").option("server", server).option("topic", "flights.enriched")
     sink = sink.option("expireTimeColumn", "until").option("checkpointLocation", f"{folder}/checkpoint")
@@ -40,7 +40,7 @@ def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None
 
 
 def main(server: str, folder: str) -> None:
-    """Creates the topic, and enriches what there is."""
+    """Creates the topic, and enriches the present flights."""
     spark = session("enrich flights")
     with Client(server) as client, tempfile.TemporaryDirectory() as downloads:
         with contextlib.suppress(AlreadyExists):

@@ -1,4 +1,4 @@
-"""A history: the snapshot and the changes after it are the table at any later bookmark, and which row was valid when.
+"""A history: the snapshot and the changes after it give the table at any later bookmark, and the validity of each row.
 
     .venv/bin/python -m examples.spark.history HOST:PORT FOLDER
 
@@ -16,7 +16,7 @@ from examples.spark.snapshot import PIN
 
 
 def follow(spark: SparkSession, server: str, folder: str) -> None:
-    """Appends what has changed since the last run, or since the snapshot."""
+    """Appends the changes since the last run, or since the snapshot."""
     (taken,) = spark.read.json(f"{folder}/bookmark").collect()
     schema = spark.read.parquet(f"{folder}/snapshot").schema.add("_sequence", "long").add("_op", "string")
     changes = (
@@ -33,7 +33,7 @@ def follow(spark: SparkSession, server: str, folder: str) -> None:
 
 
 def versions(spark: SparkSession, folder: str) -> DataFrame:
-    """Every state of every flight, with the sequences from and up to which it was the state; null: it still is."""
+    """Every state of every flight, with the first and last sequence of its validity. Null: it is still valid."""
     start = functions.lit(0).cast("long").alias("_sequence")
     first = spark.read.parquet(f"{folder}/snapshot").select("*", start, functions.lit("put").alias("_op"))
     changes = spark.read.schema(first.schema).parquet(f"{folder}/changes")
@@ -43,13 +43,13 @@ def versions(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def table_at(states: DataFrame, sequence: int) -> DataFrame:
-    """The topic as it stood after a change; before that one only the snapshot is known."""
+    """The topic right after the change `sequence`. Before the first change it is the snapshot."""
     after = functions.col("valid_to").isNull() | (functions.col("valid_to") > sequence)
     return states.where((functions.col("valid_from") <= sequence) & after)
 
 
 def main(server: str, folder: str) -> None:
-    """Follows, and tells how the table has grown."""
+    """Appends changes, and prints the growth of the table."""
     spark = session("history of flights")
     follow(spark, server, folder)
     states = versions(spark, folder).cache()

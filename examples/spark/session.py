@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 
 def session(name: str) -> SparkSession:
-    """Two tasks at a time, with the Python that runs this, unless spark-submit has been told otherwise.
+    """Two tasks at a time, with the Python that runs this, unless spark-submit has other settings.
 
-    The data source needs no registering: Spark finds it where `sow` is installed.
+    The data source needs no registration: Spark finds it where `sow` is installed.
     """
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:

@@ -1,8 +1,8 @@
-"""A snapshot: a topic as it stood at one instant, to Parquet files by carrier, and the bookmark of that instant.
+"""A snapshot: a topic at one instant, written to Parquet files by carrier, with the bookmark of that instant.
 
     .venv/bin/python -m examples.spark.snapshot HOST:PORT FOLDER
 
-Run `examples.spark.load_flights` before. `examples.spark.history` goes on from the bookmark.
+Run `examples.spark.load_flights` first. `examples.spark.history` continues from the bookmark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PIN = "flights-history"
 
 def snapshot(spark: SparkSession, client: Client, server: str, folder: str) -> str:
     """Writes the files; returns the bookmark."""
-    # Opened here and not by Spark: so its bookmark and its time are known.
+    # Opened here and not by Spark, so that its bookmark and its time are known.
     export = client.open_export("flights")
     assert export.bookmark is not None, "the topic has a journal"
-    # The changes after it are kept until the history has read them, for a week at most.
+    # The changes after it are kept until the history has read them, for at most a week.
     client.pin_journal("flights", PIN, export.bookmark, idle_ttl="7d")
     flights = spark.read.format("sow").option("server", server).option("topic", "flights").option("export", export.id)
     flights.load().write.partitionBy("carrier").mode("overwrite").parquet(f"{folder}/snapshot")
@@ -35,7 +35,7 @@ def snapshot(spark: SparkSession, client: Client, server: str, folder: str) -> s
 
 
 def main(server: str, folder: str) -> None:
-    """Takes the snapshot, and reads what it has written."""
+    """Takes the snapshot, and reads the written files."""
     spark = session("snapshot of flights")
     with Client(server) as client:
         bookmark = snapshot(spark, client, server, folder)
