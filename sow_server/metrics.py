@@ -299,7 +299,7 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     )
     letters = CounterMetricFamily("sow_dead_letters", "Dead letters of expired records.", labels=["fate"])
     for fate, count in writer.letters_total.items():
-        letters.add_metric([fate.value], count)
+        letters.add_metric([fate], count)
     yield letters
     yield GaugeMetricFamily("sow_last_sequence", "The last sequence written to the journal.", writer.last_sequence)
     yield CounterMetricFamily("sow_clock_jumps", "Forward jumps of the wall clock, see rule L15.", clock.jumps_total)

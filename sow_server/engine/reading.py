@@ -20,7 +20,7 @@ from sow_server.engine.commit.soundness import Reports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.disk.layout import EXPIRE_TIME, PREFIX_BYTES, REARM_KEY, RECORD_KEY, i64, indexed_keys
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
-from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
+from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.fields import Steps
 
@@ -42,11 +42,13 @@ class Cut:
     acts: bool
     records: Cursor
     indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
-    """Those of the indexes that were asked for which are complete (IX3), by the steps of their paths."""
+    """Those of the indexes that were asked for which are complete (catalog/indexes [3]), by the steps of their
+    paths."""
     total: Total | None = None
     """Where it was asked for: how many there are."""
     skipped: Skipped | None = None
-    """Rows whose key cannot be told are passed over, and reported here (SD2). None: they are read as the others."""
+    """Rows whose key cannot be told are passed over, and reported here (soundness [2]). None: they are read as the
+    others."""
 
     def find(self, key: bytes) -> bytes | None:
         """The stored value of the live record of `key`."""
@@ -205,7 +207,8 @@ class Cuts:
         self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
     ) -> Cut:
         """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
-        are there and complete; `counted`: with their total; `unreadable`: also those whose key cannot be told (SD2)."""
+        are there and complete; `counted`: with their total; `unreadable`: also those whose key cannot be told
+        (soundness [2])."""
         with self._writer.cut_lock:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
@@ -258,7 +261,7 @@ class Cuts:
         with self._writer.cut_lock:
             if self._topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)
-            return Ledger(self._journal_cut(), Heads(self._rocks), topic, topic.statistics, synced)
+            return Ledger(self._journal_cut(), ChunkHeads(self._rocks), topic, topic.statistics, synced)
 
     # -- numbers ----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from sow_server.engine.catalog.topics import (
     check_name,
     check_settings,
 )
-from sow_server.engine.commit import dead_letters
+from sow_server.engine.commit import dead_letters, letters, tombstones
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
@@ -104,8 +104,9 @@ from sow_server.engine.disk.rocks import (
 )
 from sow_server.engine.durables import Durable, DurableEditor, DurableFigures, Durables, prune_topic
 from sow_server.engine.formats.payloads import index_paths
-from sow_server.engine.journal import chunks as journal
-from sow_server.engine.journal.chunks import Heads, JournalCut, Ledger
+from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
+from sow_server.engine.journal.retention import prune_commits
+from sow_server.engine.loads import removal_marks
 from sow_server.engine.loads.loads import LoadOptions, Loads
 from sow_server.engine.losses import settle
 from sow_server.engine.reading import Cut, Cuts, ManyCut, Skipped, is_rearming
@@ -213,6 +214,7 @@ class Store:
             sequence_bound=bounds.sequence,
             create_dynamic=self._create_dynamic if options.dynamic_topics else None,
             topic_row=_topic_row,
+            removal_hooks=(removal_marks.on_removed, tombstones.on_removed, letters.on_removed),
             observer=observer,
             heads=HeadCache(options.head_cache_records),
         )
@@ -713,7 +715,7 @@ class Store:
         if refounded or settings.journal != topic.settings.journal:
             # What is not journaled is as good as discarded: nobody may read across the gap (rule J1). Nor may
             # anybody read changes whose payloads and keys are of another kind.
-            for chunk in draft.chunks:
+            for chunk in draft.journal.chunks:
                 if chunk.topic is topic:
                     chunk.journaled = False
             draft.batch.ranges.append((JOURNAL, topic.prefix, topic.stop))
@@ -1038,7 +1040,7 @@ class Store:
         """One cut for all of them, so that their figures agree with each other."""
         with self.writer.cut_lock:
             found, statistics = find(), topic.statistics
-            heads, now = Heads(self._rocks), self._clock.now_micros()
+            heads, now = ChunkHeads(self._rocks), self._clock.now_micros()
             heads.open()
         try:
             return [(one, self.durables.figures(topic, one, statistics, heads, now)) for one in found], now
@@ -1094,7 +1096,7 @@ class Store:
 
     def _build(self, topic: Topic, index: Index) -> None:
         """Puts the entries of the records that were there before the index. What changes meanwhile has its entries from
-        the change (IX1), so that after the last chunk all are there (IX2)."""
+        the change (catalog/indexes [1]), so that after the last chunk all are there (catalog/indexes [2])."""
 
         row = INDEX_KEY + index.prefix
 
@@ -1117,12 +1119,12 @@ class Store:
         """For new settings of a topic: what they say of dead letters has to go together with other topics (rule T3)."""
         dead_letters.check(self.topics, name, settings, declared)
         if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
-            draft.undelivered()  # from now on it can be watched
+            letters.undelivered(draft)  # from now on it can be watched
 
     def _stage_waiting(self, draft: Draft, topic: Topic) -> bool:
         """For a topic that is new, or takes other payloads now: True when dead letters may have waited for it, so that
         `_deliver` has to follow."""
-        box = self.topics.by_id.get(UNDELIVERED_ID) or draft.founded
+        box = letters.existing_undelivered(draft)
         if box is None or not draft.statistics.get(box.id, box.statistics).records:
             return False
         draft.batch.puts[META][DELIVER_KEY + topic.prefix] = box.prefix + dead_letters.undelivered_prefix(topic.name)
@@ -1135,7 +1137,7 @@ class Store:
 
         def stage_delivery(draft: Draft) -> Callable[[], bool]:
             def stage_letters(keys: list[bytes], values: list[bytes]) -> None:
-                draft.deliver_waiting(box, topic, keys, values)
+                letters.deliver_waiting(draft, box, topic, keys, values)
 
             return self._stage_chunk(draft, box, row, LETTERS_CHUNK, stage_letters, lambda: None, stop=stop)
 
@@ -1219,13 +1221,13 @@ class Store:
             self._first_kept.clear()
         ids = [topic_id for topic_id in topics if topic_id > self._pruned_to]  # in the order of creation
         looked_at = 0
-        heads_before = Heads.opened_total
+        heads_before = ChunkHeads.opened_total
         for topic_id in ids[:PRUNE_TOPICS]:
             looked_at += 1
             first = prune_topic(self.durables, draft, topics, topics[topic_id])
             if first is not None:
                 self._first_kept[topic_id] = first
-            if Heads.opened_total - heads_before >= PRUNE_READS:
+            if ChunkHeads.opened_total - heads_before >= PRUNE_READS:
                 break
         more = looked_at < len(ids)
         reached = ids[looked_at - 1] if more else 0
@@ -1237,7 +1239,7 @@ class Store:
                 for topic_id, topic in topics.items()
                 if topic_id not in self._first_kept and draft.statistics.get(topic_id, topic.statistics).journal_entries
             ]
-            journal.prune_commits(self._rocks, firsts, draft.batch, draft.next_sequence - 1)
+            prune_commits(self._rocks, firsts, draft.batch, draft.next_sequence - 1)
 
         def after() -> bool:
             self._pruned_to = reached

@@ -26,7 +26,7 @@ from zlib import crc32
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.soundness import all_told
 from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
-from sow_server.engine.journal.chunks import Chunk, Counts, JournalCut, Ledger
+from sow_server.engine.journal.reading import JournalCounts, JournalCut, Ledger, StoredChunk
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions import focus
@@ -129,10 +129,10 @@ def _start(store: Store, topic: Topic, ledger: Ledger, start: Start, position: i
             return ledger.earliest
 
 
-def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: RangeLimits) -> int:
+def _limited(ledger: Ledger, start: int, end: int, base: JournalCounts, limits: RangeLimits) -> int:
     """The end of the range, if the limits end it sooner."""
 
-    def exceeds(chunk: Chunk) -> bool:
+    def exceeds(chunk: StoredChunk) -> bool:
         entries = chunk.entries_before + chunk.entries - base.entries
         size = chunk.bytes_before + chunk.size - base.bytes
         return 0 < limits.entries < entries or 0 < limits.bytes < size
@@ -150,7 +150,7 @@ def _limited(ledger: Ledger, start: int, end: int, base: Counts, limits: RangeLi
     return min(end, commit.last_sequence)
 
 
-def _parts(ledger: Ledger, start: int, end: int, base: Counts, entries: int, parts: int) -> Iterator[int]:
+def _parts(ledger: Ledger, start: int, end: int, base: JournalCounts, entries: int, parts: int) -> Iterator[int]:
     """The ends of parts with about equal numbers of entries; no part is empty."""
     if entries == 0:
         return

@@ -15,7 +15,7 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import Changes, Commit
-from sow_server.engine.journal.chunks import JournalCut
+from sow_server.engine.journal.reading import JournalCut
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions import focus

@@ -87,7 +87,7 @@ def changes(rows: list[Bad], *, after: int, upto: int) -> replication_pb2.Replic
 
 
 def test_a_link_and_a_repair_take_what_is_sound_and_go_on(server: ServerProcess, client: Client) -> None:
-    """SD1, R6. Story: the row was applied, and every read of the topic was INTERNAL from then on."""
+    """soundness [1], R6. Story: the row was applied, and every read of the topic was INTERNAL from then on."""
     hello = replication_pb2.Hello(protocol=1, instance=ME, topics_pattern=".*", topics=[TOPIC])
     bad = [Bad(key=b"\xff\xfe"), Bad(key=b""), Bad(key=b"x" * 20_000), Bad(payload=b"\xff"), Bad(version=-1)]
     chunk = bad_rows.packed([Bad(key=b"seeded"), *bad])
@@ -131,7 +131,7 @@ READABLE: Final = ["fine", "large", "type", "version", "x" * 20_000]
 
 
 def test_every_read_of_a_topic_that_holds_such_rows_works(server: ServerProcess, client: Client) -> None:
-    """SD2."""
+    """soundness [2]."""
     assert [record.key for record in client.query("queried")] == READABLE
     assert sorted(record.key for record in client.query("queried", order_by="/n DESC")) == READABLE
     assert [record.key for record in client.query("queried", "@key < 'm'")] == ["fine", "large"]

@@ -194,7 +194,7 @@ def test_the_asynchronous_publisher_does_the_same(server: ServerProcess) -> None
 def test_a_server_that_is_killed_around_the_end_of_a_unit_has_all_of_it_or_has_not_finished_it(
     server: ServerProcess, rounds: int
 ) -> None:
-    """PU1: the client that goes on finishes it exactly once; who asks after a restart hears the truth."""
+    """publishers [1]: the client that goes on finishes it exactly once; who asks after a restart hears the truth."""
     with Client(server.address, connect_timeout=60) as client:
         for number in range(1, rounds + 1):
             publisher = client.publisher("orders", publisher_id="job", unit=number, batch_records=100, retry_for=120)

@@ -1,4 +1,4 @@
-"""The guarded clock, whatever the machine's clocks do: never backwards, and within its bound (C1 to C3)."""
+"""The guarded clock, whatever the machine's clocks do: never backwards, and within its bound (clock [1] to [3])."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_clock_never_runs_backwards_and_is_slewed_within_its_bound(steps: li
 
 @given(st.lists(st.tuples(st.integers(0, 100), SET), min_size=1, max_size=200))
 def test_over_any_time_the_clock_is_within_five_percent_of_elapsed_time(steps: list[tuple[int, int]]) -> None:
-    """C2: also when it is asked every few microseconds."""
+    """clock [2]: also when it is asked every few microseconds."""
     wall, boot = START, 0
     clock = GuardedClock(wall=lambda: wall, elapsed=lambda: boot)
     clock.start(0)

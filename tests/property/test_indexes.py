@@ -1,4 +1,5 @@
-"""Entries of indexes have the order of what they stand for, and ranges of them leave nothing out (IX4)."""
+"""Entries of indexes have the order of what they stand for, and ranges of them leave nothing out (catalog/indexes
+[4])."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composite keys never collide, whatever is in their fields (KEY1)."""
+"""Composite keys never collide, whatever is in their fields (keys [1])."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP = st.text(alphabet="ab[/ ]1\\\n", max_size=6)
 
 @given(FIELDS, FIELDS)
 def test_different_fields_give_different_keys(one: list[str], other: list[str]) -> None:
-    """KEY1: also for different numbers of fields."""
+    """keys [1]: also for different numbers of fields."""
     assert (join(one) == join(other)) == (one == other)
 
 

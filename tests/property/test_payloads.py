@@ -285,7 +285,7 @@ def test_a_merge_is_the_naive_one(
 def test_a_difference_leads_from_the_old_document_to_the_new_one(
     documents: tuple[dict[str, object], dict[str, object]], paths: list[str]
 ) -> None:
-    """DL3, and no more than it needs: what has not changed is not sent but for the key fields."""
+    """deltas [3], and no more than it needs: what has not changed is not sent but for the key fields."""
     old, new = documents
     key = [parse_path(path) for path in paths]
     found = [

@@ -165,7 +165,7 @@ def test_each_setting_is_what_its_origin_says_or_was_lowered_to_a_limit_of_it(
 def test_settings_from_several_places_never_contradict_each_other(
     name: str, own: Declared, given: list[Policy], defaults: Declared
 ) -> None:
-    """PO3: what would be refused from one place gives way from several; but a quota may exceed a retention."""
+    """policies [3]: what would be refused from one place gives way from several; but a quota may exceed a retention."""
     settings = resolve_topic(name, own, Policies(given), defaults).settings._asdict()
     check_limits_and_values({**settings, "backlog_quota_bytes": None, "backlog_quota_age_micros": None})
 

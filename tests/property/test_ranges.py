@@ -71,11 +71,11 @@ class World:
 
         def take_over(writer: Writer, draft: Draft) -> None:
             original(writer, draft)
-            self.oracle.committed(draft.chunks, draft.now)
+            self.oracle.committed(draft.journal.chunks, draft.now)
             self.commits.append(
                 [
                     (chunk.first_sequence, chunk.first_sequence + len(chunk.keys) - 1)
-                    for chunk in draft.chunks
+                    for chunk in draft.journal.chunks
                     if chunk.topic.name == "keyed"
                 ]
             )

@@ -745,7 +745,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._check_heads(handle)
 
     def _check_heads(self, topic: Topic) -> None:
-        """J-d: a chunk's head counts what was ever in front of it."""
+        """builder [3]: a chunk's head counts what was ever in front of it."""
         figures = topic.statistics
         entries, size = figures.trimmed_entries, figures.trimmed_bytes
         for _, value in journal_rows(self.rig.store, topic):
@@ -844,7 +844,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def expiry_index_is_early_enough(self) -> None:
-        """ST2, E1: what can expire has an entry at or before its stamp, not below the floor; the sweep will wake."""
+        """draft [2], expiry [1]: what can expire has an entry at or before its stamp, not below the floor; the sweep
+        will wake."""
         earliest: dict[bytes, int] = {}
         for expire_time, store_key in self.rig.entries():
             earliest.setdefault(store_key, expire_time)

@@ -36,7 +36,7 @@ from hypothesis.stateful import (
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.writer import Writer, WriterOptions
 from sow_server.engine.disk.layout import DELETE, EXPIRE
-from sow_server.engine.journal.chunks import ChunkBuilder
+from sow_server.engine.journal.builder import ChunkBuilder
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -371,7 +371,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
         def take_over(writer: Writer, draft: Draft) -> None:
             original(writer, draft)
-            self.oracle.committed(draft.chunks, draft.now)
+            self.oracle.committed(draft.journal.chunks, draft.now)
 
         return take_over
 

@@ -1,4 +1,4 @@
-"""The guarded clock under wrong, jumping and corrected wall clocks (C1 to C3, rule L15).
+"""The guarded clock under wrong, jumping and corrected wall clocks (clock [1] to [3], rule L15).
 
 No time passes but a fake one.
 """
@@ -65,7 +65,7 @@ def test_asking_does_not_move_the_clock(machine: Machine, clock: GuardedClock) -
 
 
 def test_a_wall_clock_that_is_a_little_ahead_is_approached_slowly(machine: Machine, clock: GuardedClock) -> None:
-    """C2: 5 % of the time that passes."""
+    """clock [2]: 5 % of the time that passes."""
     machine.wall += 5 * SECOND
     machine.pass_time(20 * SECOND)
     assert clock.now_micros() == START + 21 * SECOND
@@ -77,7 +77,7 @@ def test_a_wall_clock_that_is_a_little_ahead_is_approached_slowly(machine: Machi
 
 
 def test_asking_often_slews_as_much_as_asking_seldom(machine: Machine, clock: GuardedClock) -> None:
-    """C2: a busy server asks every few microseconds, and a twentieth of those is nothing."""
+    """clock [2]: a busy server asks every few microseconds, and a twentieth of those is nothing."""
     machine.wall += 5 * SECOND
     for _ in range(1000):
         machine.pass_time(7)
@@ -89,7 +89,7 @@ def test_asking_often_slews_as_much_as_asking_seldom(machine: Machine, clock: Gu
 def test_a_wall_clock_that_steps_back_slows_the_clock_down_and_never_turns_it_back(
     machine: Machine, clock: GuardedClock, back: int
 ) -> None:
-    """C1, C2."""
+    """clock [1], clock [2]."""
     machine.wall -= back
     assert clock.now_micros() == START
     machine.pass_time(20)
@@ -113,7 +113,7 @@ def test_time_since_boot_that_steps_back_is_not_believed(machine: Machine, clock
 
 @pytest.mark.parametrize("jump", [11 * SECOND, HOUR, YEAR])
 def test_a_jump_forward_pauses_sweeping_and_is_not_followed(machine: Machine, clock: GuardedClock, jump: int) -> None:
-    """C3: a bad time step must not erase the store."""
+    """clock [3]: a bad time step must not erase the store."""
     machine.wall += jump
     assert clock.paused  # seen by whoever looks first
     assert clock.now_micros() == START
@@ -139,7 +139,7 @@ def test_small_steps_that_add_up_are_a_jump(machine: Machine, clock: GuardedCloc
 
 
 def test_the_clock_goes_on_by_itself_when_the_wall_clock_comes_back(machine: Machine, clock: GuardedClock) -> None:
-    """C3."""
+    """clock [3]."""
     paused = []
     machine.wall += HOUR
     machine.pass_time(60 * SECOND)
@@ -154,7 +154,7 @@ def test_the_clock_goes_on_by_itself_when_the_wall_clock_comes_back(machine: Mac
 
 
 def test_an_operator_can_accept_a_jump(machine: Machine, clock: GuardedClock) -> None:
-    """C3."""
+    """clock [3]."""
     machine.wall += YEAR
     machine.pass_time(SECOND)
     assert clock.accept() == (START + SECOND, START + SECOND + YEAR)
@@ -165,7 +165,7 @@ def test_an_operator_can_accept_a_jump(machine: Machine, clock: GuardedClock) ->
 def test_accepting_a_wall_clock_that_is_behind_does_not_turn_the_clock_back(
     machine: Machine, clock: GuardedClock
 ) -> None:
-    """C1."""
+    """clock [1]."""
     machine.wall -= YEAR
     assert clock.accept() == (START, START)
     assert clock.now_micros() == START
@@ -200,7 +200,7 @@ def test_after_a_while_the_clock_starts_at_the_wall_clock(machine: Machine, away
 
 @pytest.mark.parametrize("behind", [1, SECOND, 10 * SECOND])
 def test_a_wall_clock_a_little_behind_the_mark_starts_at_the_mark(machine: Machine, behind: int) -> None:
-    """C1: across restarts too."""
+    """clock [1]: across restarts too."""
     clock = restarted(machine, START + behind)
     assert (clock.now_micros(), clock.paused) == (START + behind, False)
 

@@ -11,7 +11,7 @@ import pytest
 
 from sow_server.engine import store
 from sow_server.engine.catalog.topics import UNDELIVERED
-from sow_server.engine.commit import dead_letters, draft
+from sow_server.engine.commit import dead_letters, requests
 from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
@@ -57,7 +57,7 @@ def copy_of(rig: Rig, topic: str = "dead") -> tuple[str, bytes]:
 
 def fates(rig: Rig) -> dict[str, int]:
     """What has become of dead letters, of each fate that there was."""
-    return {fate.value: count for fate, count in rig.store.writer.letters_total.items() if count}
+    return {fate: count for fate, count in rig.store.writer.letters_total.items() if count}
 
 
 def commits(rig: Rig) -> int:
@@ -231,7 +231,7 @@ def test_asking_who_is_attached_takes_a_bounded_time_of_a_commit(rig: Rig, monke
     filter costs nothing to ask, and a filter that fails is not the publisher's fault."""
     subscribers = Subscribers(rig)
     subscribers.subscribe("orders", filter="/n > 1")
-    monkeypatch.setattr(draft, "TAKING_SECONDS_MAX", 1e-9)
+    monkeypatch.setattr(requests, "TAKING_SECONDS_MAX", 1e-9)
     assert publish_now(rig, b'{"n":2}') == [0]
     assert len(rig.live("dead")) == 1
     monkeypatch.undo()
@@ -369,7 +369,7 @@ def test_a_copy_that_meets_an_overdue_record_expires_that_first(rig: Rig) -> Non
 
 
 def test_a_live_record_that_a_copy_replaces_in_the_sweep_that_visits_it_keeps_an_entry(rig: Rig) -> None:
-    """ST2: the entry that is popped was for an older stamp, and the copy's stamp is later than the record's."""
+    """draft [2]: the entry that is popped was for an older stamp, and the copy's stamp is later than the record's."""
     rig.alter_topic("orders", dead_letter_by_key=True)
     rig.alter_topic("dead", default_ttl_micros=5 * TTL)
     rig.put("dead", "k", b"{}", ttl=TTL)
@@ -485,7 +485,7 @@ def test_a_cycle_of_copies_that_are_due_at_once_ends_in_its_commit(rig: Rig) -> 
 
 
 def test_a_letter_that_comes_back_to_a_key_that_is_being_written_is_replaced_by_the_write(rig: Rig) -> None:
-    """An overdue record of each topic under one key, each topic the other's target: ST4."""
+    """An overdue record of each topic under one key, each topic the other's target: letters [1]."""
     rig.alter_topic("orders", dead_letter_by_key=True)
     rig.alter_topic("dead", dead_letter="orders", dead_letter_by_key=True)
     rig.put("orders", "k", b'{"o":1}', ttl=TTL)
@@ -689,7 +689,8 @@ def test_settings_that_do_not_go_together_are_refused(
 
 
 def test_what_a_policy_says_is_in_the_way_of_no_topic(rig: Rig) -> None:
-    """T2, DL4: for a topic that it does not suit the target is missing; nothing else about the topic is refused."""
+    """T2, dead_letters [4]: for a topic that it does not suit the target is missing; nothing else about the topic is
+    refused."""
     rig.set_policy("p", ".*", dead_letter="grave")
     rig.create_topic("packed", JSON, message_type=MessageType.MSGPACK)
     rig.create_topic("grave", JSON)  # fit for most, but not for `packed`

@@ -90,13 +90,13 @@ def test_unset_fields_go_and_missing_ones_are_no_matter(base: bytes, unset: list
 
 
 def test_a_field_that_is_unset_and_given_is_replaced_whole() -> None:
-    """DL2."""
+    """deltas [2]."""
     assert merged(JSON, b'{"a":{"x":1}}', b'{"a":{"y":2}}', "/a") == b'{"a":{"y":2}}'
     assert merged(JSON, b'{"a":{"x":1,"y":{"z":1}}}', b'{"a":{"y":{"w":2}}}', "/a/y") == b'{"a":{"x":1,"y":{"w":2}}}'
 
 
 def test_what_a_delta_does_not_touch_keeps_its_bytes() -> None:
-    """DL1: numbers that no float holds, escapes and spaces inside values, the order of the fields."""
+    """deltas [1]: numbers that no float holds, escapes and spaces inside values, the order of the fields."""
     base = b'{ "big":1E400, "pi": 3.1400, "s":"\\u0041", "in":{ "x" :1.50, "y":[ 1 , 2 ] } }'
     assert merged(JSON, base, b'{"new":1.0}') == (
         b'{"big":1E400,"pi":3.1400,"s":"\\u0041","in":{ "x" :1.50, "y":[ 1 , 2 ] },"new":1.0}'

@@ -25,7 +25,7 @@ from sow_server.engine.durables import (
 )
 from sow_server.engine.durables.model import STEPS_MAX
 from sow_server.engine.durables.rows import decode_durable
-from sow_server.engine.journal import chunks as journal
+from sow_server.engine.journal import reading as journal
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, MessageType, Publish, TopicSettings
 from sow_server.services.admission import Admission
@@ -1166,15 +1166,15 @@ def test_a_topic_that_cannot_be_pruned_leaves_the_others_working(
         rig.alter_topic(topic, retain_time_micros=MINUTE)
         put(rig, "a", topic=topic)
     rig.time.tick(MINUTE)
-    after = journal.Heads.after
+    after = journal.ChunkHeads.after
     orders = rig.topic("orders")
 
-    def broken(self: journal.Heads, topic: object, position: int) -> journal.Chunk | None:
+    def broken(self: journal.ChunkHeads, topic: object, position: int) -> journal.StoredChunk | None:
         if topic is orders:
             raise Failed("IO error")
         return after(self, topic, position)  # type: ignore[arg-type]  # a topic
 
-    monkeypatch.setattr(journal.Heads, "after", broken)
+    monkeypatch.setattr(journal.ChunkHeads, "after", broken)
     rig.prune()
     assert (floor(rig), floor(rig, "other")) == (0, 2)
     assert len(rig.journal("orders")) == 1

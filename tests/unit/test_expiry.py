@@ -224,8 +224,8 @@ def test_a_refresh_at_the_deadline_and_the_sweep_give_one_outcome_whoever_is_fir
 
 
 def test_a_refresh_to_the_same_stamp_is_not_lost(rig: Rig) -> None:
-    """ST2. A well-known project lost records here: on a refresh it put the new index entry and removed the old one,
-    which was the same entry when the stamp was the same."""
+    """draft [2]. A well-known project lost records here: on a refresh it put the new index entry and removed the old
+    one, which was the same entry when the stamp was the same."""
     rig.create_topic("orders")
     deadline = Lifetime(LifetimeKind.EXPIRE_TIME, rig.clock.now_micros() + MINUTE)
     for payload in (b"1", b"2", b"3"):
@@ -243,7 +243,7 @@ def test_a_refresh_to_the_same_stamp_is_not_lost(rig: Rig) -> None:
 
 
 def test_delete_and_put_again_in_one_commit_keeps_the_index_entry(rig: Rig) -> None:
-    """ST2: the delete takes its entry away, the put of the same stamp brings it back, in one batch."""
+    """draft [2]: the delete takes its entry away, the put of the same stamp brings it back, in one batch."""
     rig.create_topic("orders")
     deadline = Lifetime(LifetimeKind.EXPIRE_TIME, rig.clock.now_micros() + MINUTE)
     rig.put("orders", "a", lifetime=deadline)
@@ -255,7 +255,7 @@ def test_delete_and_put_again_in_one_commit_keeps_the_index_entry(rig: Rig) -> N
 
 
 def test_an_earlier_stamp_is_armed_at_once(rig: Rig) -> None:
-    """ST2: shortening a lifetime needs an entry of its own."""
+    """draft [2]: shortening a lifetime needs an entry of its own."""
     rig.create_topic("orders")
     rig.put("orders", "a", ttl=DAY)
     rig.put("orders", "a", ttl=SECOND)
@@ -279,7 +279,7 @@ def test_a_record_made_permanent_survives_its_old_entries(rig: Rig) -> None:
 
 
 def test_the_sweep_goes_on_where_it_was_after_a_crash(rig: Rig) -> None:
-    """E1: the floor is stored with the sweep; swept entries are not scanned again."""
+    """expiry [1]: the floor is stored with the sweep; swept entries are not scanned again."""
     rig.create_topic("orders")
     load(rig, "orders", 50, SECOND)
     rig.time.tick(SECOND)
@@ -293,7 +293,7 @@ def test_the_sweep_goes_on_where_it_was_after_a_crash(rig: Rig) -> None:
 
 @pytest.mark.parametrize("crashed", [False, True])
 def test_enabling_a_topic_lowers_the_floor_to_its_overdue_records(rig: Rig, crashed: bool) -> None:
-    """E1: entries that come in below the floor must still be found, also by the floor on disk."""
+    """expiry [1]: entries that come in below the floor must still be found, also by the floor on disk."""
     rig.create_topic("orders")
     rig.create_topic("other")
     rig.put("orders", "early", ttl=SECOND)
@@ -310,8 +310,8 @@ def test_enabling_a_topic_lowers_the_floor_to_its_overdue_records(rig: Rig, cras
 
 
 def test_an_entry_at_the_time_of_the_floor_but_before_its_key_is_not_overlooked(rig: Rig) -> None:
-    """E1. The floor is an index entry: a time and a key. Comparing the times alone, with `<`, left an entry of the
-    same microsecond whose key came first below the floor for ever: its record was hidden, and never removed."""
+    """expiry [1]. The floor is an index entry: a time and a key. Comparing the times alone, with `<`, left an entry of
+    the same microsecond whose key came first below the floor for ever: its record was hidden, and never removed."""
     rig.create_topic("first")
     rig.create_topic("second")
     deadline = Lifetime(LifetimeKind.EXPIRE_TIME, rig.clock.now_micros() + SECOND)
@@ -327,7 +327,7 @@ def test_an_entry_at_the_time_of_the_floor_but_before_its_key_is_not_overlooked(
 
 
 def test_a_stamp_below_the_floor_after_the_clock_was_set_back_is_swept(rig: Rig) -> None:
-    """E1, L15: an operator accepts a clock that is behind; the floor lies in what is now the future."""
+    """expiry [1], L15: an operator accepts a clock that is behind; the floor lies in what is now the future."""
     rig.create_topic("orders")
     rig.put("orders", "a", ttl=DAY)
     rig.time.tick(DAY)
@@ -381,7 +381,8 @@ def disabled_with_stamps(rig: Rig, count: int) -> None:
 
 
 def test_rearming_is_taken_up_after_a_crash_in_its_middle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ST2, L12: the position is stored with each chunk; before the end, expired records are hidden all the same."""
+    """draft [2], L12: the position is stored with each chunk; before the end, expired records are hidden all the
+    same."""
     monkeypatch.setattr(store, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     answers: list[object] = []
@@ -399,7 +400,7 @@ def test_rearming_is_taken_up_after_a_crash_in_its_middle(rig: Rig, monkeypatch:
 
 
 def test_a_store_that_is_started_takes_rearming_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ST2: as above, through `Store.start`, in the writer's thread."""
+    """draft [2]: as above, through `Store.start`, in the writer's thread."""
     monkeypatch.setattr(store, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
@@ -525,7 +526,7 @@ def test_a_topic_deleted_while_it_is_rearmed_leaves_nothing_behind(rig: Rig, mon
 def test_records_refreshed_while_their_topic_is_rearmed_keep_an_entry(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ST2: an update to a later stamp puts no entry, trusting the old one, which is not there yet."""
+    """draft [2]: an update to a later stamp puts no entry, trusting the old one, which is not there yet."""
     monkeypatch.setattr(store, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})

@@ -1,4 +1,4 @@
-"""The head cache: what is on disk, or nothing (H1), and bounded (H2)."""
+"""The head cache: what is on disk, or nothing (heads [1]), and bounded (heads [2])."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_head_that_the_commit_knows_already_is_not_looked_up() -> None:
 
 
 def test_a_removed_record_is_forgotten_in_both_generations() -> None:
-    """H1."""
+    """heads [1]."""
     cache = HeadCache(2)
     cache.update({b"a": b"1", b"b": b"1"}, [])  # more than half: these become the old generation
     cache.update({b"c": b"1"}, [])
@@ -35,7 +35,7 @@ def test_a_removed_record_is_forgotten_in_both_generations() -> None:
 
 
 def test_a_record_that_was_removed_and_put_again_in_one_commit_is_known() -> None:
-    """H1."""
+    """heads [1]."""
     cache = HeadCache(10)
     cache.update({b"a": b"1"}, [])
     cache.update({b"a": b"2"}, [b"a", b"a"])
@@ -43,7 +43,7 @@ def test_a_record_that_was_removed_and_put_again_in_one_commit_is_known() -> Non
 
 
 def test_a_key_that_was_only_looked_for_is_not_known_to_be_absent() -> None:
-    """H1: a commit whose condition failed leaves None under a key; another instance of it may come later."""
+    """heads [1]: a commit whose condition failed leaves None under a key; another instance of it may come later."""
     cache = HeadCache(10)
     cache.update({b"a": None}, [])
     assert look_up(cache, b"a") == ({}, [b"a"])
@@ -57,7 +57,7 @@ def test_the_newer_generation_wins() -> None:
 
 
 def test_the_older_generation_goes_when_the_younger_is_full() -> None:
-    """H2."""
+    """heads [2]."""
     cache = HeadCache(4)
     cache.update({b"a": b"1", b"b": b"1", b"c": b"1"}, [])
     cache.update({b"d": b"1", b"e": b"1", b"f": b"1"}, [])
@@ -65,7 +65,7 @@ def test_the_older_generation_goes_when_the_younger_is_full() -> None:
 
 
 def test_the_cache_stays_bounded() -> None:
-    """H2: by its capacity, and what the last commits added at once."""
+    """heads [2]: by its capacity, and what the last commits added at once."""
     cache = HeadCache(100)
     for start in range(0, 2000, 7):
         cache.update({b"%d" % index: b"1" for index in range(start, start + 7)}, [])

@@ -1,4 +1,5 @@
-"""Secondary indexes: entries change with their records, builds survive what happens meanwhile (rule Q3, IX1 to IX4)."""
+"""Secondary indexes: entries change with their records, builds survive what happens meanwhile (rule Q3, catalog/indexes
+[1] to [4])."""
 
 from __future__ import annotations
 
@@ -233,7 +234,7 @@ def test_numbers_are_in_the_order_of_their_values(rig: Rig) -> None:
 
 
 def test_a_long_text_is_found_by_its_beginning(rig: Rig) -> None:
-    """IX4: who finds it asks the whole filter; so two that begin alike are both found."""
+    """catalog/indexes [4]: who finds it asks the whole filter; so two that begin alike are both found."""
     rig.create_topic("orders", ORDERS)
     long = "x" * TEXT_BYTES_MAX
     put(rig, {"id": 1, "symbol": long + "a"}, {"id": 2, "symbol": long + "b"}, {"id": 3, "symbol": long[:-1]})

@@ -59,7 +59,7 @@ def test_every_change_is_journaled_with_the_change_before_it(rig: Rig) -> None:
 
 
 def test_one_commit_is_one_row_of_the_total_order_with_a_run_per_topic(rig: Rig) -> None:
-    """J1: a chunk holds consecutive sequences of one topic (J-a)."""
+    """J1: a chunk holds consecutive sequences of one topic (builder [1])."""
     rig.create_topic("quotes")
     rig.run_together(
         [
@@ -253,7 +253,7 @@ def test_quiet_topics_cost_pruning_no_read(rig: Rig, monkeypatch: pytest.MonkeyP
 
 
 def test_commit_rows_go_once_no_topic_retains_a_change_from_before_them(rig: Rig) -> None:
-    """J1 (J-c)."""
+    """J1 (journal/retention [2])."""
     rig.create_topic("keeps", retain_time_micros=None, retain_bytes=None)
     rig.put("orders", "a")
     rig.put("keeps", "a")
@@ -267,7 +267,7 @@ def test_commit_rows_go_once_no_topic_retains_a_change_from_before_them(rig: Rig
 
 
 def test_pruning_never_lowers_a_floor_and_survives_a_crash(rig: Rig) -> None:
-    """J1 (J-b)."""
+    """J1 (journal/reading [1])."""
     rig.put("orders", "a")
     rig.put("orders", "b")
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)

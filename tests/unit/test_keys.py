@@ -93,7 +93,7 @@ def test_a_scalar_has_one_canonical_text(value: object, text: str) -> None:
 
 
 def test_one_as_integer_float_and_text_is_one_key() -> None:
-    """KEY2."""
+    """keys [2]."""
     assert {canonical_text(value) for value in (1, 1.0, "1")} == {"1"}
     assert canonical_text(True) != canonical_text(1)
     assert canonical_text(True) == canonical_text("true")

@@ -172,7 +172,7 @@ def test_a_topic_that_a_first_publish_has_made_is_enabled_unless_somebody_says_o
 
 
 def test_a_maximum_lowers_minimum_and_default_from_elsewhere() -> None:
-    """L4, PO3: the limit is the limit."""
+    """L4, policies [3]: the limit is the limit."""
     own: Declared = {
         "expiration": Expiration.ENABLED,
         "default_ttl_micros": 2 * HOUR,
@@ -190,7 +190,7 @@ def test_a_minimum_raises_a_default_from_elsewhere() -> None:
 
 
 def test_a_topic_that_wants_to_keep_something_does_not_get_one_zero_from_a_policy() -> None:
-    """U2, PO3: retention is never one zero and one not."""
+    """U2, policies [3]: retention is never one zero and one not."""
     nothing = Policies([policy("p", retain_time_micros=0, retain_bytes=0)])
     found = resolve_topic("orders", {"retain_bytes": MIB}, nothing)
     assert (found.settings.retain_time_micros, found.settings.retain_bytes) == (600 * SECOND, MIB)
@@ -200,14 +200,14 @@ def test_a_topic_that_wants_to_keep_something_does_not_get_one_zero_from_a_polic
 
 
 def test_a_dead_letter_topic_of_a_policy_is_not_its_own() -> None:
-    """T3, PO3."""
+    """T3, policies [3]."""
     policies = Policies([policy("all", dead_letter="dlq")])
     assert resolve_topic("orders", {}, policies).settings.dead_letter == "dlq"
     assert resolve_topic("dlq", {}, policies).settings.dead_letter == ""
 
 
 def test_a_topic_of_the_file_is_not_deleted_for_being_unused() -> None:
-    """T1, PO3."""
+    """T1, policies [3]."""
     policies = Policies([policy("p", idle_ttl_micros=HOUR, auto_delete=True)])
     found = resolve_topic("orders", {}, policies, in_config=True).settings
     assert (found.idle_ttl_micros, found.auto_delete) == (None, False)

@@ -144,7 +144,7 @@ def test_a_row_with_a_unit_is_read_back() -> None:
 
 
 def test_an_opened_publisher_has_the_next_epoch_unless_its_unit_is_finished() -> None:
-    """P6, PU3."""
+    """P6, publishers [3]."""
     known, opened = Publisher().open(0, "p", NOW)
     assert (known.epoch, opened) == (1, OpenedPublisher(1))
     known = known.advance(5, [], NOW, unit=7, applied=5, finishes=True)
@@ -178,7 +178,7 @@ def test_the_records_of_a_unit_are_those_of_the_attempt_that_finished_it() -> No
 def test_of_a_finished_unit_nothing_passes_but_what_was_decided_before(
     first: int, count: int, unit: int, passes: bool
 ) -> None:
-    """PU3: whoever has not heard that the unit is finished is told so by his retry."""
+    """publishers [3]: whoever has not heard that the unit is finished is told so by his retry."""
     done = Publisher(epoch=1).advance(6, [], NOW, unit=1, applied=6, finishes=True)
     if passes:
         assert done.admit(position(first, unit=unit, done=True), count) == done

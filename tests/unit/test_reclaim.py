@@ -92,7 +92,8 @@ def test_what_was_compacted_counts_no_more(rig: Rig, compacted: Ranges) -> None:
 
 
 def test_a_topic_with_more_records_than_were_removed_from_it_is_not_written_again(rig: Rig, compacted: Ranges) -> None:
-    """G1. Of the swept entries of the expiry index, which hold nothing else, no more is written than was removed."""
+    """reclaim [1]. Of the swept entries of the expiry index, which hold nothing else, no more is written than was
+    removed."""
     rig.create_topic("large", PLAIN)
     small = rig.create_topic("small", PLAIN)
     put(rig, "large", 5)
@@ -161,7 +162,7 @@ def test_a_deleted_topic_is_given_back_whole(rig: Rig, compacted: Ranges) -> Non
 
 
 def test_a_stop_does_not_wait_for_more_than_one_range(rig: Rig, compacted: Ranges) -> None:
-    """G2. What was not compacted still counts."""
+    """reclaim [2]. What was not compacted still counts."""
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 4)
     assert rig.store.reclaim(4, lambda: not compacted) == 1

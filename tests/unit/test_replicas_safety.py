@@ -303,7 +303,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
 def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
     pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W3: a commit with such a number could not be encoded, which would end all writing."""
+    """writer [3]: a commit with such a number could not be encoded, which would end all writing."""
     a, b = pair
     ship(a, b)
     monkeypatch.setattr(origins, "ORIGINS_MAX", 2)

@@ -1,4 +1,4 @@
-"""Each trap of rocksdict that `engine/disk/rocks.py` names (T1 to T11) is shown here to be guarded against.
+"""Each trap of rocksdict that `engine/disk/rocks.py` names (rocks [1] to [11]) is shown here to be guarded against.
 
 A crash is simulated by copying the files of an open database; the copy has had no orderly close.
 """
@@ -89,11 +89,11 @@ def run_python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-# --- T1: cursors -----------------------------------------------------------------------------------------------------
+# --- rocks [1]: cursors -----------------------------------------------------------------------------------------------
 
 
 def test_a_cursor_sees_the_state_as_of_its_creation(rocks: Rocks) -> None:
-    """T1."""
+    """rocks [1]."""
     put(rocks, {b"a": b"1", b"b": b"1"})
     cursor = rocks.cursor(RECORDS)
     batch = Batch()
@@ -107,7 +107,7 @@ def test_a_cursor_sees_the_state_as_of_its_creation(rocks: Rocks) -> None:
 
 
 def test_cursors_opened_between_two_commits_are_one_cut_over_families(rocks: Rocks) -> None:
-    """T1."""
+    """rocks [1]."""
 
     def commit(value: bytes) -> None:
         batch = Batch()
@@ -121,7 +121,7 @@ def test_cursors_opened_between_two_commits_are_one_cut_over_families(rocks: Roc
     assert [row for cursor in cut for row in cursor.rows(b"", None)] == [(b"r", b"1"), (b"m", b"1")]
 
 
-# --- T2, T3: bounds --------------------------------------------------------------------------------------------------
+# --- rocks [2], rocks [3]: bounds -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_cursors_opened_between_two_commits_are_one_cut_over_families(rocks: Roc
 def test_rows_run_from_start_to_before_stop(
     rocks: Rocks, start: bytes, stop: bytes | None, limit: int | None, found: bytes
 ) -> None:
-    """T2: RocksDB's lower bound, as rocksdict sets it, would cut the rows off above."""
+    """rocks [2]: RocksDB's lower bound, as rocksdict sets it, would cut the rows off above."""
     put(rocks, {bytes([letter]): b"value" for letter in b"fdb"})
     keys = [bytes([letter]) for letter in found]
     cursor = rocks.cursor(RECORDS)
@@ -152,8 +152,8 @@ def test_rows_run_from_start_to_before_stop(
 
 
 def test_no_iterator_bounds_are_ever_set() -> None:
-    """T2, T3: one sets the wrong bound, both dangle with their options. Wrong rows come without an error, and only at
-    times, so no behaviour can be relied on to show it."""
+    """rocks [2], rocks [3]: one sets the wrong bound, both dangle with their options. Wrong rows come without an error,
+    and only at times, so no behaviour can be relied on to show it."""
     source = inspect.getsource(rocks_module)
     code = source.replace(rocks_module.__doc__ or "", "")
     assert "iterate_lower_bound" not in code
@@ -162,7 +162,7 @@ def test_no_iterator_bounds_are_ever_set() -> None:
 
 
 def test_a_cursor_keeps_its_read_options_alive(rocks: Rocks) -> None:
-    """T3."""
+    """rocks [3]."""
     cursor = rocks.cursor(RECORDS)
     held = [getattr(cursor, name) for name in Cursor.__slots__ if not name.startswith("__")]
     assert any(isinstance(value, rocksdict.ReadOptions) for value in held)
@@ -219,7 +219,7 @@ def test_a_cursor_finds_single_rows(rocks: Rocks) -> None:
     assert cursor.find(b"c") is None
 
 
-# --- T4: damage in a table file --------------------------------------------------------------------------------------
+# --- rocks [4]: damage in a table file --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -259,13 +259,13 @@ def _fill_all(cursor: Cursor) -> None:
     ],
 )
 def test_a_scan_that_meets_a_damaged_block_raises(damaged: Rocks, scan: Callable[[Cursor], object]) -> None:
-    """T4: left alone, the iteration just ends there, as if that were all."""
+    """rocks [4]: left alone, the iteration just ends there, as if that were all."""
     with pytest.raises(Damaged):
         scan(damaged.cursor(RECORDS))
 
 
 def test_reads_by_key_and_the_verification_find_damage(damaged: Rocks) -> None:
-    """T4."""
+    """rocks [4]."""
     keys = [number(index) for index in range(2000)]
     with pytest.raises(Damaged):
         damaged.multi_get(RECORDS, keys)
@@ -282,7 +282,7 @@ def test_verifying_counts_the_rows_of_all_families(rocks: Rocks) -> None:
     assert rocks.verify() == sum(range(1, len(FAMILIES) + 1))
 
 
-# --- T5, T6: writing -------------------------------------------------------------------------------------------------
+# --- rocks [5], rocks [6]: writing ------------------------------------------------------------------------------------
 
 
 class _Spy:
@@ -302,7 +302,7 @@ class _Spy:
 
 
 def test_a_write_does_not_sync_and_a_sync_syncs_the_log(rocks: Rocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T5: a syncing write would hold the GIL for as long as the disk takes."""
+    """rocks [5]: a syncing write would hold the GIL for as long as the disk takes."""
     spy = _Spy(rocks._open())
     with monkeypatch.context() as patch:
         patch.setattr(rocks, "_db", spy)
@@ -312,7 +312,7 @@ def test_a_write_does_not_sync_and_a_sync_syncs_the_log(rocks: Rocks, monkeypatc
 
 
 def test_many_keys_are_read_in_one_call_that_frees_the_gil(rocks: Rocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T5: only the get of a list lets other threads run."""
+    """rocks [5]: only the get of a list lets other threads run."""
     put(rocks, {b"a": b"1", b"c": b"3"})
     asked: list[object] = []
 
@@ -354,7 +354,7 @@ def _write_until_stalled(rocks: Rocks) -> Batch:
 
 
 def test_a_write_that_would_have_to_wait_raises_instead(rocks: Rocks) -> None:
-    """T6: waiting inside `write` freezes every thread of the process."""
+    """rocks [6]: waiting inside `write` freezes every thread of the process."""
     assert not rocks.write_stalled()
     _slow_down(rocks)
     batch = _write_until_stalled(rocks)
@@ -363,7 +363,7 @@ def test_a_write_that_would_have_to_wait_raises_instead(rocks: Rocks) -> None:
 
 
 def test_the_batch_of_a_stalled_write_can_be_written_later(rocks: Rocks) -> None:
-    """T6: RocksDB's own batch is used up by the failed write."""
+    """rocks [6]: RocksDB's own batch is used up by the failed write."""
     _slow_down(rocks)
     batch = _write_until_stalled(rocks)
     rocks._family(RECORDS).set_options({"level0_slowdown_writes_trigger": "200"})
@@ -386,7 +386,7 @@ def test_a_batch_removes_ranges_then_keys_and_then_puts(rocks: Rocks) -> None:
     assert all_rows(rocks, EXPIRY) == [(b"e", b"")]
 
 
-# --- T7: a full disk -------------------------------------------------------------------------------------------------
+# --- rocks [7]: a full disk -------------------------------------------------------------------------------------------
 
 FULL_DISK = """
 import resource, sys
@@ -422,14 +422,14 @@ rocks.close()
 
 @pytest.mark.fault
 def test_after_a_failed_write_the_handle_is_broken_and_reopening_has_all_that_was_synced(path: Path) -> None:
-    """T7: also when there is space again; closing such a handle works, and frees the lock (T9)."""
+    """rocks [7]: also when there is space again; closing such a handle works, and frees the lock (rocks [9])."""
     done = run_python(FULL_DISK, path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["full 9", "broken", "readable 9", "reopened 9"]
     assert len(rows_after_reopening(path)) == 10
 
 
-# --- T8: damage in the log -------------------------------------------------------------------------------------------
+# --- rocks [8]: damage in the log -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -451,7 +451,7 @@ def test_after_a_crash_all_that_was_synced_is_there(crashed: Path) -> None:
 
 @pytest.mark.parametrize("torn_bytes", [1, 50, 129, 5000])
 def test_a_log_with_a_torn_tail_opens_with_what_is_before_it(crashed: Path, torn_bytes: int) -> None:
-    """T8."""
+    """rocks [8]."""
     log = _log(crashed)
     data = log.read_bytes()
     log.write_bytes(data[:-torn_bytes])
@@ -461,7 +461,7 @@ def test_a_log_with_a_torn_tail_opens_with_what_is_before_it(crashed: Path, torn
 
 
 def test_a_log_that_is_damaged_in_its_middle_refuses_to_open(crashed: Path) -> None:
-    """T8: by default RocksDB opens it and silently drops every acknowledged write from there on."""
+    """rocks [8]: by default RocksDB opens it and silently drops every acknowledged write from there on."""
     log = _log(crashed)
     data = bytearray(log.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -470,7 +470,7 @@ def test_a_log_that_is_damaged_in_its_middle_refuses_to_open(crashed: Path) -> N
         Rocks(crashed, create=False)
 
 
-# --- T9: closing -----------------------------------------------------------------------------------------------------
+# --- rocks [9]: closing -----------------------------------------------------------------------------------------------
 
 
 def test_a_second_opening_is_refused_until_the_first_is_closed(rocks: Rocks, path: Path) -> None:
@@ -488,7 +488,7 @@ def test_another_process_has_the_database_locked(rocks: Rocks, path: Path) -> No
 
 
 def test_closing_frees_the_lock_although_cursors_are_open(rocks: Rocks, path: Path) -> None:
-    """T9."""
+    """rocks [9]."""
     put(rocks, {number(index): b"" for index in range(10)})
     untouched = rocks.cursor(RECORDS)
     begun = rocks.cursor(META)
@@ -504,7 +504,8 @@ def test_closing_frees_the_lock_although_cursors_are_open(rocks: Rocks, path: Pa
 def test_closing_frees_the_lock_although_a_reading_stopped_half_way(
     rocks: Rocks, path: Path, read: Callable[[Cursor, bytes, None], Iterator[object]]
 ) -> None:
-    """T9: the frame of a suspended generator holds the iterator; the first version of `Cursor.close` forgot it."""
+    """rocks [9]: the frame of a suspended generator holds the iterator; the first version of `Cursor.close` forgot
+    it."""
     put(rocks, {number(index): b"" for index in range(10)})
     reading = read(rocks.cursor(RECORDS), b"", None)
     next(reading)
@@ -533,12 +534,12 @@ def test_a_closed_database_says_so(rocks: Rocks) -> None:
         assert "closed" in str(caught.value)
 
 
-# --- T10: bytes, and errors ------------------------------------------------------------------------------------------
+# --- rocks [10]: bytes, and errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", [b"", b"\x00", b"\xff" * 300, b"\x80\x04K\x01.", bytes(range(256))])
 def test_keys_and_values_come_back_byte_for_byte(rocks: Rocks, row: bytes) -> None:
-    """T10."""
+    """rocks [10]."""
     put(rocks, {b"k" + row: row})
     rocks.flush()
     assert rocks.get(RECORDS, b"k" + row) == row
@@ -547,7 +548,7 @@ def test_keys_and_values_come_back_byte_for_byte(rocks: Rocks, row: bytes) -> No
 
 @pytest.mark.parametrize("other", ["text", 1, 1.5, True, bytearray(b"a")])
 def test_nothing_but_bytes_is_taken(rocks: Rocks, other: object) -> None:
-    """T10: without its raw mode rocksdict would encode text, numbers and pickles in a form of its own."""
+    """rocks [10]: without its raw mode rocksdict would encode text, numbers and pickles in a form of its own."""
     with pytest.raises(Exception):  # noqa: B017  # a fault of the caller; whatever rocksdict says of it
         put(rocks, {b"key": cast(bytes, other)})
     with pytest.raises(Exception):  # noqa: B017  # as above
@@ -556,7 +557,7 @@ def test_nothing_but_bytes_is_taken(rocks: Rocks, other: object) -> None:
 
 
 def test_a_key_that_is_not_there_is_none(rocks: Rocks) -> None:
-    """T10."""
+    """rocks [10]."""
     assert rocks.get(RECORDS, b"nobody") is None
     assert rocks.multi_get(RECORDS, [b"nobody"]) == [None]
 
@@ -575,7 +576,7 @@ def test_a_key_that_is_not_there_is_none(rocks: Rocks) -> None:
     ],
 )
 def test_errors_are_told_apart_by_their_text(text: str, kind: type[RocksError]) -> None:
-    """T10: rocksdict raises bare exceptions."""
+    """rocks [10]: rocksdict raises bare exceptions."""
     assert type(rocks_module._translate(Exception(text))) is kind
     assert str(rocks_module._translate(Exception(text))) == text
 
@@ -585,11 +586,11 @@ def test_an_error_that_is_told_apart_already_stays_what_it_is() -> None:
     assert rocks_module._translate(error) is error
 
 
-# --- T11: what must be there, and what must not ----------------------------------------------------------------------
+# --- rocks [11]: what must be there, and what must not ----------------------------------------------------------------
 
 
 def test_a_database_without_its_current_file_is_not_made_anew(rocks: Rocks, path: Path) -> None:
-    """T11: RocksDB would make an empty one in its place."""
+    """rocks [11]: RocksDB would make an empty one in its place."""
     put(rocks, {b"a": b"1"})
     rocks.close()
     (path / "CURRENT").unlink()
@@ -600,7 +601,7 @@ def test_a_database_without_its_current_file_is_not_made_anew(rocks: Rocks, path
 
 
 def test_a_new_database_is_not_made_over_an_old_one(rocks: Rocks, path: Path) -> None:
-    """T11."""
+    """rocks [11]."""
     put(rocks, {b"a": b"1"})
     rocks.close()
     with pytest.raises(Damaged):

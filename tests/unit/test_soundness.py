@@ -63,7 +63,8 @@ def rig(tmp_path: Path) -> Rig:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", UNSOUND)
 def test_a_row_that_no_publish_could_have_made_is_refused_and_the_rest_is_taken(rig: Rig, case: str, way: str) -> None:
-    """SD1. Story: it was applied, and then every query, delete and subscription of the topic was INTERNAL for ever."""
+    """soundness [1]. Story: it was applied, and then every query, delete and subscription of the topic was INTERNAL for
+    ever."""
     bad, reason = UNSOUND[case]
     good = [Bad(key=b"a"), Bad(key="ü".encode())]
     with capture_logs() as logs:
@@ -164,7 +165,7 @@ def test_a_copy_of_an_entry_that_a_durable_set_aside_may_be_longer_too(tmp_path:
 
 @pytest.mark.parametrize("ends", ["expires", "is set aside"])
 def test_a_copy_that_waits_for_its_topic_is_sound_however_long_its_key_is(rig: Rig, ends: str) -> None:
-    """DL4. Story: a repairing check of `_undelivered` removed the letters of records with long keys."""
+    """dead_letters [4]. Story: a repairing check of `_undelivered` removed the letters of records with long keys."""
     rig.alter_topic("t", dead_letter="missing")
     rig.put("t", "|" * 1024, b"{}", ttl=1)
     if ends == "is set aside":
@@ -227,7 +228,7 @@ def found(rig: Rig, text: str = "") -> set[bytes]:
 
 
 def test_reads_pass_over_rows_whose_key_cannot_be_told_and_report_them(rig: Rig) -> None:
-    """SD2."""
+    """soundness [2]."""
     bad_rows.send(rig, "t", Bad(key=b"a"), Bad(key=b"b"))
     bad_rows.poison(rig, "t", *POISON)
     readable = {b"a", b"b", b"p", b"x" * 20_000}

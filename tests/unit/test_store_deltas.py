@@ -329,8 +329,8 @@ def test_records_are_read_for_a_delta_with_one_look_up(rig: Rig, monkeypatch: py
 
 
 def test_damage_met_after_a_commit_was_cut_to_size_is_answered_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W1, W5. What did not fit had gone back to the queue, and was then committed with the others besides: its request
-    was answered twice."""
+    """writer [1], writer [5]. What did not fit had gone back to the queue, and was then committed with the others
+    besides: its request was answered twice."""
     publish(rig, {"id": 1, "a": "x" * 170}, {"id": 2, "a": "x" * 170})
     multi_get = rig.store._rocks.multi_get
 

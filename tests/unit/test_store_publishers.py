@@ -103,7 +103,8 @@ def test_a_duplicate_is_told_the_version_sequence_and_stamp_of_its_first_try(
 
 
 def test_what_is_told_of_a_duplicate_is_what_was_told_or_that_it_is_forgotten(rig: Rig, seed: int) -> None:
-    """PU4, for requests of every kind: with conditions, refusals, deltas, lifetimes alike and not, overdue records."""
+    """publishers [4], for requests of every kind: with conditions, refusals, deltas, lifetimes alike and not, overdue
+    records."""
     random = Random(seed)
     rig.create_topic("timed", expiration=Expiration.ENABLED)
     told: dict[int, Applied | Refusal] = {}
@@ -243,7 +244,7 @@ def test_a_higher_epoch_fences_older_holders_and_restarts_the_sequences(rig: Rig
 
 
 def test_a_fenced_request_harms_nobody_in_its_commit(rig: Rig) -> None:
-    """W5: who is to blame is found one by one."""
+    """writer [5]: who is to blame is found one by one."""
     rig.run(batch(1, "a", epoch=2))
     answers = rig.run_together([batch(1, "x", name="q"), batch(2, "y"), batch(1, "z", name="r")])
     assert isinstance(answers[1], StoreError)
@@ -423,7 +424,7 @@ def test_every_epoch_that_is_begun_is_another_one_and_fences_those_before(rig: R
 
 @pytest.mark.parametrize("restart", [None, "crash", "reopen"])
 def test_a_unit_is_finished_with_its_last_records(rig: Rig, restart: str | None) -> None:
-    """P6, PU1: later attempts are told, and change nothing."""
+    """P6, publishers [1]: later attempts are told, and change nothing."""
     rig.run(part(1, "a", "b"))
     assert opened(rig, unit=1) == OpenedPublisher(2)
     rig.run(part(1, "b", "a", epoch=2))
@@ -468,7 +469,7 @@ def test_a_request_without_records_shares_a_commit_with_deltas(rig: Rig) -> None
 
 
 def test_a_unit_is_not_finished_when_a_record_of_its_last_request_is_refused(rig: Rig) -> None:
-    """PU2: and a retry of it does not finish it either."""
+    """publishers [2]: and a retry of it does not finish it either."""
     rig.put("orders", "b")
     last = part(1, "a", "b", done=True, absent=True)
     for _ in range(2):
@@ -488,8 +489,8 @@ def test_an_atomic_request_that_is_aborted_finishes_nothing(rig: Rig) -> None:
 
 
 def test_a_refusal_that_is_forgotten_still_keeps_its_unit_from_being_finished(rig: Rig) -> None:
-    """PU2: a refusal of a lifetime is remembered among the last 1,000 sequences; behind those its record counts as
-    applied, which must not finish a unit."""
+    """publishers [2]: a refusal of a lifetime is remembered among the last 1,000 sequences; behind those its record
+    counts as applied, which must not finish a unit."""
     lifetimes = [Lifetime(LifetimeKind.TTL, -1), *[Lifetime(LifetimeKind.TTL, SECOND)] * 1_500]
     last = replace(part(1, *map(str, range(1_501)), done=True), lifetimes=lifetimes)
     assert reasons(rig.run(last)) == [(0, Reason.LIFETIME_NEGATIVE)]
@@ -499,7 +500,7 @@ def test_a_refusal_that_is_forgotten_still_keeps_its_unit_from_being_finished(ri
 
 
 def test_a_last_request_over_several_commits_finishes_its_unit_in_the_last_of_them(tmp_path: Path) -> None:
-    """PU1: a crash in between leaves it open, and the retry finishes it."""
+    """publishers [1]: a crash in between leaves it open, and the retry finishes it."""
     rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(commit_records_max=2)))
     rig.create_topic("orders")
     last = part(1, "a", "b", "c", "d", "e", done=True)

@@ -312,7 +312,7 @@ def test_versions_follow_the_clock_and_rise_with_every_write(rig: Rig) -> None:
 
 
 def test_no_version_and_no_sequence_is_issued_twice_after_a_crash(tmp_path: Path) -> None:
-    """K7, S7, W4: bounds are on disk before what they cover is used, though time stands still."""
+    """K7, S7, writer [4]: bounds are on disk before what they cover is used, though time stands still."""
     rig = Rig(tmp_path)
     rig.create_topic("orders")
     version = sequence = 0

@@ -111,7 +111,7 @@ def test_keys_found_in_a_topic_are_not_deleted_from_another_of_its_name(rig: Rig
 
 
 def test_a_fault_of_the_predicate_fails_its_request_alone(rig: Rig) -> None:
-    """W5."""
+    """writer [5]."""
     rig.put("t", "a")
 
     def broken(key: bytes, value: bytes) -> bool:
@@ -206,7 +206,7 @@ def test_a_lifetime_of_nothing_expires_records_at_once(stamped: Rig) -> None:
 
 
 def test_the_sweep_goes_by_the_new_stamps(stamped: Rig) -> None:
-    """ST2: earlier ones need an entry of their own, of later ones the old entry is no deadline."""
+    """draft [2]: earlier ones need an entry of their own, of later ones the old entry is no deadline."""
     restamp(stamped, SET, ttl(5), "ac")
     restamp(stamped, SET, ttl(20), "b")
     stamped.time.tick(10 * SECOND)

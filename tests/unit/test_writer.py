@@ -1,4 +1,4 @@
-"""The writer acknowledges what is durable, fails loudly, and leaves nobody waiting (W1 to W5, X3)."""
+"""The writer acknowledges what is durable, fails loudly, and leaves nobody waiting (writer [1] to [5], X3)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reason(answer: Outcome | StoreError) -> Reason | None:
 
 
 def test_requests_that_are_queued_together_share_a_commit_and_its_sync(rig: Rig) -> None:
-    """W1, P5: group commit; the sync comes before the answers."""
+    """writer [1], P5: group commit; the sync comes before the answers."""
     rig.put("orders", "first")  # reserves
     rocks = FaultyRocks(rig)
     answers: list[object] = []
@@ -71,7 +71,7 @@ def test_the_answer_says_which_durability_was_reached(rig: Rig) -> None:
 
 @pytest.mark.parametrize("first", [Durability.FSYNC, Durability.BUFFERED])
 def test_what_was_answered_as_on_disk_survives_a_power_cut(rig: Rig, first: Durability) -> None:
-    """W1, P5: whichever request of a commit asked for it.
+    """writer [1], P5: whichever request of a commit asked for it.
 
     Story: a commit that was synced only if its last request asked for that passed all tests.
     """
@@ -84,7 +84,7 @@ def test_what_was_answered_as_on_disk_survives_a_power_cut(rig: Rig, first: Dura
 
 
 def test_versions_and_sequences_that_a_power_cut_takes_back_are_not_used_again(rig: Rig) -> None:
-    """W4, K7: somebody may have seen them."""
+    """writer [4], K7: somebody may have seen them."""
     before = rig.run(put("a", durability=Durability.BUFFERED))
     rig.cut_power()
     assert rig.get("orders", "a") is None
@@ -116,7 +116,7 @@ def test_a_buffered_write_survives_a_killed_process(rig: Rig) -> None:
 
 
 def test_bounds_are_synced_before_what_they_cover_is_written(rig: Rig) -> None:
-    """W4, K7: the first batch of a start is the reservation."""
+    """writer [4], K7: the first batch of a start is the reservation."""
     rig.crash()
     rocks = FaultyRocks(rig)
     rig.put("orders", "a")
@@ -140,7 +140,7 @@ def test_bounds_are_synced_before_what_they_cover_is_written(rig: Rig) -> None:
 def test_a_commit_that_fails_ends_writing_and_reads_go_on(
     rig: Rig, error: Exception, expected: Reason, where: str
 ) -> None:
-    """X3, W3: what shares the commit, what is queued behind it and what comes later is refused, each once."""
+    """X3, writer [3]: what shares the commit, what is queued behind it and what comes later is refused, each once."""
     rig.put("orders", "before", b"kept")
     rocks = FaultyRocks(rig)
     (rocks.writes if where == "write" else rocks.syncs).append(error)
@@ -172,7 +172,7 @@ def test_acknowledged_records_survive_the_restart_after_a_failure(rig: Rig) -> N
 
 
 def test_a_failing_reservation_ends_writing_too(rig: Rig) -> None:
-    """X3, W4."""
+    """X3, writer [4]."""
     rig.crash()
     rocks = FaultyRocks(rig)
     rocks.syncs.append(Failed("IO error"))
@@ -195,8 +195,8 @@ def test_a_failing_sweep_ends_writing_and_shows_nothing_expired(rig: Rig) -> Non
 
 
 def test_nothing_is_written_after_a_failure_in_the_same_turn(tmp_path: Path) -> None:
-    """W3. The creation of a dynamic topic failed to sync while the jobs of the turn were being chosen; those were
-    committed all the same, behind a gap in the log, and acknowledged."""
+    """writer [3]. The creation of a dynamic topic failed to sync while the jobs of the turn were being chosen; those
+    were committed all the same, behind a gap in the log, and acknowledged."""
     rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
     rig.create_topic("orders")
     rig.put("orders", "first")
@@ -209,7 +209,7 @@ def test_nothing_is_written_after_a_failure_in_the_same_turn(tmp_path: Path) -> 
 
 
 def test_a_change_of_settings_is_not_made_when_the_sweep_before_it_failed(rig: Rig) -> None:
-    """W3, L12."""
+    """writer [3], L12."""
     rig.put("orders", "a", ttl=SECOND)
     rig.time.tick(SECOND)
     settings = rig.topic("orders").settings
@@ -245,7 +245,7 @@ def test_damage_found_from_outside_ends_writing(rig: Rig) -> None:
 
 
 def test_a_stalled_commit_is_tried_again_unchanged(rig: Rig) -> None:
-    """W3: the same batch, once; nobody hears of it."""
+    """writer [3]: the same batch, once; nobody hears of it."""
     rig.put("orders", "first")
     rocks = FaultyRocks(rig)
     stall = Stalled("Result incomplete: Write stall")
@@ -258,7 +258,8 @@ def test_a_stalled_commit_is_tried_again_unchanged(rig: Rig) -> None:
 
 
 def test_a_stalled_reservation_is_tried_again(rig: Rig) -> None:
-    """W3, W4: bounds are moved every other second, and a request that met a stall just then was refused at once."""
+    """writer [3], [4]: bounds are moved every other second, and a request that met a stall just then was refused at
+    once."""
     rig.crash()
     rocks = FaultyRocks(rig)
     stall = Stalled("Result incomplete: Write stall")
@@ -268,7 +269,7 @@ def test_a_stalled_reservation_is_tried_again(rig: Rig) -> None:
 
 
 def test_a_stall_that_lasts_refuses_the_request_and_not_the_store(tmp_path: Path) -> None:
-    """W3, P6: a refusal that may pass, with a hint when to come again; nothing was written or used up."""
+    """writer [3], P6: a refusal that may pass, with a hint when to come again; nothing was written or used up."""
     rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
     rig.create_topic("orders")
     before = rig.put("orders", "first")
@@ -286,7 +287,7 @@ def test_a_stall_that_lasts_refuses_the_request_and_not_the_store(tmp_path: Path
 
 
 def test_a_stalled_sweep_is_tried_again(tmp_path: Path) -> None:
-    """W3, L9."""
+    """writer [3], L9."""
     rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
     rig.create_topic("orders")
     rig.put("orders", "a", ttl=SECOND)
@@ -311,7 +312,7 @@ def failing(key: bytes, original: Callable[..., object]) -> Callable[..., object
 
 
 def test_an_exception_while_staging_fails_its_request_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W5, X2: INTERNAL without details; what shared its commit is committed."""
+    """writer [5], X2: INTERNAL without details; what shared its commit is committed."""
     monkeypatch.setattr(Draft, "put", failing(b"bad", Draft.put))
     requests = [Publish("orders", [b"x"], [key], want_results=True) for key in ("a", "bad", "b")]
     answers = rig.run_together(requests)
@@ -324,7 +325,7 @@ def test_an_exception_while_staging_fails_its_request_only(rig: Rig, monkeypatch
 
 
 def test_an_exception_while_preparing_fails_its_request_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W5."""
+    """writer [5]."""
     check = mutations.check_size
 
     def fail_on_three(request: Publish, *arguments: object) -> None:
@@ -338,7 +339,7 @@ def test_an_exception_while_preparing_fails_its_request_only(rig: Rig, monkeypat
 
 
 def test_an_exception_in_a_control_fails_the_control_only(rig: Rig) -> None:
-    """W5."""
+    """writer [5]."""
 
     def explode(settings: object) -> object:
         raise ZeroDivisionError
@@ -356,8 +357,8 @@ def test_an_exception_in_a_control_fails_the_control_only(rig: Rig) -> None:
 def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """W5. Such an exception ended the thread, and with it the requests that were in its hands: they had left the
-    queue, so nobody ever answered them."""
+    """writer [5]. Such an exception ended the thread, and with it the requests that were in its hands: they had left
+    the queue, so nobody ever answered them."""
 
     def explode(*arguments: object) -> None:
         raise ZeroDivisionError
@@ -384,7 +385,7 @@ def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
 def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_queued(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W5: never silently."""
+    """writer [5]: never silently."""
 
     def explode(sweep: object, draft: object, entries_max: int) -> int:
         raise ZeroDivisionError
@@ -405,7 +406,8 @@ def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_q
 
 
 def test_an_answer_that_raises_keeps_nobody_from_hearing_his_own(rig: Rig) -> None:
-    """W5. One client that had gone away made its answer raise, and all answers of that turn behind it were lost."""
+    """writer [5]. One client that had gone away made its answer raise, and all answers of that turn behind it were
+    lost."""
 
     def explode(answer: object) -> None:
         raise ZeroDivisionError
@@ -484,7 +486,7 @@ def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
 def test_a_delete_and_a_touch_of_a_damaged_record_refuse_themselves_only(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W5, X3: damage under one key is found by who reads it; the others go on."""
+    """writer [5], X3: damage under one key is found by who reads it; the others go on."""
     rig.put("orders", "a")
     rig.put("orders", "b")
     rig.reopen()

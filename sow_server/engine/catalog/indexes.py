@@ -1,9 +1,9 @@
 """Secondary indexes: which entries a record has, and where in an index a range of values lies (rule Q3). Pure.
 
-    IX1  The entries of a record change in the same batch as the record.
-    IX2  A complete index has exactly the entries of every stored record, overdue ones included, and no others.
-    IX3  An index that is being built has, behind the position of its build, exactly those entries, and is never read.
-    IX4  A value within a range has its entry within the `interval` of the range. The reverse does not hold: a number is
+    [1]  The entries of a record change in the same batch as the record.
+    [2]  A complete index has exactly the entries of every stored record, overdue ones included, and no others.
+    [3]  An index that is being built has, behind the position of its build, exactly those entries, and is never read.
+    [4]  A value within a range has its entry within the `interval` of the range. The reverse does not hold: a number is
          there as the nearest float, a text as its beginning. Whoever finds a record this way asks the whole filter.
 
 What a document's entries are belongs to the format on disk: they are computed anew when the record changes, and those
@@ -73,7 +73,7 @@ def _keys(index: Index, value: object, record_key: bytes) -> set[bytes]:
 
 
 def interval(kind: Kind, low: Scalar | None, high: Scalar | None) -> tuple[bytes, bytes]:
-    """(start, stop) in an index, behind its prefix, of the entries from `low` to `high`, both included (IX4).
+    """(start, stop) in an index, behind its prefix, of the entries from `low` to `high`, both included ([4]).
 
     None: no such end. A range without values, its low above its high, has a stop that is not above its start.
     """

@@ -46,6 +46,8 @@ class Topic:
     """
 
     __slots__ = (
+        "_loads",
+        "_replicated",
         "acts",
         "create_time_micros",
         "declared",
@@ -54,16 +56,15 @@ class Topic:
         "dynamic",
         "followers",
         "format",
+        "hears_removals",
         "id",
         "in_config",
         "indexes",
         "key_paths",
         "last_use_micros",
-        "loads",
         "name",
         "prefix",
         "previous_wanted",
-        "replicated",
         "settings",
         "statistics",
         "stop",
@@ -99,11 +100,10 @@ class Topic:
         """How many of them want the records that were replaced, too; likewise."""
         self.takers: Takers | None = None
         """How many are attached that are handed a record which is due at once (rule L7); None: nobody follows it."""
-        self.replicated = False
-        """Whether peers send it or are sent it, so that what goes leaves tombstones (rule R4). Set as `followers`."""
-        self.loads: tuple[tuple[int, int], ...] = ()
-        """Loads whose rows are not all applied: their numbers, and the sequence at which they were opened. What others
-        remove meanwhile is noted for them. Set by the writer thread, after a commit."""
+        self._replicated = False
+        self._loads: tuple[tuple[int, int], ...] = ()
+        self.hears_removals = False
+        """Whether a feature adds to the commits that remove records: a topic without one pays nothing for it."""
         self.last_use_micros = create_time_micros
         """When the topic was last used, by what the store remembers: since the start (rule T1). Set on any thread."""
         self.was_followed = False
@@ -120,12 +120,38 @@ class Topic:
         """Whether a change needs the record that it replaces: for the entries of indexes, or for those who follow."""
         return bool(self.indexes.all) or self.previous_wanted > 0
 
+    @property
+    def replicated(self) -> bool:
+        """Whether peers send it or are sent it, so that removed records leave tombstones (rule R4). Set as
+        `followers`."""
+        return self._replicated
+
+    @replicated.setter
+    def replicated(self, wanted: bool) -> None:
+        self._replicated = wanted
+        self._settle_hooks()
+
+    @property
+    def loads(self) -> tuple[tuple[int, int], ...]:
+        """Loads whose rows are not all applied: their numbers, and the sequence at which they were opened. Removals by
+        others meanwhile are marked for them. Set by the writer thread, after a commit."""
+        return self._loads
+
+    @loads.setter
+    def loads(self, loads: tuple[tuple[int, int], ...]) -> None:
+        self._loads = loads
+        self._settle_hooks()
+
+    def _settle_hooks(self) -> None:
+        self.hears_removals = self._replicated or bool(self._loads) or bool(self.settings.dead_letter)
+
     def apply(self, settings: TopicSettings, indexes: Indexes) -> None:
         """Takes new settings into force, and the indexes that go with them."""
         self.settings = settings
         self.indexes = indexes
         """Replaced by the writer thread, under its cut lock: who opens a cut sees what is complete in it."""
         self.acts = settings.acts_on_expiration
+        self._settle_hooks()
         self.format: Format = format_of(settings)
         paths = key_paths(settings)
         self.key_paths: tuple[tuple[str, ...], ...] = tuple(paths)

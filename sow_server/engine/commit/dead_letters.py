@@ -1,12 +1,12 @@
 """Dead letters: what an expired record, or an entry that a durable has set aside, leaves in the topic named by
 `dead_letter`, and where it goes (rules T3, J15). Pure.
 
-    DL1  A copy is made in the commit of the expiry, so there is one for each, and never two.
-    DL2  The copy of a json, msgpack or nvfix record has a list `dead_letter`, newest first, of where it expired. A
+    [1]  A copy is made in the commit of the expiry, so there is one for each, and never two.
+    [2]  The copy of a json, msgpack or nvfix record has a list `dead_letter`, newest first, of where it expired. A
          target that is named there already gets no further copy: a pure expiry cycle ends after one round.
-    DL3  fix and binary have no room for that list: their payload is copied as it is and the key says where it came
+    [3]  fix and binary have no room for that list: their payload is copied as it is and the key says where it came
          from. So a cycle among them is refused when it is set, and ended here should one come about otherwise.
-    DL4  A target that does not exist, or cannot take the copies, is missing: they are retained in `_undelivered`.
+    [4]  A target that does not exist, or cannot take the copies, is missing: they are retained in `_undelivered`.
 
 Limits of keys and payloads are for publishers (rule K8): a copy may be longer by what is added to it.
 """
@@ -101,7 +101,7 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
     payloads: list[bytes] = []
     dropped = ended = 0
     for key, value in zip(keys, values, strict=True):
-        head, text = read_header(value), key.decode(errors="backslashreplace")  # SD2
+        head, text = read_header(value), key.decode(errors="backslashreplace")  # soundness [2]
         payload = value[PAYLOAD]
         if add is not None:
             expire_time = None if head.expire_time_micros == NEVER else head.expire_time_micros
@@ -208,7 +208,7 @@ _msgpack_letters: Final = msgspec.msgpack.Decoder(list[Letter])
 
 
 def _adder(settings: TopicSettings) -> _Adder | None:
-    """How a letter is added to a payload; None where there is no room for one (DL3)."""
+    """How a letter is added to a payload; None where there is no room for one ([3])."""
     match settings.message_type:
         case MessageType.JSON:
             return _add_to_json
@@ -279,7 +279,7 @@ def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared
     settings, for what dead letters it sends, or gets from the topics that there are.
 
     Only what topics declare themselves is refused. What a policy for many, or a default, says of one that it does not
-    suit gives way, as its target is missing (DL4).
+    suit gives way, as its target is missing ([4]).
     """
 
     def refuse(field: str, message: str) -> StoreError:

@@ -7,9 +7,9 @@ entries from its floor on. What it finds decides, read in the writer's own turn:
     stamp still ahead      → re-arm: put an entry at the stamp (the record was refreshed; it stays, always)
     stamp due              → expire: remove the record, journal EXPIRE
 
-    E1  Entries below the floor have been popped; a stamp that comes in below it lowers it.
-    E2  The sweep has commits of its own, never a share of a publisher's.
-    E3  It is bounded by the entries visited, not by those that turn out due.
+    [1]  Entries below the floor have been popped; a stamp that comes in below it lowers it.
+    [2]  The sweep has commits of its own, never a share of a publisher's.
+    [3]  It is bounded by the entries visited, not by those that turn out due.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Sweep:
         self.committed(draft)
 
     def lower(self, draft: Draft) -> None:
-        """Before any commit: makes its batch lower the floor where it puts an entry below it (E1)."""
+        """Before any commit: makes its batch lower the floor where it puts an entry below it ([1])."""
         # Also when the times are equal: its key may come before that of the floor.
         if draft.earliest != NEVER and i64(draft.earliest) <= self._floor_after(draft)[DUE]:
             draft.batch.puts[META][SWEEP_FLOOR_KEY] = i64(draft.earliest)

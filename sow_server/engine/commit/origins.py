@@ -20,6 +20,15 @@ ORIGINS_MAX: Final = 2**16
 """Names of instances that wrote records: a record has two bytes for the number of one."""
 
 
+class NewOrigins:
+    """The names in a draft that adds some; empty in others."""
+
+    __slots__ = ("names",)
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+
+
 class Origins:
     """Owns the names. Changed by the writer's thread, after the commit that stored them; any thread reads them."""
 
@@ -32,7 +41,7 @@ class Origins:
 
     def names_in(self, draft: Draft) -> tuple[str, ...]:
         """The names by their numbers, as a commit leaves them."""
-        return draft.new_origins or self.names
+        return draft.part(NewOrigins).names or self.names
 
     def stage(self, draft: Draft, names: Sequence[str]) -> list[int]:
         """The numbers of the instances that another one names; new names are stored with the commit. This instance's
@@ -46,9 +55,9 @@ class Origins:
             if len(known) + len(new) > ORIGINS_MAX:
                 raise StoreError(Reason.INTERNAL, f"there is room for {ORIGINS_MAX} origins, and {new[0]} is one more")
             numbers |= {name: len(known) + index for index, name in enumerate(new)}
-            after = draft.new_origins = (*known, *new)
+            after = draft.part(NewOrigins).names = (*known, *new)
             draft.batch.puts[META][INSTANCE_KEY] = json.dumps({**json.loads(row), "origins": after}).encode()
-            draft.also.append(lambda: self._know(after))
+            draft.on_commit.append(lambda: self._know(after))
         return [numbers[name] for name in names]
 
     def _know(self, names: tuple[str, ...]) -> None:

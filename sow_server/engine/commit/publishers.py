@@ -4,10 +4,10 @@ A publisher's row holds its epoch, its highest sequence, the refusals among its 
 stamps of its last records, and which unit of work it finished last. The row is written in the same batch as the records
 that it covers. Pure, but for the bounded cache.
 
-    PU1  A unit is finished in the batch that holds the last records of its last request, or not at all.
-    PU2  A unit is finished only when no record of its last request was refused, however long ago.
-    PU3  Once a unit is finished, nothing of it or of an earlier one is applied; a new epoch changes nothing of that.
-    PU4  What is told of a duplicate is what was answered when it was applied, or that it is forgotten: never a guess.
+    [1]  A unit is finished in the batch that holds the last records of its last request, or not at all.
+    [2]  A unit is finished only when no record of its last request was refused, however long ago.
+    [3]  Once a unit is finished, nothing of it or of an earlier one is applied; a new epoch changes nothing of that.
+    [4]  What is told of a duplicate is what was answered when it was applied, or that it is forgotten: never a guess.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Publisher(NamedTuple):
     open_records: int = 0
     """How many records of it have been applied in this epoch."""
     refused_sequence: int = 0
-    """The highest sequence of the epoch that was refused: it is known for longer than the refusal itself (PU2)."""
+    """The highest sequence of the epoch that was refused: it is known for longer than the refusal itself ([2])."""
     runs: bytes = b""
-    """The last runs of records that were applied in this epoch, packed (PU4)."""
+    """The last runs of records that were applied in this epoch, packed ([4])."""
 
     def open(self, unit: int, publisher_id: str, now_micros: int) -> tuple[Publisher, OpenedPublisher]:
         """The publisher in a new epoch, in which `unit` (0: none) is to be published; as it was, when it is finished.
@@ -144,7 +144,7 @@ class Publisher(NamedTuple):
         self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1)
 
     def _in_epoch(self, epoch: int) -> Publisher:
-        """Sequences begin anew; what is finished stays finished (PU3)."""
+        """Sequences begin anew; what is finished stays finished ([3])."""
         return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records)
 
     def _decided(self, position: PublisherPosition, count: int) -> bool:
@@ -189,7 +189,7 @@ class Publisher(NamedTuple):
 
     def check_finish(self, position: PublisherPosition) -> None:
         """Before anything of a request that ends its unit is applied. Raises StoreError OUTCOME_UNKNOWN where one of
-        its records was refused in an earlier try, so long ago that its answer could not tell (PU2)."""
+        its records was refused in an earlier try, so long ago that its answer could not tell ([2])."""
         if position.first_sequence <= self.refused_sequence <= self.highest_sequence - OUTCOMES_KEPT:
             raise StoreError(
                 Reason.OUTCOME_UNKNOWN,

@@ -3,13 +3,13 @@
 By itself RocksDB merges files when enough was written, not when enough was removed. So what has been removed is counted
 here, and the ranges of keys where it was are compacted once that pays.
 
-    G1  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records and
-        index entries of a topic, or its tombstones, are written again only where at least as many were removed as are
-        stored now; of what loads have staged what has gone; of the journal, the commits, the expiry index and the order
-        of tombstones nothing but what lies behind their floors.
-    G2  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
+    [1]  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records
+        and index entries of a topic, or its tombstones, are written again only where at least as many were removed as
+        are stored now; of what loads have staged what has gone; of the journal, the commits, the expiry index and the
+        order of tombstones nothing but what lies behind their floors.
+    [2]  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
         all of their ranges have been compacted.
-    G3  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
+    [3]  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
         place deserves it.
 """
 
@@ -60,8 +60,8 @@ class Removals:
 
     def count(self, draft: Draft, topics: Mapping[int, Topic]) -> None:
         """Counts what a commit removes. Before the figures of its topics are taken over."""
-        for topic_id, removed in draft.removals.items():
-            self._add(Place(RECORDS, topic_id), removed)
+        for (family, number), removed in draft.removals.items():
+            self._add(Place(family, number), removed)
         for topic_id, figures in draft.statistics.items():
             topic = topics.get(topic_id)
             if topic is not None:
@@ -71,8 +71,6 @@ class Removals:
             self._add(Place(RECORDS, topic.id), topic.statistics.records)
             self._add(Place(JOURNAL, topic.id), topic.statistics.journal_entries)
             self._add(Place(TOMBSTONES, topic.id), topic.statistics.tombstones)
-        for load, rows in draft.unstaged.items():
-            self._add(Place(STAGING, load), rows)
         self._add(SWEPT, len(draft.expire_times))
 
     def counts(self) -> Mapping[Place, int]:
@@ -80,7 +78,7 @@ class Removals:
         return self._counts.copy()
 
     def compacted(self, task: Task) -> None:
-        """All ranges of a task have been compacted: what was removed since then still counts (G2)."""
+        """All ranges of a task have been compacted: what was removed since then still counts ([2])."""
         for place, removed in task.removed.items():
             self._counts[place] -= removed
             if not self._counts[place]:
@@ -99,7 +97,7 @@ def deserving(
     first_tombstone: bytes,
     at_least: int,
 ) -> list[Task]:
-    """What deserves compaction (G1). The places of a kind are left alone together while fewer than `at_least` records,
+    """What deserves compaction ([1]). The places of a kind are left alone together while fewer than `at_least` records,
     tombstones, changes of the journal or expiry entries were removed from those of them that deserve it."""
     removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}, STAGING: {}}
     records: Ranges = []

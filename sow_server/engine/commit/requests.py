@@ -3,14 +3,15 @@
 A `Job` is a request on its way through the writer, perhaps over several commits. Each step stages one slice of it and
 returns a `Slice`, the outcome of which the writer merges only after the commit: a commit that fails changes no job.
 
-    M1  Records are decided in the order of the request (rules P4, P7).
-    M2  A refused record changes nothing but the memory of its publisher.
-    M3  Publisher sequences at or below the highest seen are never applied again (rule P6).
-    M4  A request that ends a unit of work finishes it with its last records, if none of all its records is refused.
+    [1]  Records are decided in the order of the request (rules P4, P7).
+    [2]  A refused record changes nothing but the memory of its publisher.
+    [3]  Publisher sequences at or below the highest seen are never applied again (rule P6).
+    [4]  A request that ends a unit of work finishes it with its last records, if none of all its records is refused.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
-from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.draft import Draft, Puts
 from sow_server.engine.commit.publishers import SEVERAL, Publisher, PublisherCache, Run
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
+    HEADER,
     HEADER_FAST,
     PUT,
     TOUCH,
@@ -30,7 +32,6 @@ from sow_server.engine.disk.layout import (
     i64,
     payload_bytes_total,
     read_header,
-    sequences,
 )
 from sow_server.engine.formats.deltas import LEVELS_MAX, UnsetTree, unset_tree
 from sow_server.engine.formats.payloads import BadRecord, KeyColumn, check_flat
@@ -618,31 +619,22 @@ def _put_plain(
             range(sequence, sequence + count),
         )
     )
-    chunk = draft.chunk(topic)
-    old_heads = draft.put_all(
+    draft.put_all(
         topic,
-        keys,  # type: ignore[arg-type]  # a plain put has a key
-        store_keys,
-        new_heads,
-        payloads,
-        expire_bytes,
-        expire_times[0] if alike else min(expire_times),
+        Puts(
+            keys,  # type: ignore[arg-type]  # a plain put has a key
+            store_keys,
+            new_heads,
+            payloads,
+            stamps=expire_bytes,
+            earliest=expire_times[0] if alike else min(expire_times),
+            version=range(version, version + count),
+            publish_time=draft.now,
+            expire_time=expire_times[0] if alike else array("q", expire_times),
+            origin=draft.origin,
+        ),
     )
-    if chunk is not None:
-        chunk.change += bytes((PUT,)) * count
-        chunk.version.counting(version, count)
-        chunk.publish_time.constant(draft.now, count)
-        if alike:
-            chunk.expire_time.constant(expire_times[0], count)
-        else:
-            chunk.expire_time.numbers(array("q", expire_times))
-        chunk.origin.constant(draft.origin, count)
-        chunk.previous.numbers(sequences(old_heads))
-        chunk.removed_version.constant(0, count)
-        chunk.removed_origin.constant(0, count)
-        chunk.keys += keys  # type: ignore[arg-type]  # all of them are bytes
-        chunk.payloads += payloads
-    draft.next_version, draft.next_sequence = version + count, sequence + count
+    draft.next_version = version + count
     part.applied += count
     part.last_version, part.last_sequence = version + count - 1, sequence + count - 1
     if part.first_sequence is not None:
@@ -705,6 +697,7 @@ def _put_one(
         payload = merged
     if ttl_mode is TtlMode.KEEP and head is not None:
         expire_time = read_header(head).expire_time_micros
+    due = topic.acts and expire_time <= draft.now
     version, sequence = draft.put(
         topic,
         key,
@@ -714,10 +707,34 @@ def _put_one(
         change=PUT,
         publish_time=draft.now,
         expire_time=expire_time,
-        published=True,
+        expire_due=not due,
     )
+    delivered = None
+    if due:
+        value = draft.value(store_key)
+        delivered = draft.part(HandOver).takers(topic, key, value)
+        draft.expire(topic, key, store_key, value[HEADER], letters=not delivered)
     ignored = _ttl_ignored(topic, lifetime)
-    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=draft.handed_over)
+    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=delivered)
+
+
+class HandOver:
+    """Hands records that are due at once to attached subscribers, in a bounded part of one commit's time (rule L7)."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = TAKING_SECONDS_MAX
+
+    def takers(self, topic: Topic, key: bytes, value: bytes) -> int:
+        """How many attached subscribers a record is for; those that were not asked in time do not count."""
+        if topic.takers is None or self._seconds <= 0:
+            return 0
+        begin = time.perf_counter()
+        try:
+            return topic.takers(key, value, begin + self._seconds)
+        finally:
+            self._seconds -= time.perf_counter() - begin
 
 
 def _stage_touch(draft: Draft, job: Job, request: Touch, topic: Topic, count: int) -> Slice:
@@ -846,6 +863,9 @@ def _shown(key: bytes) -> str:
 
 
 _NEVER_BYTES: Final = i64(NEVER)
+TAKING_SECONDS_MAX: Final = 0.05
+"""Of one commit: asking filters to whom records that are due at once are handed. The writer does nothing else
+meanwhile."""
 PLAIN_RECORDS_MIN: Final = 8
 """Going column by column has a price of its own, which this many records earn back."""
 UNSET_PATHS_MAX: Final = 1000

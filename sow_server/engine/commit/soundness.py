@@ -4,9 +4,9 @@ A publish is checked before it becomes a row. A row that another instance sends 
 nobody: an older release, a defect, damage in its memory, or a program that is no instance at all. One row that breaks a
 rule must take neither the link nor the topic with it.
 
-    SD1  A row of a peer that no publish could have made is not taken. The rest of its batch is; the cursor moves on.
-    SD2  A stored row whose key cannot be told in a message is passed over by reads, and reported. Deletes reach it.
-    SD3  Sound rows pay a few comparisons of whole columns, not a line of Python each, except for the check of payloads.
+    [1]  A row of a peer that no publish could have made is not taken. The rest of its batch is; the cursor moves on.
+    [2]  A stored row whose key cannot be told in a message is passed over by reads, and reported. Deletes reach it.
+    [3]  Sound rows pay a few comparisons of whole columns, not a line of Python each, except for the check of payloads.
 
 The server itself makes rows that no publisher could: copies of expired records, whose keys and payloads are longer by
 what is added to them (rule T3). They are sound.

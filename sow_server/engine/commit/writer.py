@@ -1,11 +1,11 @@
 """The single writer: turns queued requests into atomic commits, in order.
 
-W1  A request is acknowledged only after its records are as durable as it asked (rule P5).
-W2  Expiries pass through this writer like any other change, in commits of their own.
-W3  A commit that fails on input or output ends all writing (rule X3): what is queued and what comes is refused,
-    reads go on. A stalled commit is tried again, unchanged, and refused when the stall lasts.
-W4  Versions and sequences are reserved on disk before they are used (rule K7).
-W5  No exception ends the thread silently: one that is not understood fails its own request, or the store.
+[1]  A request is acknowledged only after its records are as durable as it asked (rule P5).
+[2]  Expiries pass through this writer like any other change, in commits of their own.
+[3]  A commit that fails on input or output ends all writing (rule X3): queued and later requests are refused, reads go
+     on. A stalled commit is tried again, unchanged, and refused when the stall lasts.
+[4]  Versions and sequences are reserved on disk before they are used (rule K7).
+[5]  No exception ends the thread silently: an unexpected one fails its own request, or the store.
 
               submit                    commit failed
   serving ─────────────────▶ serving ───────────────────▶ failed
@@ -27,7 +27,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.dead_letters import Fate
-from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.reclaim import Removals
@@ -53,7 +53,7 @@ from sow_server.engine.disk.layout import (
     publisher_key,
 )
 from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
-from sow_server.engine.journal.chunks import ChunkBuilder
+from sow_server.engine.journal.builder import ChunkBuilder
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Refusal
@@ -172,6 +172,7 @@ class Writer:
         sequence_bound: int,
         create_dynamic: Callable[[str], Step[object]] | None,
         topic_row: Callable[[Topic], tuple[bytes, bytes]],
+        removal_hooks: Sequence[RemovalHook],
         observer: Observer,
         heads: HeadCache,
     ) -> None:
@@ -186,6 +187,7 @@ class Writer:
         self._sequence_bound = sequence_bound
         self._create_dynamic = create_dynamic
         self._topic_row = topic_row
+        self._removal_hooks = removal_hooks
         self._observer = observer
         self.cut_lock: Final = threading.Lock()
         """Held while a commit is written: who holds it sees all column families between two commits."""
@@ -210,7 +212,7 @@ class Writer:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.expired_total = 0
-        self.letters_total: Final = dict.fromkeys(Fate, 0)
+        self.letters_total: Final[dict[str, int]] = dict.fromkeys(Fate, 0)
         """What has become of dead letters."""
         self.removals: Final = Removals()
         """What was removed and not yet compacted; under the cut lock."""
@@ -329,7 +331,7 @@ class Writer:
                 self._sweep_if_due()
                 self._sync_if_due()
                 self._flush_answers()
-        except BaseException as error:  # W5: whatever it is, nobody may wait for a writer that is gone
+        except BaseException as error:  # [5]: whatever it is, nobody may wait for a writer that is gone
             log.exception("writer_died")
             self._fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
         finally:
@@ -425,7 +427,7 @@ class Writer:
         except StoreError as error:
             self._answer(job, error)
             return False
-        except Exception as error:  # W5: a fault of ours fails its own request
+        except Exception as error:  # [5]: a fault of ours fails its own request
             log.exception("request_failed", topic=request.topic)
             self._answer(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
@@ -436,7 +438,7 @@ class Writer:
         some of it may be put back for the next commit."""
         started = time.perf_counter()
         draft = self._new_draft()
-        draft.atomic = chosen[0][0].alone
+        draft.journal.atomic = chosen[0][0].alone
         parts: list[tuple[Job, Slice]] = []
         try:
             self._fetch_heads(draft, chosen)
@@ -449,7 +451,7 @@ class Writer:
         except AtomicAborted as aborted:
             self._abort(chosen[0][0], aborted)
             return
-        except Exception as error:  # noqa: BLE001  # a refused job, damage under one key, or a fault of ours (W5)
+        except Exception as error:  # noqa: BLE001  # a refused job, damage under one key, or a fault of ours ([5])
             if len(chosen) > 1:
                 # Who is to blame is found by staging them one by one; nothing has been written.
                 for job, count in chosen:
@@ -600,7 +602,7 @@ class Writer:
             return self._write(draft, sync=sync) or draft.result
         except StoreError as error:
             return error
-        except Exception as error:  # noqa: BLE001  # W5: as above
+        except Exception as error:  # noqa: BLE001  # [5]: as above
             return _as_store_error(error)
 
     def _sweep_if_due(self) -> None:
@@ -655,16 +657,16 @@ class Writer:
             last_version=self._last_version,
             next_sequence=self._last_sequence + 1,
             origin=self._origin,
+            removal_hooks=self._removal_hooks,
         )
 
     def _write(self, draft: Draft, *, sync: bool) -> StoreError | None:
         """Writes a draft, and syncs; takes its counters over. Returns why nothing was written, or None."""
         if self._failure is not None:
-            return self._refusal()  # it failed earlier in this turn: nothing may be written after a gap (W3)
+            return self._refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
         try:
             self.sweep.lower(draft)
-            if draft.founded is not None:
-                draft.batch.puts[META].update([self._topic_row(draft.founded)])
+            draft.batch.puts[META].update(map(self._topic_row, draft.new_topics))
             batch = draft.finish()
             self._reserve(draft)
             self._write_patiently(batch, draft)
@@ -677,7 +679,7 @@ class Writer:
             )
         except RocksError as error:
             return self._fail(_as_store_error(error))
-        except Exception as error:  # W5: perhaps written, perhaps not; what is in memory may be wrong
+        except Exception as error:  # [5]: perhaps written, perhaps not; what is in memory may be wrong
             log.exception("commit_failed")
             return self._fail(StoreError(Reason.STORE_FAILED, f"a commit met an unexpected error: {error!r}"))
         if self._unsynced_since is None:
@@ -689,7 +691,7 @@ class Writer:
         return None
 
     def _write_patiently(self, batch: Batch, draft: Draft | None = None) -> None:
-        """Writes, waiting out short stalls (T6). What follows from a commit is taken over under the cut lock."""
+        """Writes, waiting out short stalls (rocks [6]). What follows from a commit is taken over under the cut lock."""
         give_up = time.monotonic() + self._options.stall_patience_micros / MICROS
         pause = 0.005
         while True:
@@ -710,32 +712,34 @@ class Writer:
         self._last_version = max(self._last_version, draft.next_version - 1)
         self._last_sequence = draft.next_sequence - 1
         self.heads.update(draft.heads, draft.removed)
-        if draft.founded is not None:
-            self._topics.add(draft.founded)
+        for topic in draft.new_topics:
+            self._topics.add(topic)
         topics = self._topics.by_id
         self.removals.count(draft, topics)
         for topic_id, figures in draft.statistics.items():
-            if (topic := topics.get(topic_id)) is not None:
-                emptied = topic.settings.only_if_empty and topic.statistics.records > 0 == figures.records
-                topic.statistics = figures
+            if (changed := topics.get(topic_id)) is not None:
+                emptied = changed.settings.only_if_empty and changed.statistics.records > 0 == figures.records
+                changed.statistics = figures
                 if emptied:
-                    self._topics.lost(topic)
+                    self._topics.lost(changed)
         for publisher_id, publisher in draft.publishers.items():
             self.publishers.keep(publisher_id, publisher)
         self.sweep.committed(draft)
-        if self._followers and (draft.chunks or draft.after is not None):
+        if self._followers and (draft.journal.chunks or draft.after is not None):
             control = draft.after is not None
-            self._to_follow.append(Committed(self._last_sequence, draft.now, draft.chunks, control, draft.dropped))
+            self._to_follow.append(
+                Committed(self._last_sequence, draft.now, draft.journal.chunks, control, draft.dropped)
+            )
         self.expired_total += len(draft.expire_times)
-        for fate, count in draft.letters.items():
+        for fate, count in draft.counts.items():
             self.letters_total[fate] += count
-        for follow in draft.also:
+        for follow in draft.on_commit:
             follow()
         if draft.after is not None:
             draft.result = draft.after()
 
     def _reserve(self, draft: Draft) -> None:
-        """Reserves versions and sequences on disk, synced, before a draft uses any beyond the bound (W4)."""
+        """Reserves versions and sequences on disk, synced, before a draft uses any beyond the bound ([4])."""
         if draft.next_version <= self._version_bound and draft.next_sequence <= self._sequence_bound:
             return
         # Mostly from the clock: from the next version on, each crash would have versions lead it by so much more.
@@ -785,7 +789,7 @@ class Writer:
     # -- failing and answering --------------------------------------------------------------------------------------
 
     def _fail(self, error: StoreError) -> StoreError:
-        """Ends writing for good (W3)."""
+        """Ends writing for good ([3])."""
         with self._admission:
             if self._failure is None:
                 self._failure = error

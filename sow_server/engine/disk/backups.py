@@ -1,8 +1,8 @@
 """Backups on disk: how one is made, and how a start knows that it was given one (rule J14).
 
-    B1  A backup is everything up to one sequence, between two commits, and its directory appears whole or not at all.
-    B2  It is marked. Whoever starts on it is another instance with another journal than the one it was made of: the two
-        must not take up each other's positions.
+    [1]  A backup is everything up to one sequence, between two commits, and its directory appears whole or not at all.
+    [2]  It is marked. Whoever starts on it is another instance with another journal than the one it was made of: the
+        two must not take up each other's positions.
 
 A backup has the layout of a data directory, so restoring one is copying it, and starting a server on the copy.
 """

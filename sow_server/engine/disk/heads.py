@@ -1,8 +1,8 @@
 """The head cache: record key → 40-byte header, so that an update need not read the old record (owned by the writer).
 
-H1  An entry is what is on disk: entries change only after their commit, and go with their record.
-H2  About `capacity` entries, in two generations; the older goes when, after a commit, the younger is half full.
-    That is nearly least-recently-used, and costs no bookkeeping per look-up.
+[1]  An entry is what is on disk: entries change only after their commit, and go with their record.
+[2]  About `capacity` entries, in two generations; the older goes when, after a commit, the younger is half full.
+     That is nearly least-recently-used, and costs no bookkeeping per look-up.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 RocksDB takes a write-ahead log that ends early for the torn end that a power cut leaves, one that is not there for one
 that it has removed itself, and a MANIFEST of another database for its own. The file MARK tells them apart (rule X4).
 
-    M1  A mark claims only what was synced before the mark was written.
-    M2  It has two slots, written in turn, each with a checksum: a torn write leaves the other one.
-    M3  After an orderly stop it is exact. After a crash it is about a second old: a loss of what was written since
+    [1]  A mark claims only what was synced before the mark was written.
+    [2]  It has two slots, written in turn, each with a checksum: a torn write leaves the other one.
+    [3]  After an orderly stop it is exact. After a crash it is about a second old: a loss of what was written since
         passes for a torn end.
-    M4  A loss that an operator has accepted is in the mark until it is settled, so that a crash in between changes
+    [4]  A loss that an operator has accepted is in the mark until it is settled, so that a crash in between changes
         nothing.
 """
 

@@ -1,21 +1,21 @@
 """RocksDB, and the only module that imports rocksdict: each of its traps is handled here, and nowhere else.
 
-T1  Snapshots do not isolate iterators; an iterator is consistent as of its creation. `Rocks.cursor` opens one;
-    a cut over column families opens all of them between two commits.
-T2  `set_iterate_lower_bound` sets the upper bound: never called; a cursor seeks.
-T3  Iterator bounds dangle with their ReadOptions: no bounds are set; a cursor compares keys in Python and keeps
-    its ReadOptions alive.
-T4  `items()` ends silently at a corrupt block: a cursor checks `status()` whenever it runs out.
-T5  `write` holds the GIL, `flush_wal` does not: batches are written unsynced, then the log is synced.
-T6  A stalled `write` would freeze every thread: `no_slowdown`, and `Stalled` is raised. A WriteBatch is consumed
-    even by a failed write: a `Batch` is plain data and can be written again.
-T7  After a failed log write the database stays broken: `Failed` is final for this handle.
-T8  The default log recovery drops all that follows a damaged spot: a torn tail opens, damage before it refuses.
-T9  `close` frees the lock only when every handle and iterator is gone: `Rocks` owns and closes them all.
-T10 Keys and values are exactly bytes; errors are bare exceptions, told apart by prefix in `_translate` only.
-T11 A database whose CURRENT file is gone would be created anew, empty: `create` says whether that is meant.
-T12 A checkpoint holds the GIL while it writes memtables out: `flush` goes before it, which does not.
-T13 A step beyond the last row crashes the process: before each the cursor asks whether there is a row.
+[1]  Snapshots do not isolate iterators; an iterator is consistent as of its creation. `Rocks.cursor` opens one;
+     a cut over column families opens all of them between two commits.
+[2]  `set_iterate_lower_bound` sets the upper bound: never called; a cursor seeks.
+[3]  Iterator bounds dangle with their ReadOptions: no bounds are set; a cursor compares keys in Python and keeps
+     its ReadOptions alive.
+[4]  `items()` ends silently at a corrupt block: a cursor checks `status()` whenever it runs out.
+[5]  `write` holds the GIL, `flush_wal` does not: batches are written unsynced, then the log is synced.
+[6]  A stalled `write` would freeze every thread: `no_slowdown`, and `Stalled` is raised. A WriteBatch is consumed
+     even by a failed write: a `Batch` is plain data and can be written again.
+[7]  After a failed log write the database stays broken: `Failed` is final for this handle.
+[8]  The default log recovery drops all that follows a damaged spot: a torn tail opens, damage before it refuses.
+[9]  `close` frees the lock only when every handle and iterator is gone: `Rocks` owns and closes them all.
+[10]  Keys and values are exactly bytes; errors are bare exceptions, told apart by prefix in `_translate` only.
+[11]  A database whose CURRENT file is gone would be created anew, empty: `create` says whether that is meant.
+[12]  A checkpoint holds the GIL while it writes memtables out: `flush` goes before it, which does not.
+[13]  A step beyond the last row crashes the process: before each the cursor asks whether there is a row.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Stalled(RocksError):
 
 
 class Failed(RocksError):
-    """Input or output failed. After a failed write the handle is broken for good (T7)."""
+    """Input or output failed. After a failed write the handle is broken for good ([7])."""
 
 
 class DiskFull(Failed):
@@ -119,7 +119,7 @@ class RocksOptions:
 class Batch:
     """What one atomic write changes: first ranges, then deletes, then puts, per column family.
 
-    Plain data, so that it survives a write that stalls (T6). Of a key in both deletes and puts, the put counts.
+    Plain data, so that it survives a write that stalls ([6]). Of a key in both deletes and puts, the put counts.
     """
 
     puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
@@ -128,17 +128,17 @@ class Batch:
 
 
 class Cursor:
-    """A position in one column family, consistent as of the cursor's creation (T1). Used by one thread at a time."""
+    """A position in one column family, consistent as of the cursor's creation ([1]). Used by one thread at a time."""
 
     __slots__ = ("__weakref__", "_iterator", "_read_options", "_reading")
 
     def __init__(self, iterator: rocksdict.RdictIter, read_options: rocksdict.ReadOptions) -> None:
         self._iterator: rocksdict.RdictIter | None = iterator
-        self._read_options = read_options  # T3
+        self._read_options = read_options  # [3]
         self._reading: weakref.ref[Generator[object, None, None]] | None = None
 
     def rows(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Rows from `start` (included) to `stop` (excluded; None: to the end), at most `limit`. Raises Damaged (T4).
+        """Rows from `start` (included) to `stop` (excluded; None: to the end), at most `limit`. Raises Damaged ([4]).
 
         One such reading at a time: each moves the cursor.
         """
@@ -221,7 +221,7 @@ class Cursor:
                 return key, len(values) - had
             rows = zip(
                 repeat(None, min(left, VALUES_AT_ONCE)),
-                iter(valid, False),  # T13
+                iter(valid, False),  # [13]
                 starmap(value_of, repeat(nothing)),
                 starmap(step, repeat(nothing)),
                 strict=False,
@@ -294,7 +294,7 @@ class Cursor:
                 return None, passed
             keys.append(key)
             for first in range(0, stride, STEPS_AT_ONCE):
-                # Each step is asked for first: one from the end on would be into memory that is not there (T13).
+                # Each step is asked for first: one from the end on would be into memory that is not there ([13]).
                 count = repeat(nothing, min(STEPS_AT_ONCE, stride - first))
                 deque(zip(count, iter(at.valid, False), starmap(step, repeat(nothing)), strict=False), maxlen=0)
             if not at.valid() or at.key() >= stop:
@@ -356,7 +356,7 @@ class Cursor:
         return None
 
     def close(self) -> None:
-        """Lets go of the iterator (T9); using the cursor afterwards is an error of the caller."""
+        """Lets go of the iterator ([9]); using the cursor afterwards is an error of the caller."""
         self._iterator = None
         if self._reading is not None and (reading := self._reading()) is not None:
             reading.close()  # one that stopped half-way holds the iterator in its frame
@@ -380,7 +380,7 @@ class Rocks:
     def __init__(
         self, path: Path, options: RocksOptions | None = None, *, create: bool, claim: Claim | None = None
     ) -> None:
-        """Opens the database at `path`; `create` makes a new one, which must not be there yet (T11). Closing it also
+        """Opens the database at `path`; `create` makes a new one, which must not be there yet ([11]). Closing it also
         releases the claim.
 
         Raises Locked, Damaged, DiskFull or Failed.
@@ -402,7 +402,7 @@ class Rocks:
         except Exception as error:
             raise _translate(error) from error
         self._write_options = rocksdict.WriteOptions()
-        self._write_options.no_slowdown = True  # T6
+        self._write_options.no_slowdown = True  # [6]
 
     # -- writing: the writer thread alone ---------------------------------------------------------------------------
 
@@ -441,7 +441,7 @@ class Rocks:
                 return
 
     def sync(self) -> None:
-        """Makes all that was written durable, without holding the GIL (T5). Raises Failed (final)."""
+        """Makes all that was written durable, without holding the GIL ([5]). Raises Failed (final)."""
         try:
             self._open().flush_wal(True)
         except Exception as error:
@@ -458,7 +458,7 @@ class Rocks:
         return value
 
     def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many keys, in their order, without holding the GIL (T5)."""
+        """The values of many keys, in their order, without holding the GIL ([5])."""
         if len(keys) < 2:
             # A list-get pays for letting go of the GIL, which one key is not worth.
             return [self.get(family, key) for key in keys]
@@ -513,7 +513,7 @@ class Rocks:
 
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the database, as it is between two writes, of which the table files are links. `flush` before
-        it, so that it is quick (T12). Raises RocksError."""
+        it, so that it is quick ([12]). Raises RocksError."""
         try:
             rocksdict.Checkpoint(self._open()).create_checkpoint(str(path))
         except Exception as error:
@@ -569,7 +569,7 @@ class Rocks:
         )
 
     def close(self) -> None:
-        """Closes everything and frees the lock (T9). No other thread may be inside a call."""
+        """Closes everything and frees the lock ([9]). No other thread may be inside a call."""
         with self._lock:
             db, self._db = self._db, None
             if db is None:
@@ -578,7 +578,7 @@ class Rocks:
                 cursor.close()
             handles, self._handles = self._handles, {}
             families, self._families = self._families, {}
-            # Closing flushes, and a broken handle (T7) fails at that once more. Nothing is lost with it: what was
+            # Closing flushes, and a broken handle ([7]) fails at that once more. Nothing is lost with it: what was
             # synced is in the log. Without suppressing it, the rest would stay open, and the lock taken.
             for family in families.values():
                 with contextlib.suppress(Exception):
@@ -639,7 +639,7 @@ def _database_options(options: RocksOptions, *, create: bool) -> rocksdict.Optio
     database = rocksdict.Options(raw_mode=True)
     database.create_if_missing(create)
     database.create_missing_column_families(True)
-    database.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())  # T8
+    database.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())  # [8]
     database.set_paranoid_checks(True)
     database.set_max_total_wal_size(options.log_bytes_max)
     database.set_max_background_jobs(options.background_jobs)
@@ -691,7 +691,7 @@ def _shared_cache(capacity: int) -> rocksdict.Cache:
 
 
 def _translate(error: Exception) -> RocksError:
-    """The one place that reads RocksDB's error texts (T10)."""
+    """The one place that reads RocksDB's error texts ([10])."""
     if isinstance(error, RocksError):
         return error
     text = " ".join(str(error).split())  # some run over several lines, and a message is one

@@ -12,7 +12,7 @@ from sow_server.engine.disk.rocks import META
 from sow_server.engine.durables.model import Durable, DurableGap, GapReason, with_gap
 from sow_server.engine.durables.registry import Durables
 from sow_server.engine.durables.rows import encode_durable, encode_removed
-from sow_server.engine.journal.chunks import Heads
+from sow_server.engine.journal.reading import ChunkHeads
 
 
 class DraftedDurables:
@@ -22,7 +22,7 @@ class DraftedDurables:
         self.durables: Final = durables
         self.draft: Final = draft
         self.topics: Final = topics
-        self.heads: Final = Heads(durables.rocks)
+        self.heads: Final = ChunkHeads(durables.rocks)
         self.now: Final = draft.now
         self._changed: dict[tuple[int, str], Durable] = {}
         self._removed: dict[tuple[int, str], int] = {}
@@ -139,7 +139,7 @@ class DraftedDurables:
         for durable in self._changed.values():
             puts[durable_key(durable.topic_id, durable.name)] = encode_durable(durable)
         if self._changed or self._removed or self._discarded:
-            self.draft.also.append(self._committed)
+            self.draft.on_commit.append(self._committed)
 
     def _committed(self) -> None:
         durables = self.durables

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit import letters
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import StoredStatistics
 from sow_server.engine.disk.rocks import RocksError
@@ -28,7 +29,7 @@ from sow_server.engine.durables.model import (
     with_gap,
 )
 from sow_server.engine.durables.registry import Durables, first_position
-from sow_server.engine.journal.chunks import Bounds, beyond_entries, first_inside
+from sow_server.engine.journal.retention import JournalBounds, beyond_entries, first_inside
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import BacklogAction
@@ -294,7 +295,7 @@ class DurableEditor:
             return False
         if topic.settings.dead_letter:
             kept = [entry for sequence in sequences if (entry := self._heads.entry(topic, sequence)) is not None]
-            self._draft.set_aside(topic, name, kept)
+            letters.set_aside(self._draft, topic, name, kept)
         return True
 
     def expire_backlog(self, topic: Topic, name: str) -> bool:
@@ -303,7 +304,7 @@ class DurableEditor:
         ttl = None if found is None else self._durables.settings(topic, found).backlog_ttl_micros
         if found is None or ttl is None:
             return False
-        first = first_inside(self._heads, topic, self._above(topic, found.position), Bounds(ttl), self.now)
+        first = first_inside(self._heads, topic, self._above(topic, found.position), JournalBounds(ttl), self.now)
         return self._drafted.skip(topic, found, first - 1, GapReason.BACKLOG_TTL)
 
     def relieve(self, topic: Topic) -> list[str]:
@@ -324,7 +325,7 @@ class DurableEditor:
             if settings.backlog_action is BacklogAction.CONFLATE:
                 upto, reason = figures.last_sequence, GapReason.CONFLATED
             else:
-                left = Bounds(
+                left = JournalBounds(
                     None if age is None else age - age // EVICT_PARTS,
                     None if size is None else size - size // EVICT_PARTS,
                 )
@@ -376,13 +377,13 @@ class DurableEditor:
 def prune_topic(durables: Durables, draft: Draft, topics: Mapping[int, Topic], topic: Topic) -> int | None:
     """One topic's part of a prune. Returns the first sequence that it retains, None where it retains nothing. A topic
     that cannot be pruned is logged and left as it is; the batch then has nothing of it (rule J11)."""
-    figures, ranges, also = draft.statistics.get(topic.id), len(draft.batch.ranges), len(draft.also)
+    figures, ranges, also = draft.statistics.get(topic.id), len(draft.batch.ranges), len(draft.on_commit)
     try:
         with DurableEditor(durables, draft, topics) as editor:
             first = editor.keep(topic)
     except (RocksError, StoreError) as error:
         log.error("prune_failed", topic=topic.name, cause=str(error))
-        del draft.batch.ranges[ranges:], draft.also[also:]
+        del draft.batch.ranges[ranges:], draft.on_commit[also:]
         if figures is None:
             draft.statistics.pop(topic.id, None)
         else:

@@ -8,7 +8,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.rocks import JOURNAL
 from sow_server.engine.durables.drafted import DraftedDurables
 from sow_server.engine.durables.model import Durable, GapReason
-from sow_server.engine.journal.chunks import NO_BOUNDS, Bounds, beyond_entries
+from sow_server.engine.journal.retention import NO_BOUNDS, JournalBounds, beyond_entries
 
 RETENTION: Final = "retention"
 """The cause of a rise that no hard limit has forced."""
@@ -51,7 +51,7 @@ class TopicFloors:
                 stop = below.first_sequence if below.last_sequence > figures.floor_sequence else below.last_sequence + 1
                 draft.batch.ranges.append((JOURNAL, topic.prefix, topic.prefix + stop.to_bytes(8, "big")))
             done = figures.floor_sequence
-            draft.also.append(lambda: freed.__setitem__(topic.id, done))
+            draft.on_commit.append(lambda: freed.__setitem__(topic.id, done))
         return first
 
     def keep_limits(self, topic: Topic) -> None:
@@ -71,7 +71,7 @@ class TopicFloors:
     def earliest(self, topic: Topic, durable: Durable) -> int:
         """The position from which a durable can read; entries up to there are gone for it (rule J5)."""
         settings = self._durables.settings(topic, durable)
-        bounds = Bounds(settings.retain_time_micros, settings.retain_bytes)
+        bounds = JournalBounds(settings.retain_time_micros, settings.retain_bytes)
         figures = self._drafted.figures(topic)
         inside = self._durables.retention.first(self._heads, topic, figures, bounds, self._drafted.now)
         return max(min(durable.position, inside - 1), durable.floor, figures.floor_sequence, figures.created_sequence)
@@ -80,18 +80,18 @@ class TopicFloors:
         durables, heads, settings = self._durables, self._heads, topic.settings
         figures = self._drafted.figures(topic)
         first, now = durables.retention.first, self._drafted.now
-        bounds = {Bounds(settings.retain_time_micros, settings.retain_bytes): None}
+        bounds = {JournalBounds(settings.retain_time_micros, settings.retain_bytes): None}
         held = durables.held_for_peers(heads, topic, figures, now)
         for durable in self._drafted.holders(topic):
             held = min(held, durable.position)
             own = durables.settings(topic, durable)
-            bounds[Bounds(own.retain_time_micros, own.retain_bytes)] = None
+            bounds[JournalBounds(own.retain_time_micros, own.retain_bytes)] = None
         for bound in bounds:
             held = min(held, first(heads, topic, figures, bound, now) - 1)
         hard, limit = 0, ""
         for name, bound in (
-            ("max_age", Bounds(time_micros=settings.max_age_micros)),
-            ("max_bytes", Bounds(bytes=settings.max_bytes)),
+            ("max_age", JournalBounds(time_micros=settings.max_age_micros)),
+            ("max_bytes", JournalBounds(bytes=settings.max_bytes)),
         ):
             if bound != NO_BOUNDS:
                 upto = first(heads, topic, figures, bound, now) - 1

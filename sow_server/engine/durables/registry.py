@@ -13,14 +13,15 @@ from sow_server.engine.disk.layout import DURABLE_KEY, StoredStatistics, durable
 from sow_server.engine.disk.rocks import META, Rocks
 from sow_server.engine.durables.model import Durable, DurableBacklog, DurableFigures, not_found
 from sow_server.engine.durables.rows import decode_durable
-from sow_server.engine.journal.chunks import Bounds, Heads, Retention, first_inside
+from sow_server.engine.journal.reading import ChunkHeads
+from sow_server.engine.journal.retention import JournalBounds, Retention, first_inside
 from sow_server.engine.values.model import MICROS, DurableSettings
 from sow_server.engine.values.policies import NO_POLICIES, NOTHING, Policies, PolicyTarget, resolve_durable
 
 REMOVED_MICROS: Final = 30 * 86_400 * MICROS
 """How long the name of a removed durable is remembered, so that its client is told when it comes back."""
 
-HeldForPeers = Callable[[Heads, Topic, StoredStatistics, int], int]
+HeldForPeers = Callable[[ChunkHeads, Topic, StoredStatistics, int], int]
 """The sequence up to which no peer needs the journal of a topic, by its heads, its figures and the time (rule R9)."""
 
 
@@ -162,7 +163,7 @@ class Durables:
         """The commit time of the first entry after a position; None where there is none."""
         if position >= topic.statistics.last_sequence:
             return None
-        heads = Heads(self.rocks)
+        heads = ChunkHeads(self.rocks)
         try:
             chunk = heads.after(topic, position)
         finally:
@@ -170,11 +171,11 @@ class Durables:
         return None if chunk is None else chunk.commit_time_micros
 
     def figures(
-        self, topic: Topic, durable: Durable, statistics: StoredStatistics, heads: Heads, now_micros: int
+        self, topic: Topic, durable: Durable, statistics: StoredStatistics, heads: ChunkHeads, now_micros: int
     ) -> DurableFigures:
         """Figures of a durable. All arguments are as of one moment, between two commits."""
         settings = self.settings(topic, durable)
-        bounds = Bounds(settings.retain_time_micros, settings.retain_bytes)
+        bounds = JournalBounds(settings.retain_time_micros, settings.retain_bytes)
         inside = first_inside(heads, topic, statistics, bounds, now_micros)
         earliest = max(min(durable.position, inside - 1), durable.floor, first_position(statistics))
         from_ = heads.counts(topic, statistics, earliest)
@@ -200,7 +201,7 @@ class Durables:
             self.freed.pop(topic.id, None)
             self.retention.forget(topic.id)
 
-        draft.also.append(apply)
+        draft.on_commit.append(apply)
 
     def forget_removed(self, draft: Draft) -> None:
         """Forgets the names of durables that were removed long ago."""
@@ -208,7 +209,7 @@ class Durables:
         for topic_id, found in list(self._topics.items()):
             for name in [name for name, when in found.removed.items() if when <= cut]:
                 draft.batch.deletes[META].append(durable_key(topic_id, name))
-                draft.also.append(partial(found.removed.pop, name, None))
+                draft.on_commit.append(partial(found.removed.pop, name, None))
 
     def take_over(self, changed: Iterable[Durable], removed: Iterable[tuple[int, str, int]]) -> None:
         """Takes over a commit's durables after its write. `removed`: topic id, name, time of removal."""

@@ -2,10 +2,10 @@
 
 A path to a field is a tuple of names; an `UnsetTree` holds many of them, name by name.
 
-DL1  What a delta does not touch keeps the bytes that were published, and the order of its fields; a merge that changes
-     nothing gives the base itself.
-DL2  What is unset goes first, then the delta is merged. So an object is replaced whole where it is unset and given.
-DL3  A difference, merged into the old document with null taken as a value, gives the content of the new one.
+    [1]  What a delta does not touch keeps the bytes that were published, and the order of its fields; a merge that
+     changes nothing gives the base itself.
+    [2]  What is unset goes first, then the delta is merged. So an object is replaced whole where it is unset and given.
+    [3]  A difference, merged into the old document with null taken as a value, gives the content of the new one.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Documents:
                 if below:
                     kept[name] = msgspec.Raw(self._encode(below))
             elif not self._alike(old_value, value):
-                gone.append((*at, name))  # DL2: replaced whole
+                gone.append((*at, name))  # [2]: replaced whole
                 kept[name] = raw
         gone += [(*at, name) for name in old if name not in new]
         return kept

@@ -7,7 +7,7 @@
          or was deleted since.
     LO4  A record that others have changed or removed since the load was opened stays as they have left it. "Since" is
          by the sequence of the change here: a change of another instance may come late, with an old version. What they
-         remove leaves a mark (ST6); whether a row is superseded is decided in the writer's turn.
+         remove leaves a mark (removal_marks [1]); whether a row is superseded is decided in the writer's turn.
     LO5  Rows of an attempt have positions without gaps. What was seen is not staged or counted again, so a request may
          be repeated, by the one who has staged the attempt so far: rows of another one would be taken for repeated.
     LO6  Lifetimes start when the row is applied (rule L5).
@@ -64,6 +64,7 @@ from sow_server.engine.disk.layout import (
 )
 from sow_server.engine.disk.rocks import META, RECORDS, STAGING, Batch, Rocks
 from sow_server.engine.formats.payloads import BadRecord
+from sow_server.engine.loads.removal_marks import AppliedLoad
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -601,7 +602,7 @@ class Loads:
         for key in [key for key in puts if key.startswith(u32(number))]:
             del puts[key]
         if load.staged_rows:
-            draft.unstaged[number] = load.staged_rows
+            draft.removals[STAGING, number] = load.staged_rows
 
     def _watch_again(self, row: LoadRow, *, ended: bool) -> None:
         if (topic := self._topics.by_id.get(row.topic_id)) is not None:
@@ -653,7 +654,7 @@ class Loads:
         """Stages the end of all loads of a topic that can not be loaded any more as they have begun."""
         for load in self.all():
             if load.row.open and load.row.topic_id == topic.id:
-                draft.also.append(self._stage_failed(draft, load, why))
+                draft.on_commit.append(self._stage_failed(draft, load, why))
 
     def fail(self, load: Load, why: str, done: Done) -> None:
         """A committed load cannot go on: what it has not done stays undone."""
@@ -811,7 +812,7 @@ class Loads:
             if row.phase is not chunk.phase or row.position != chunk.position:
                 return lambda: load  # it is done, or the load has failed
             topic = self._topics.by_id[row.topic_id]  # with the topic its loads fail
-            draft.loader = row.number
+            draft.part(AppliedLoad).number = row.number
             if chunk.phase is LoadPhase.APPLYING:
                 return self._stage_applied(draft, topic, chunk)
             return self._stage_deleted(draft, topic, chunk)
@@ -866,7 +867,7 @@ class Loads:
         store_keys = [topic.prefix + key for key in keys]
         draft.fetch_heads(store_keys)
         if topic.acts:
-            # First, as a dead letter may come to one of these keys (ST4).
+            # First, as a dead letter may come to one of these keys (letters [1]).
             for key, store_key in zip(keys, store_keys, strict=True):
                 head = draft.heads[store_key]
                 if head is not None and head[EXPIRE_TIME] <= draft.now_bytes and read_header(head).sequence <= begin:

@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 
 from sow_peering import NOTHING_PURGED, MergeCounts, Purged
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.draft import Draft, Puts
+from sow_server.engine.commit.letters import Letters
 from sow_server.engine.commit.soundness import KEY_FAULTS, NO_FAULTS, Fault
+from sow_server.engine.commit.tombstones import may_have_tombstones, tombstone, with_tombstone
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
     HEADER_FAST,
@@ -29,7 +31,6 @@ from sow_server.engine.disk.layout import (
     header_start,
     i64,
     read_header,
-    sequences,
     versions,
 )
 from sow_server.engine.values.errors import Reason, StoreError
@@ -157,10 +158,10 @@ class Merge:
             alone: Collection[int] = every
         else:
             alone = self._alone(rows)
-        letters = sum(draft.letters.values())
+        letters = draft.part(Letters).posted
         for index in sorted(alone):
             self._apply_one(rows, index)
-        if sum(draft.letters.values()) > letters:
+        if draft.part(Letters).posted > letters:
             # Something has expired, and its dead letter may have come to any key, of this topic, too.
             for index in every:
                 if index not in alone:
@@ -208,9 +209,9 @@ class Merge:
             stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in heads]
             if min(stamps) <= now_bytes:
                 alone.update(index for index, stamp in enumerate(stamps) if stamp <= now_bytes)
-        if None in heads and draft.may_have_tombstones(topic):
+        if None in heads and may_have_tombstones(draft, topic):
             missing = [index for index, head in enumerate(heads) if head is None]
-            dead = draft.find_tombstones([rows.store_keys[index] for index in missing])
+            dead = with_tombstone(draft, [rows.store_keys[index] for index in missing])
             alone.update(index for index in missing if rows.store_keys[index] in dead)
         return alone
 
@@ -228,31 +229,22 @@ class Merge:
                 range(sequence, sequence + count),
             )
         )
-        chunk = draft.chunk(topic)
-        stamps = [head[EXPIRE_TIME] for head in new_heads]
-        old_heads = draft.put_all(
-            topic, rows.keys, rows.store_keys, new_heads, rows.payloads, stamps, min(rows.expire_times)
+        changes = rows.changes
+        draft.put_all(
+            topic,
+            Puts(
+                rows.keys,
+                rows.store_keys,
+                new_heads,
+                rows.payloads,
+                stamps=[head[EXPIRE_TIME] for head in new_heads],
+                earliest=min(rows.expire_times),
+                version=array("q", rows.versions) if changes is None else changes.version,
+                publish_time=array("q", rows.publish_times) if changes is None else changes.publish_time_micros,
+                expire_time=array("q", rows.expire_times) if changes is None else changes.expire_time_micros,
+                origin=one if rows.origins.count(one) == count else array("q", rows.origins),
+            ),
         )
-        if chunk is not None:
-            chunk.change += rows.kinds
-            if rows.changes is not None:
-                chunk.version.extend(rows.changes.version)
-                chunk.publish_time.extend(rows.changes.publish_time_micros)
-                chunk.expire_time.extend(rows.changes.expire_time_micros)
-            else:
-                chunk.version.numbers(array("q", rows.versions))
-                chunk.publish_time.numbers(array("q", rows.publish_times))
-                chunk.expire_time.numbers(array("q", rows.expire_times))
-            if rows.origins.count(one) == count:
-                chunk.origin.constant(one, count)
-            else:
-                chunk.origin.numbers(array("q", rows.origins))
-            chunk.previous.numbers(sequences(old_heads))
-            chunk.removed_version.constant(0, count)
-            chunk.removed_origin.constant(0, count)
-            chunk.keys += rows.keys
-            chunk.payloads += rows.payloads
-        draft.next_sequence = sequence + count
         draft.next_version = max(draft.next_version, max(rows.versions) + 1)
         self._tally.applied += count
 
@@ -286,10 +278,10 @@ class Merge:
                 if self._buries:
                     # Wherever else it lives, also where it came from, it ends with this, and nothing that is newer
                     # does.
-                    source, draft.source = draft.source, 0
+                    source, draft.journal.source = draft.journal.source, 0
                     by = min(self._before, default=draft.origin)  # nothing was written here that could outrank others
                     draft.bury(topic, key, store_key, version=theirs[0] + 1, origin=by)
-                    draft.source = source
+                    draft.journal.source = source
             else:
                 tally.known += 1
         elif ours is None and kind == WITHDRAW:
@@ -327,7 +319,7 @@ class Merge:
         wrote with earlier data. Those writes came before all that it has written since, whatever its clock said, so a
         greater version does not make them newer (rule K7)."""
         draft, topic = self._draft, self._topic
-        source, draft.source = draft.source, 0
+        source, draft.journal.source = draft.journal.source, 0
         draft.next_version = max(draft.next_version, version + 1)
         if head is None:
             draft.bury(topic, key, store_key, version=draft.next_version, origin=draft.origin)
@@ -342,16 +334,16 @@ class Merge:
                 publish_time=read_header(head).publish_time_micros,
                 expire_time=read_header(head).expire_time_micros,
             )
-        draft.source = source
+        draft.journal.source = source
 
     def _standing(self, head: bytes | None, store_key: bytes) -> tuple[int, int] | None:
         """The version and the origin's number of what is here, record or tombstone."""
         if head is not None:
-            found = read_header(head)
-            return found.version, found.origin
+            record = read_header(head)
+            return record.version, record.origin
         draft = self._draft
-        tombstone = draft.tombstone(store_key) if draft.may_have_tombstones(self._topic) else None
-        return None if tombstone is None else (tombstone.version, tombstone.origin)
+        dead = tombstone(draft, store_key) if may_have_tombstones(draft, self._topic) else None
+        return None if dead is None else (dead.version, dead.origin)
 
 
 def earlier_numbers(names: Sequence[str], own: int) -> set[int]:

@@ -83,7 +83,8 @@ from sow_server.engine.disk.layout import (
     unpack_u32,
 )
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Rocks
-from sow_server.engine.journal.chunks import Bounds, Heads, JournalCut, Retention
+from sow_server.engine.journal.reading import ChunkHeads, JournalCut
+from sow_server.engine.journal.retention import JournalBounds, Retention
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
 from sow_server.engine.replicas.shipping import pack_changes, pack_rows
@@ -228,7 +229,7 @@ class Replicas:
         def changed() -> None:
             self._seeds_version += 1
 
-        draft.also.append(changed)
+        draft.on_commit.append(changed)
 
     # -- which topics are shared ------------------------------------------------------------------------------------
 
@@ -307,7 +308,7 @@ class Replicas:
         except StoreError as error:  # the store is stopping, or has failed
             saved(error)
 
-    def held(self, heads: Heads, topic: Topic, figures: StoredStatistics, now_micros: int) -> int:
+    def held(self, heads: ChunkHeads, topic: Topic, figures: StoredStatistics, now_micros: int) -> int:
         """The sequence up to which no peer that is behind needs the topic's journal (RE5)."""
         names = self.peers_of(topic) if self._matches else []
         if not names:
@@ -315,7 +316,7 @@ class Replicas:
         held = min(self.peer(name).acknowledged for name in names)
         if held >= figures.last_sequence:
             return held
-        bounds = Bounds(self._options.lag_age_micros_max, self._options.lag_bytes_max)
+        bounds = JournalBounds(self._options.lag_age_micros_max, self._options.lag_bytes_max)
         return max(held, self._retention.first(heads, topic, figures, bounds, now_micros) - 1)
 
     def check_shipped(self, topic: Topic) -> None:
@@ -334,15 +335,15 @@ class Replicas:
         """Stages what goes with a topic."""
         draft.batch.ranges.append((TOMBSTONES, topic.prefix, topic.stop))
         draft.batch.deletes[META] += [seed_key(name, topic.id) for name in self.sources]
-        draft.also.append(lambda: self._retention.forget(topic.id))
+        draft.on_commit.append(lambda: self._retention.forget(topic.id))
 
     def stage_refound(self, draft: Draft, topic: Topic) -> None:
         """Stages what a topic leaves behind that is about to take records of another kind: its tombstones, also those
         of this commit, are of other records, whatever their keys. They count until it is their turn to be purged."""
         draft.batch.ranges.append((TOMBSTONES, topic.prefix, topic.stop))
         left = draft.batch.puts[TOMBSTONES]
-        for store_key in [key for key in draft.tombstones if key.startswith(topic.prefix)]:
-            del draft.tombstones[store_key], left[store_key]
+        for store_key in [key for key in left if key.startswith(topic.prefix)]:
+            del left[store_key]
         draft.statistics[topic.id] = draft.figures(topic)._replace(purged_version=0, purged_origin=0)
 
     # -- reading for peers ------------------------------------------------------------------------------------------
@@ -581,7 +582,7 @@ class Replicas:
 
     def _put_source(self, draft: Draft, name: str, source: Source) -> None:
         draft.batch.puts[META][source_key(name)] = _encode_source(source)
-        draft.also.append(lambda: self.sources.__setitem__(name, source))
+        draft.on_commit.append(lambda: self.sources.__setitem__(name, source))
 
     # -- applying ---------------------------------------------------------------------------------------------------
 
@@ -610,13 +611,13 @@ class Replicas:
             if upto > source.cursor:
                 self._check_skew(draft, [changes for _, changes in changes_of])
                 own, bad_names = self._origins(draft, origins)
-                draft.source = source.number
+                draft.journal.source = source.number
                 for topic_name, changes in changes_of:
                     topic = self._takeable(name, topic_name)
                     if topic is None:
                         self._unseed(draft, name, topic_name)
                         continue
-                    draft.atomic = changes.atomic
+                    draft.journal.atomic = changes.atomic
                     found = self._faults(draft, name, topic, changes, bad_names)
                     Merge(draft, topic, self._known_origins.names_in(draft), tally).apply(changes, own, found)
                     draft.end_request()
@@ -668,7 +669,7 @@ class Replicas:
                     return lambda: None
                 # What is dead there is dead here: others hear of it from this instance.
                 self._purged_by(draft, topic, purged)
-            draft.source = source.number
+            draft.journal.source = source.number
             if changes is not None:
                 missing_is_deleted = (
                     source.missing_is_deleted and name not in self._all_seeded and before[0] == _UNDER_WAY
@@ -728,10 +729,10 @@ class Replicas:
     def _faults(
         self, draft: Draft, source: str, topic: Topic, changes: Changes, bad_names: Sequence[int]
     ) -> Mapping[int, Fault]:
-        """The changes that are not taken, as no publish could have made them (SD1)."""
+        """The changes that are not taken, as no publish could have made them (soundness [1])."""
         found = faults(topic, changes, bad_names, self.limits, draft.now)
         if found:
-            draft.also.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
+            draft.on_commit.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
         return found
 
     def _ready(self, name: str) -> Source:
@@ -801,7 +802,7 @@ class Replicas:
         names = self._known_origins.names_in(draft)
         # A delete right above each: wherever else it lives, it ends there, too, and nothing that is newer does. It does
         # not count as a write of this instance, which would outrank its earlier ones.
-        draft.source = 0
+        draft.journal.source = 0
         by = min(earlier_numbers(names, draft.origin), default=draft.origin)
         dead: list[Dead] = []
         for store_key, value in zip(keys, values, strict=True):
@@ -893,7 +894,7 @@ class Replicas:
             if not peer.missed and (purge.by_all or peer.acknowledged < purge.missed):
                 missed = peer._replace(missed=True)
                 draft.batch.puts[META][peer_key(name)] = _encode_peer(missed)
-                draft.also.append(self._miss(name))
+                draft.on_commit.append(self._miss(name))
         for name in unread:
             source = self.sources.get(name)
             if source is not None:

@@ -1,8 +1,8 @@
 """The guarded clock: the one `now` of the store, for stamps, reads and versions alike (rule L15).
 
-    C1  It never runs backwards, across restarts too: it starts at or above the persisted high-water mark.
-    C2  It advances by elapsed (boot) time and is slewed towards the wall clock by at most 5 %.
-    C3  A forward jump of the wall clock against elapsed time beyond `jump_micros` pauses sweeping; while paused the
+    [1]  It never runs backwards, across restarts too: it starts at or above the persisted high-water mark.
+    [2]  It advances by elapsed (boot) time and is slewed towards the wall clock by at most 5 %.
+    [3]  A forward jump of the wall clock against elapsed time beyond `jump_micros` pauses sweeping; while paused the
         clock advances by elapsed time alone, until the wall clock has come back or an operator accepts it.
 
 Who calls what: `now_micros` and `paused` any thread, at any time; `accept` an operator.

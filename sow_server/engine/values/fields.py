@@ -2,9 +2,10 @@
 
 Filters ask it of each record, an index of each record that changes; they agree because they ask here.
 
-F1  None, a missing field and a float that is not a number are null: nothing compares with them, no index holds them.
-F2  A text that is a number also compares as that number.
-F3  A field with an array holds each of its elements; arrays in arrays are taken apart.
+    [1]  None, a missing field and a float that is not a number are null: nothing compares with them, no index holds
+         them.
+    [2]  A text that is a number also compares as that number.
+    [3]  A field with an array holds each of its elements; arrays in arrays are taken apart.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Entry: TypeAlias = tuple[Kind, Scalar]
 
 
 def entries(document: object, steps: Sequence[Step]) -> list[Entry]:
-    """What an index holds for a field: an entry per array element (F3), and a numeric text also under its number."""
+    """What an index holds for a field: an entry per array element ([3]), and a numeric text also under its number."""
     return entries_of(value_at(document, steps))
 
 
@@ -90,7 +91,7 @@ def _values_at(many: list[object], steps: Sequence[Step]) -> list[object]:
 
 
 def elements(array: list[object]) -> list[object]:
-    """The elements of an array; those of an array in it stand in its place (F3)."""
+    """The elements of an array; those of an array in it stand in its place ([3])."""
     if list not in [type(element) for element in array]:
         return array
     found: list[object] = []
@@ -107,7 +108,7 @@ def elements(array: list[object]) -> list[object]:
 
 
 def number_of(value: object) -> int | float | None:
-    """The number that a number or a numeric text is (F2): `[+-] digits [. digits] [e [+-] digits]`, nothing around."""
+    """The number that a number or a numeric text is ([2]): `[+-] digits [. digits] [e [+-] digits]`, nothing around."""
     kind = type(value)
     if kind is int:
         return value  # type: ignore[return-value]  # narrowed by `type() is`, faster than isinstance

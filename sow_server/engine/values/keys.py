@@ -1,7 +1,7 @@
 """Record keys: paths, canonical text, composite keys (the K-rules). Pure.
 
-KEY1  Different tuples of canonical texts never give the same key: `|` and `\\` inside a text are escaped.
-KEY2  1, 1.0 and "1" are one key, as in AMPS, which hashes text (rule K4).
+[1]  Different tuples of canonical texts never give the same key: `|` and `\\` inside a text are escaped.
+[2]  1, 1.0 and "1" are one key, as in AMPS, which hashes text (rule K4).
 """
 
 from __future__ import annotations

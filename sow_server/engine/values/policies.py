@@ -2,11 +2,11 @@
 
 A topic, a policy and the server's defaults each *declare* some settings; what is in force is resolved from them.
 
-    PO1  A value is taken from the topic, else from the best policy that declares it, else from the server's defaults,
+    [1]  A value is taken from the topic, else from the best policy that declares it, else from the server's defaults,
          else it is built in. The best: the highest priority, then the longest pattern, then the name.
-    PO2  A limit is the strictest of the topic's, that of the best policy that declares it, that of the best operator
+    [2]  A limit is the strictest of the topic's, that of the best policy that declares it, that of the best operator
          policy that declares it, and the server's default.
-    PO3  What contradicts itself within one declaration is refused when it is declared (`check_settings`). What comes
+    [3]  What contradicts itself within one declaration is refused when it is declared (`check_settings`). What comes
          from two gives way here: a minimum or default lifetime to the maximum, one zero of retention to the next source
          that is not zero, a dead-letter topic to itself, being deleted when idle to the configuration file.
 
@@ -120,7 +120,7 @@ class Policy:
 
     @property
     def rank(self) -> tuple[int, int, str]:
-        """Orders policies, the best first (PO1)."""
+        """Orders policies, the best first ([1])."""
         return -self.priority, -len(self.pattern), self.name
 
 
@@ -308,7 +308,7 @@ _ALL_BUILT_IN: Final = {field: _Picked(value, "default") for field, value in BUI
 def _first(
     field: str, sources: Sequence[_Source], acceptable: Callable[[object], bool] = lambda value: True
 ) -> _Picked:
-    """The value of the first source that declares an acceptable one (PO1)."""
+    """The value of the first source that declares an acceptable one ([1])."""
     for origin, declared in sources:
         if field in declared and acceptable(declared[field]):
             return _Picked(declared[field], origin)
@@ -317,7 +317,7 @@ def _first(
 
 def _strictest(field: str, sources: Sequence[_Source], bounding: Sequence[_Source]) -> _Picked:
     """The lowest of what the topic, the best policy, the best operator policy and the defaults declare; of equal ones
-    the first (PO2)."""
+    the first ([2])."""
     own, *users, last = sources
     candidates: list[tuple[int, str]] = []
     for group in ([own], users, bounding, [last]):

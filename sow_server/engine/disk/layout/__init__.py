@@ -17,7 +17,7 @@ The rest of the engine imports from this package. A part of a key or value has a
 
 from __future__ import annotations
 
-from sow_server.engine.disk.layout.columns import Column
+from sow_server.engine.disk.layout.columns import Column, Numbers
 from sow_server.engine.disk.layout.commits import Commit, Run, decode_commit, encode_commit
 from sow_server.engine.disk.layout.expiry import DUE, DUE_STORE_KEY, DUE_TOPIC_AT, expiry_entry
 from sow_server.engine.disk.layout.indexes import PREFIX_BYTES, TEXT_BYTES_MAX, index_prefix, index_value, indexed_keys
@@ -199,6 +199,7 @@ __all__ = [
     "Entry",
     "Header",
     "HeaderColumns",
+    "Numbers",
     "Reserved",
     "Run",
     "StoredStatistics",

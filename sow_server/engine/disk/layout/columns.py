@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import repeat
+from typing import TypeAlias
 
 from sow_server.engine.disk.layout.words import big_endian, i64, read_array, unpack_i64
 
@@ -86,6 +87,17 @@ class Column:
         elif other._length:
             self.constant(other._first, other._length)
 
+    def add(self, numbers: Numbers, count: int) -> None:
+        """Adds `count` numbers."""
+        if isinstance(numbers, int):
+            self.constant(numbers, count)
+        elif isinstance(numbers, range):
+            self.counting(numbers.start, count)
+        elif isinstance(numbers, array):
+            self.numbers(numbers)
+        else:
+            self.extend(numbers)
+
     def numbers(self, numbers: array[int]) -> None:
         """Adds any numbers."""
         if not any(numbers):
@@ -125,3 +137,7 @@ class Column:
             return column, end
         column._add(unpack_i64(value[at + 1 : at + 9]), count, kind)
         return column, at + 9
+
+
+Numbers: TypeAlias = "int | range | array[int] | Column"
+"""Numbers for a column: one that is the same for all, consecutive ones, any, or another column."""
