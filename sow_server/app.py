@@ -142,8 +142,8 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
         for warning in policies.warnings(topic.settings):
             log.warning("settings_questionable", topic=topic.name, warning=warning)
     log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
-    if not store.verified_at_start:
-        readers.submit(store.scrub, lambda: _pace(stopped))
+    if not store.upkeep.verified_at_start:
+        readers.submit(store.upkeep.scrub, lambda: _pace(stopped))
 
 
 def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> tuple[GuardedClock, Store]:
@@ -298,12 +298,12 @@ def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
     for name, settings in declared.items():
         found = store.topics.by_name.get(name)
         if found is None:
-            finish(name, partial(store.create_topic, name, settings, in_config=True))
+            finish(name, partial(store.administration.create_topic, name, settings, in_config=True))
         elif found.declared != settings or not found.in_config:
-            finish(name, partial(store.alter_topic, name, _replaced_by(settings), in_config=True))
+            finish(name, partial(store.administration.alter_topic, name, _replaced_by(settings), in_config=True))
     for name, topic in store.topics.by_name.items():
         if topic.in_config and name not in declared:
-            finish(name, partial(store.release_topic, name))
+            finish(name, partial(store.administration.release_topic, name))
 
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
@@ -349,7 +349,7 @@ async def _set_health(healthy: health.aio.HealthServicer, services: Sequence[str
 
 async def _watch_failure(store: Store, healthy: health.aio.HealthServicer, services: Sequence[str]) -> None:
     """A store that has stopped writing is not healthy, though its reads go on (rule X3)."""
-    while store.writer.failure is None:  # noqa: ASYNC110  # set on the writer's thread, and a fifth of a second is soon
+    while store.commits.failure is None:  # noqa: ASYNC110  # set on the writer's thread, and a fifth of a second is soon
         await asyncio.sleep(0.2)
     await _set_health(healthy, services, serving=False)
 

@@ -292,7 +292,7 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     yield GaugeMetricFamily("sow_write_queue_requests", "Requests that wait for the writer or are with it.", requests)
     yield GaugeMetricFamily("sow_write_queue_bytes", "Payload bytes of these requests.", size)
     yield GaugeMetricFamily(
-        "sow_write_stalled", "1 while RocksDB slows writes down or stops them.", int(store.write_stalled())
+        "sow_write_stalled", "1 while RocksDB slows writes down or stops them.", int(store.upkeep.write_stalled())
     )
     yield CounterMetricFamily(
         "sow_records_expired", "Records that have expired and been removed.", writer.expired_total
@@ -312,7 +312,7 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     for reason in reasons:
         failed.add_metric([reason.name], int(failure is not None and failure.reason is reason))
     yield failed
-    yield GaugeMetricFamily("sow_disk_bytes", "Bytes that the data directory takes on disk.", store.disk_bytes())
+    yield GaugeMetricFamily("sow_disk_bytes", "Bytes that the data directory takes on disk.", store.upkeep.disk_bytes())
     yield GaugeMetricFamily("sow_topics", "Topics.", len(store.topics.by_name))
 
 
@@ -506,7 +506,7 @@ def _unreadable_metrics(store: Store) -> Iterator[Metric]:
 
 def _topic_metrics(store: Store) -> Iterator[Metric]:
     topics = sorted(store.topics.by_name.values(), key=lambda topic: topic.name)
-    overdue = store.overdue_by_topic(at_most=OVERDUE_MAX)
+    overdue = store.cuts.overdue_by_topic(at_most=OVERDUE_MAX)
     live = GaugeMetricFamily("sow_records_live", "Live records.", labels=["topic"])
     late = GaugeMetricFamily(
         "sow_records_overdue", f"Expired records not yet removed, counted up to {OVERDUE_MAX}.", labels=["topic"]

@@ -41,8 +41,8 @@ class PeerStore:
     def __init__(self, store: Store, clock: GuardedClock, *, name: str) -> None:
         self._store = store
         self._replicas = store.replicas
-        self.identity: Final = Identity(name, store.instance_id, store.epoch)
-        self.authoritative: Final = store.authoritative
+        self.identity: Final = Identity(name, store.instance.id, store.instance.epoch)
+        self.authoritative: Final = store.instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
         self.now_micros: Final = clock.now_micros
         self.topics: Final = store.replicas.topics
@@ -57,7 +57,7 @@ class PeerStore:
 
     def head(self) -> int:
         """The last sequence that is durable."""
-        return self._store.writer.synced_sequence
+        return self._store.commits.synced_sequence
 
     @property
     def topics_version(self) -> int:

@@ -98,11 +98,11 @@ class Timers:
         self.jobs: Final[tuple[Job, ...]] = (
             Job("prune", self._prune, prune_interval_micros / MICROS),
             Job("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
-            Job("clock_mark", _threaded(store.mark_clock), mark_interval_micros / MICROS),
-            Job("mark", _threaded(store.keep_mark), KEEP_MARK_SECONDS),
+            Job("clock_mark", _threaded(store.upkeep.mark_clock), mark_interval_micros / MICROS),
+            Job("mark", _threaded(store.upkeep.keep_mark), KEEP_MARK_SECONDS),
             Job("save_peers", _threaded(store.replicas.save_peers), SAVE_PEERS_SECONDS),
-            Job("forget_publishers", _threaded(store.forget_publishers), FORGET_SECONDS),
-            Job("forget_durables", _threaded(store.forget_durables), FORGET_SECONDS),
+            Job("forget_publishers", _threaded(store.upkeep.forget_publishers), FORGET_SECONDS),
+            Job("forget_durables", _threaded(store.durable_commits.forget_removed), FORGET_SECONDS),
             Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),
             Job("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
             Job("trim", _threaded(self._trim), TRIM_SECONDS),
@@ -158,7 +158,7 @@ class Timers:
         while True:
             pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
             try:
-                self._store.prune(partial(_answer, pruned))
+                self._store.upkeep.prune(partial(_answer, pruned))
             except StoreError as error:
                 log.warning("prune_skipped", reason=error.reason.name)
                 return
@@ -206,12 +206,12 @@ class Timers:
 
     async def _reclaim(self) -> None:
         """Gives space of what was removed back to the system, when nothing waits for the writer (rule L17)."""
-        requests, _ = self._store.writer.queue_depth
+        requests, _ = self._store.commits.queue_depth
         if requests:
             return
         run = asyncio.get_running_loop().run_in_executor
         try:
-            parts = await run(self._readers, self._store.reclaim, self._reclaim_records, self._go_on)
+            parts = await run(self._readers, self._store.upkeep.reclaim, self._reclaim_records, self._go_on)
         except RocksError as error:
             log.error("reclaim_failed", cause=str(error))
         else:

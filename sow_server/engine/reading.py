@@ -16,11 +16,20 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.commit.expiry import OverdueCut, Sweep
+from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.soundness import Reports, is_utf8, readable
 from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import EXPIRE_TIME, PREFIX_BYTES, REARM_KEY, RECORD_KEY, i64, indexed_keys
+from sow_server.engine.disk.layout import (
+    EXPIRE_TIME,
+    PREFIX_BYTES,
+    REARM_KEY,
+    RECORD_KEY,
+    i64,
+    indexed_keys,
+    publisher_key,
+)
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
-from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
+from sow_server.engine.journal.reading import JournalCut, Ledger
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.fields import Steps
 
@@ -188,6 +197,10 @@ class Cuts:
         self._writer = writer
         self._unsound = unsound
 
+    def used(self, topic: Topic) -> None:
+        """Notes that somebody uses a topic (rule T1); opening a cut does so itself, unless it says otherwise."""
+        topic.last_use_micros = self._clock.now_micros()
+
     # -- records ----------------------------------------------------------------------------------------------------
 
     def get(self, topic: Topic, keys: Sequence[bytes]) -> tuple[int, list[bytes | None]]:
@@ -230,14 +243,22 @@ class Cuts:
     def many(
         self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None
     ) -> ManyCut:
-        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. `skipped` hears
-        of those whose key cannot be told, in place of `unsound`."""
+        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. That is no use of
+        the topics. `skipped` hears of the keys that cannot be told, in place of `unsound`."""
         with self._writer.cut_lock:
             now, sequence, records = self._clock.now_micros(), self._writer.last_sequence, self._rocks.cursor(RECORDS)
             topics = choose(tuple(self._topics.by_id.values()))
             skips = skipped or self._unsound.skip
             cuts = [Cut(topic, now, sequence, topic.acts, records, skipped=skips) for topic in topics]
             return ManyCut(now, sequence, records, tuple(cuts))
+
+    def publisher_position(self, publisher_id: str) -> tuple[int, int]:
+        """(epoch, highest sequence) of a publisher, (0, 0) for one that is not known."""
+        row = self._rocks.get(META, publisher_key(publisher_id))
+        if row is None:
+            return 0, 0
+        publisher = decode_publisher(row)
+        return publisher.epoch, publisher.highest_sequence
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -257,7 +278,7 @@ class Cuts:
     def ledger(self, topic: Topic) -> Ledger:
         """The journal of a topic as it is counted, cut between two commits. Raises StoreError TOPIC_DELETED."""
         synced = self._writer.synced_sequence
-        topic.last_use_micros = self._clock.now_micros()
+        self.used(topic)
         with self._writer.cut_lock:
             if self._topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)

@@ -115,7 +115,7 @@ class Export:
         self._guard = threading.Lock()
         self._busy = False
         self._closed = False
-        self.cut: Final[Cut] = store.cut(topic, [bound.steps for bound in self._plan.bounds])
+        self.cut: Final[Cut] = store.cuts.records(topic, [bound.steps for bound in self._plan.bounds])
         self.stored: Final = topic.statistics.records
         """Stored records of the topic, approximately: of a moment after the cut."""
         self._sieve = sieve(topic, given, self.cut.now_micros)
@@ -475,7 +475,7 @@ class Exports:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
         else:
             # else the topic would be deleted for lack of use while its records are read (rule T1)
-            self._store.used(topic)
+            self._store.cuts.used(topic)
 
     @contextmanager
     def reader(self, export_id: str) -> Generator[Export, None, None]:

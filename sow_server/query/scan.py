@@ -132,7 +132,7 @@ class Scan:
         self._matched = self._returned = self._scanned = 0
         self._rows: Rows | None = None
         self._way = Explanation(self._plan.access, "", 0, 0)
-        self.cut: Final[Cut] = store.cut(
+        self.cut: Final[Cut] = store.cuts.records(
             query.topic,
             [bound.steps for bound in self._plan.bounds],
             counted=_counts_all(query),

@@ -155,7 +155,7 @@ class IdleTopics:
 
         self._asked.add(topic.id)
         try:
-            self._store.delete_unused(topic, self._left if cause is Cause.LEFT else _unused, done)
+            self._store.administration.delete_unused(topic, self._left if cause is Cause.LEFT else _unused, done)
         except StoreError:  # the store is overloaded, stopping or has failed
             self._asked.discard(topic.id)
             self._refused(topic)

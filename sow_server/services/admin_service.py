@@ -77,7 +77,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.CreateTopicRequest, context: Context
     ) -> admin_pb2.CreateTopicResponse:
         declared = convert.settings(request.settings)
-        created: Topic = await self._await(lambda done: self._store.create_topic(request.name, declared, done))
+        created: Topic = await self._await(
+            lambda done: self._store.administration.create_topic(request.name, declared, done)
+        )
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
             topic=convert.topic(self._store, created), warnings=warnings(created.settings)
@@ -88,7 +90,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         given = convert.settings(request.settings)
         paths = list(request.update_paths)
         altered: Topic = await self._await(
-            lambda done: self._store.alter_topic(
+            lambda done: self._store.administration.alter_topic(
                 request.name, lambda before: convert.altered(before, given, paths), done
             )
         )
@@ -104,8 +106,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = self._store.topics.find(request.name)
 
         def describe() -> admin_pb2.Topic:
-            message = convert.topic(self._store, found, overdue=self._store.overdue_by_topic())
-            message.effective.extend(convert.effective(self._store.effective(found)))
+            message = convert.topic(self._store, found, overdue=self._store.cuts.overdue_by_topic())
+            message.effective.extend(convert.effective(self._store.administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
             message.planned_journal_bytes = -1 if planned is None else planned
             return message
@@ -118,7 +120,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         topics = [topic for _, topic in sorted(self._store.topics.by_name.items())]
 
         def messages() -> list[admin_pb2.Topic]:
-            overdue = self._store.overdue_by_topic() if request.with_statistics else None
+            overdue = self._store.cuts.overdue_by_topic() if request.with_statistics else None
             return [convert.topic(self._store, topic, overdue=overdue) for topic in topics]
 
         return admin_pb2.ListTopicsResponse(topics=await self._read(messages))
@@ -127,21 +129,23 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def DeleteTopic(
         self, request: admin_pb2.DeleteTopicRequest, context: Context
     ) -> admin_pb2.DeleteTopicResponse:
-        deleted: int = await self._await(lambda done: self._store.delete_topic(request.name, done, force=request.force))
+        deleted: int = await self._await(
+            lambda done: self._store.administration.delete_topic(request.name, done, force=request.force)
+        )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
     @unary
     async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, context: Context) -> admin_pb2.SetPolicyResponse:
         given = convert.policy(request.policy)
-        policy: Policy = await self._await(lambda done: self._store.set_policy(given, done))
+        policy: Policy = await self._await(lambda done: self._store.administration.set_policy(given, done))
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.SetPolicyResponse(policy=message, warnings=declared_warnings(policy))
 
     @unary
     async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: Context) -> admin_pb2.GetPolicyResponse:
-        policy = self._store.policies.find(request.name, operator=request.operator)
+        policy = self._store.administration.policies.find(request.name, operator=request.operator)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.GetPolicyResponse(policy=message)
 
@@ -149,11 +153,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPolicies(
         self, request: admin_pb2.ListPoliciesRequest, context: Context
     ) -> admin_pb2.ListPoliciesResponse:
-        policies = list(self._store.policies)
+        policies = list(self._store.administration.policies)
         return admin_pb2.ListPoliciesResponse(policies=await self._read(lambda: self._policies(policies)))
 
     def _policies(self, policies: Sequence[Policy]) -> list[admin_pb2.Policy]:
-        matches = self._store.policy_matches()
+        matches = self._store.administration.policy_matches()
         return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
 
     @unary
@@ -161,7 +165,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DeletePolicyRequest, context: Context
     ) -> admin_pb2.DeletePolicyResponse:
         deleted: Policy = await self._await(
-            lambda done: self._store.delete_policy(request.name, done, operator=request.operator)
+            lambda done: self._store.administration.delete_policy(request.name, done, operator=request.operator)
         )
         log.info("policy_deleted", policy=deleted.name, operator=deleted.operator)
         return admin_pb2.DeletePolicyResponse()
@@ -187,7 +191,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             found: list[admin_pb2.Durable] = []
             for topic in chosen:
                 if self._store.durables.count(topic):
-                    durables, now = self._store.durables_figures(topic)
+                    durables, now = self._store.durable_commits.all_figures(topic)
                     found += [self._described(topic, durable, figures, now) for durable, figures in durables]
             return found
 
@@ -200,7 +204,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         topic = self._store.topics.find(request.topic)
 
         def describe() -> admin_pb2.Durable:
-            durable, figures, now = self._store.durable_figures(topic, request.name)
+            durable, figures, now = self._store.durable_commits.figures(topic, request.name)
             if request.exact:
                 figures = self._consumers.entries.exact(topic, durable, figures)
             message = self._described(topic, durable, figures, now)
@@ -211,7 +215,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def _described(self, topic: Topic, durable: Durable, figures: DurableFigures, now_micros: int) -> admin_pb2.Durable:
         message = self._durable(topic, durable)
-        message.earliest = self._store.bookmark(figures.earliest)
+        message.earliest = self._store.instance.bookmark(figures.earliest)
         message.figures.total_entries = figures.total_entries
         message.figures.total_bytes = figures.total_bytes
         message.figures.unacknowledged_entries = figures.unacknowledged_entries
@@ -227,7 +231,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             topic=topic.name,
             name=durable.name,
             filter=durable.filter,
-            acknowledged=self._store.bookmark(durable.position),
+            acknowledged=self._store.instance.bookmark(durable.position),
             attached=self._consumers.is_attached(topic, durable.name),
             create_time=convert.timestamp(durable.create_time_micros),
             last_use_time=convert.timestamp(durable.last_use_micros),
@@ -333,24 +337,24 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return await self._read(self._status)
 
     def _status(self) -> admin_pb2.GetStatusResponse:
-        store, failure = self._store, self._store.writer.failure
-        overdue = store.overdue()
+        store, failure = self._store, self._store.commits.failure
+        overdue = store.cuts.overdue()
         stored = sum(topic.statistics.records for topic in store.topics.by_id.values())
         return admin_pb2.GetStatusResponse(
             instance=self._instance,
-            instance_id=store.instance_id,
-            journal_epoch=store.epoch,
+            instance_id=store.instance.id,
+            journal_epoch=store.instance.epoch,
             server_version=self._version,
             state="serving" if failure is None else "failed",
             failure="" if failure is None else f"{failure.reason.name}: {failure.message}",
             ready_time=convert.timestamp(self._ready_micros),
             clock_time=convert.timestamp(self._clock.now_micros()),
             sweep_paused=self._clock.paused,
-            last_sequence=store.writer.last_sequence,
+            last_sequence=store.commits.last_sequence,
             live_records=max(0, stored - overdue),
             overdue_records=overdue,
             topics=len(store.topics.by_id),
-            disk_bytes=store.disk_bytes(),
+            disk_bytes=store.upkeep.disk_bytes(),
         )
 
     @unary
@@ -363,9 +367,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def Compact(self, request: admin_pb2.CompactRequest, context: Context) -> admin_pb2.CompactResponse:
-        before = await self._read(self._store.disk_bytes)
-        await self._read(self._store.compact)
-        after = await self._read(self._store.disk_bytes)
+        before = await self._read(self._store.upkeep.disk_bytes)
+        await self._read(self._store.upkeep.compact)
+        after = await self._read(self._store.upkeep.disk_bytes)
         log.info("compacted", bytes_before=before, bytes_after=after)
         return admin_pb2.CompactResponse(bytes_before=before, bytes_after=after)
 
@@ -411,6 +415,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         directory = Path(request.directory)
         if not directory.is_absolute() or "\0" in request.directory:
             raise convert.invalid("directory", "an absolute path on the server's machine is needed")
-        made = await self._read(lambda: self._store.backup(directory))
+        made = await self._read(lambda: self._store.upkeep.backup(directory))
         log.info("backup_made", directory=str(directory), sequence=made.sequence, bytes=made.bytes)
         return admin_pb2.BackupResponse(directory=str(directory), sequence=made.sequence, bytes=made.bytes)

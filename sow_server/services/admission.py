@@ -53,7 +53,7 @@ class Admission:
         held = False
         # The settings may change during the wait, and the name may belong to another topic afterwards.
         while (topic := self._limited(request)) is not None and self._exceeds(topic):
-            if self._store.writer.failure is not None:
+            if self._store.commits.failure is not None:
                 break  # the writer will raise it
             if topic.settings.backlog_action is BacklogAction.REJECT:
                 self.rejected_total += 1
@@ -119,7 +119,7 @@ class Admission:
         settings = topic.settings
         return (
             topic.id not in self._store.topics.by_id
-            or self._store.writer.failure is not None
+            or self._store.commits.failure is not None
             or not settings.has_quota
             or settings.backlog_action is not BacklogAction.HOLD
         )

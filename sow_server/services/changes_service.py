@@ -89,14 +89,14 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
         found = await asyncio.shield(self._work(lambda: plan_range(store, topic, start, position, end, limits)))
         return snapshot_pb2.PlanChangesResponse(
-            start_bookmark=store.bookmark(found.start),
-            end_bookmark=store.bookmark(found.end),
+            start_bookmark=store.instance.bookmark(found.start),
+            end_bookmark=store.instance.bookmark(found.end),
             entries=found.entries,
             bytes=found.bytes,
-            part_ends=[store.bookmark(position) for position in found.part_ends],
-            head_bookmark=store.bookmark(found.head),
+            part_ends=[store.instance.bookmark(position) for position in found.part_ends],
+            head_bookmark=store.instance.bookmark(found.head),
             entries_left=found.entries_left,
-            earliest_bookmark=store.bookmark(found.earliest),
+            earliest_bookmark=store.instance.bookmark(found.earliest),
         )
 
     async def _position_on_disk(self, bookmark: str) -> int:
@@ -108,9 +108,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
     async def _on_disk(self, sequence: int) -> None:
         """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
-        if sequence > self._store.writer.synced_sequence:
+        if sequence > self._store.commits.synced_sequence:
             passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self._store.barrier(lambda answer: settle(passed, answer))
+            self._store.commits.barrier(lambda answer: settle(passed, answer))
             await passed
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             footer.returned += count
             if not count:
                 return b""
-            response = snapshot_pb2.ReadChangesResponse(bookmark=store.bookmark(piece.position))
+            response = snapshot_pb2.ReadChangesResponse(bookmark=store.instance.bookmark(piece.position))
             _fill(response.batch, piece.columns, columns, store.origins.names, lines=request.lines, json=json)
             return response.SerializeToString()
 
@@ -193,7 +193,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         durable, created = await pinned
         if created:
             log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
-        return snapshot_pb2.PinJournalResponse(bookmark=self._store.bookmark(durable.position), created=created)
+        return snapshot_pb2.PinJournalResponse(
+            bookmark=self._store.instance.bookmark(durable.position), created=created
+        )
 
 
 def _start(request: snapshot_pb2.PlanChangesRequest) -> Start:

@@ -601,7 +601,7 @@ def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = Non
         indexes=[admin_pb2.IndexStatus(path=index.path, complete=index.complete) for index in found.indexes.all],
     )
     if overdue is not None:
-        figures = store.statistics(found)
+        figures = store.durable_commits.topic_statistics(found)
         hidden = overdue.get(found.id, 0)
         message.statistics.CopyFrom(
             admin_pb2.TopicStatistics(

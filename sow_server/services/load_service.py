@@ -210,7 +210,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             yield load_pb2.CommitLoadResponse(phase=_phase(row.phase), figures=_figures(load))
             if not row.working:
                 return
-            if (failure := self._store.writer.failure) is not None:
+            if (failure := self._store.commits.failure) is not None:
                 raise StoreError(failure.reason, failure.message)  # the next start continues it
             await self._loading.progressed(load)
 

@@ -80,7 +80,7 @@ class Loading:
     def look_after(self) -> None:
         """Resumes stopped loads that can continue; runs about every second."""
         self._store.loads.upkeep()
-        if self._store.writer.failure is None:
+        if self._store.commits.failure is None:
             self.wake()
 
     async def _work(self, load: Load) -> None:
@@ -117,7 +117,7 @@ class Loading:
             await self._fail(load, f"the staged rows cannot be read ({error})")
             return False
         except StoreError as error:
-            if error.reason is Reason.STOPPING or self._store.writer.failure is not None:
+            if error.reason is Reason.STOPPING or self._store.commits.failure is not None:
                 log.warning("load_interrupted", load=load.row.id, reason=error.reason.name)
                 return False
             if error.reason not in PASSING:
@@ -125,7 +125,7 @@ class Loading:
                 return False
             await asyncio.sleep(RETRY_SECONDS)
             return True
-        if self._store.writer.queue_depth[0]:
+        if self._store.commits.queue_depth[0]:
             await asyncio.sleep(loop.time() - started)
         return True
 

@@ -107,7 +107,7 @@ async def checked(store: Store, readers: Executor, topic: Topic, limits: RowLimi
     """Checks all live rows of a topic, as they are now, `CHECK_ROWS` at a time (rule R13). Close it, as it holds the
     cut."""
     loop = asyncio.get_running_loop()
-    cut = store.cut(topic, unreadable=True)
+    cut = store.cuts.records(topic, unreadable=True)
     reading: asyncio.Future[tuple[bytes | None, Checked]] | None = None
 
     def check(start: bytes) -> tuple[bytes | None, Checked]:

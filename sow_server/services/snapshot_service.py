@@ -95,7 +95,7 @@ class SnapshotService(ChangesService):
         return snapshot_pb2.RenewExportResponse(
             lease_micros=lease_micros,
             topic=topic.name,
-            bookmark=self._store.bookmark(export.cut.sequence) if topic.settings.journal else "",
+            bookmark=self._store.instance.bookmark(export.cut.sequence) if topic.settings.journal else "",
             as_of_micros=export.cut.now_micros,
             parts=[snapshot_pb2.ExportPart(records=part.records) for part in export.parts],
         )

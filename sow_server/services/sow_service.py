@@ -13,8 +13,10 @@ import structlog
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.requests import payload_key
+from sow_server.engine.disk.layout import PAYLOAD
 from sow_server.engine.durables import Durable, RewindTo
-from sow_server.engine.store import Store, payload_of
+from sow_server.engine.store import Store
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PublishChannel
@@ -107,7 +109,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
-            journal_epoch=self._store.epoch,
+            journal_epoch=self._store.instance.epoch,
         )
 
     @streaming
@@ -122,7 +124,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             while (future := await under_way.get()) is not None:
                 outcome = await future
                 room.release()
-                yield convert.stream_response(outcome, self._store.epoch)
+                yield convert.stream_response(outcome, self._store.instance.epoch)
             await reading  # raises the error that ended the reading
         finally:
             reading.cancel()
@@ -158,14 +160,16 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
-            journal_epoch=self._store.epoch,
+            journal_epoch=self._store.instance.epoch,
         )
 
     @unary
     async def GetPublisher(
         self, request: sow_pb2.GetPublisherRequest, context: Context
     ) -> sow_pb2.GetPublisherResponse:
-        epoch, sequence = self._store.publisher_position(convert.publisher_id(request.publisher_id, "publisher_id"))
+        epoch, sequence = self._store.cuts.publisher_position(
+            convert.publisher_id(request.publisher_id, "publisher_id")
+        )
         return sow_pb2.GetPublisherResponse(publisher_epoch=epoch, highest_sequence=sequence)
 
     @unary
@@ -175,7 +179,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         publisher_id = convert.publisher_id(request.publisher_id, "publisher_id")
         unit = convert.publisher_unit(request.unit, "unit")
         future: asyncio.Future[model.OpenedPublisher] = asyncio.get_running_loop().create_future()
-        self._store.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
+        self._store.commits.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
         opened = await future
         return sow_pb2.OpenPublisherResponse(
             publisher_epoch=opened.epoch, unit_done=opened.unit_done, unit_records=opened.unit_records
@@ -202,13 +206,13 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     def _get(self, topic: Topic, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
         projected = projection(topic, request.select.include, request.select.exclude)
         keys = point_keys(request.keys)
-        now, values = self._store.get(topic, keys)
+        now, values = self._store.cuts.get(topic, keys)
         response = sow_pb2.GetResponse(as_of_micros=now)
         size = 0
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 continue
-            payload = None if projected is None else topic.format.project(payload_of(value), projected)
+            payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
             found = convert.record(self._store, topic, key, value, payload)
             size += len(found.payload) + len(key)
             if size > GET_BYTES_MAX:
@@ -251,7 +255,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         try:
             yield sow_pb2.QueryResponse(
                 header=sow_pb2.QueryHeader(
-                    bookmark=self._store.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
+                    bookmark=self._store.instance.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
                 )
             )
             while (response := await asyncio.shield(ahead)) is not None:
@@ -344,7 +348,9 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 response = sow_pb2.BrowseDurableResponse()
                 subscribe_convert.fill_changes(response.changes, frame, self._store)
                 yield response
-        yield sow_pb2.BrowseDurableResponse(bookmark=self._store.bookmark(browse.position), complete=browse.complete)
+        yield sow_pb2.BrowseDurableResponse(
+            bookmark=self._store.instance.bookmark(browse.position), complete=browse.complete
+        )
 
     @unary
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, context: Context) -> sow_pb2.AcknowledgeResponse:
@@ -355,7 +361,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             topic, request.durable, request.session, position, lambda result: settle(acknowledged, result)
         )
         durable = await acknowledged
-        return sow_pb2.AcknowledgeResponse(bookmark=self._store.bookmark(durable.position))
+        return sow_pb2.AcknowledgeResponse(bookmark=self._store.instance.bookmark(durable.position))
 
     @unary
     async def Rewind(self, request: sow_pb2.RewindRequest, context: Context) -> sow_pb2.RewindResponse:
@@ -374,7 +380,9 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         self._consumers.rewind(topic, request.durable, to, lambda result: settle(rewound, result), force=request.force)
         durable, entries = await rewound
         log.info("durable_rewound", topic=topic.name, durable=durable.name, position=durable.position)
-        return sow_pb2.RewindResponse(bookmark=self._store.bookmark(durable.position), unacknowledged_entries=entries)
+        return sow_pb2.RewindResponse(
+            bookmark=self._store.instance.bookmark(durable.position), unacknowledged_entries=entries
+        )
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 
@@ -424,7 +432,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     def _keys_of(self, delete: Delete, topic: Topic) -> tuple[bytes, ...]:
         """The keys that a delete selects, at least one."""
         if delete.payload is not None:
-            return (self._store.key_of(topic, delete.payload),)
+            return (payload_key(topic, delete.payload),)
         if not delete.keys:
             raise convert.invalid("by_keys.keys", "at least one key is needed")
         return point_keys(delete.keys)
@@ -466,7 +474,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         """Deletes the keys that exist now, in batches. Each answer tells the progress."""
         loop = asyncio.get_running_loop()
         if dry_run:
-            matched = await loop.run_in_executor(self._readers, self._store.count, topic)
+            matched = await loop.run_in_executor(self._readers, self._store.cuts.count, topic)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)

@@ -115,14 +115,14 @@ class Submissions:
         sequence = outcome.last_sequence
         if outcome.duplicates:
             # The sequences of an earlier attempt are not remembered, but they are at most the last one.
-            sequence = self._store.writer.last_sequence
+            sequence = self._store.commits.last_sequence
         await self.reach(topic, sequence, applied=outcome.applied)
         outcome.durability = Durability.REPLICATED
         return outcome
 
     def _queue(self, request: model.Request) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._store.submit(request, lambda outcome: settle(future, outcome))
+        self._store.commits.submit(request, lambda outcome: settle(future, outcome))
         return future
 
     async def _queue_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:

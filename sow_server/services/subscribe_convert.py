@@ -95,22 +95,22 @@ def response(frame: Frame, store: Store) -> bytes:
             message.snapshot.topic = topic
             convert.fill_columns(message.snapshot.records, store, RecordBatch(keys, payloads, headers))
         case SnapshotBegin(sequence, now_micros):
-            message.snapshot_begin.bookmark = store.bookmark(sequence)
+            message.snapshot_begin.bookmark = store.instance.bookmark(sequence)
             message.snapshot_begin.as_of_micros = now_micros
         case SnapshotEnd(sequence):
-            message.snapshot_end.bookmark = store.bookmark(sequence)
+            message.snapshot_end.bookmark = store.instance.bookmark(sequence)
         case Progress(sequence, now_micros):
-            message.progress.bookmark = store.bookmark(sequence)
+            message.progress.bookmark = store.instance.bookmark(sequence)
             message.progress.now_micros = now_micros
         case DurableBegin(sequence, created, reset, session):
-            message.durable_begin.bookmark = store.bookmark(sequence)
+            message.durable_begin.bookmark = store.instance.bookmark(sequence)
             message.durable_begin.created = created
             message.durable_begin.reset = reset
             message.durable_begin.session = session
         case GapNotice(reason, after, upto, entries):
             message.gap.reason = sow_pb2.GapReason.ValueType(reason.value)
-            message.gap.after_bookmark = store.bookmark(after)
-            message.gap.upto_bookmark = store.bookmark(upto)
+            message.gap.after_bookmark = store.instance.bookmark(after)
+            message.gap.upto_bookmark = store.instance.bookmark(upto)
             message.gap.entries = entries
     return message.SerializeToString()
 
@@ -118,7 +118,7 @@ def response(frame: Frame, store: Store) -> bytes:
 def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store) -> None:
     """Fills a message with a frame of changes."""
     message.topic = frame.topic
-    message.bookmark = "" if frame.more else store.bookmark(frame.bookmark)
+    message.bookmark = "" if frame.more else store.instance.bookmark(frame.bookmark)
     message.more = frame.more
     message.atomic = frame.atomic
     if not frame.rows:

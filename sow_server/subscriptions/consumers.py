@@ -238,7 +238,7 @@ class Consumers:
         def deliveries(sequence: int) -> int:
             return durable.delivered(sequence) + (sequence <= handed)
 
-        upto = min(self._store.writer.synced_sequence, topic.statistics.last_sequence)
+        upto = min(self._store.commits.synced_sequence, topic.statistics.last_sequence)
         start = max(after, durable.position)
         return Browse(self.entries.replay(topic, durable.filter), start, max(start, upto), entries_max, deliveries)
 
@@ -355,7 +355,7 @@ class Consumers:
         """Acts on deadlines and quotas. Call it about every second, and at the returned time, at which the next
         deadline may come. Costs in proportion to the deadlines that have come and to the durables whose settings have
         changed."""
-        if self._store.writer.failure is not None:
+        if self._store.commits.failure is not None:
             return NEVER
         now, store = self._clock.now_micros(), self._store
         while self._settled:
@@ -459,7 +459,7 @@ class Consumers:
         """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter
         and no consumer. Run `read` on a reader thread and give its result to `scanned`."""
         store = self._store
-        synced = store.writer.synced_sequence
+        synced = store.commits.synced_sequence
         for topic_id in store.durables.topic_ids():
             topic = store.topics.by_id.get(topic_id)
             durable = None if topic is None else store.durables.slowest(topic)

@@ -194,13 +194,13 @@ class Dispatcher:
         """The subscribers that are about to attach, with their positions, in rising order."""
         self._groups: dict[Member, list[tuple[FollowedTopic, Group]]] = {}
         self._dirty: list[Group] = []
-        self.position = self.synced = store.writer.synced_sequence
+        self.position = self.synced = store.commits.synced_sequence
         self.changes_total = 0
         self.unjudged_total = 0
         """How often a change, or an atomic request, was left to reader threads for one filter."""
         self.dropped_total = 0
         """How often the backlog was dropped."""
-        store.created = self._created
+        store.topics.created = self._created
 
     # -- members ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Dispatcher:
             if member.several:
                 self._several = (*self._several, member)
 
-        self._store.follow_topics(follow)
+        self._store.commits.follow_topics(follow)
         return barrier
 
     def _register(self, member: Member, topic: Topic) -> bool:
@@ -261,7 +261,7 @@ class Dispatcher:
                         followed.topic.takers = None
                         del self._topics[topic_id]
 
-        self._store.follow_topics(unfollow)
+        self._store.commits.follow_topics(unfollow)
 
     def attach(self, member: Member, at: int) -> None:
         """Gives the subscriber every commit from the position `at` on, which is the store's current one."""
@@ -320,7 +320,7 @@ class Dispatcher:
                         if member.follows(topic):
                             self._register(member, topic)
 
-        self._store.follow_topics(follow)
+        self._store.commits.follow_topics(follow)
         for followed in self._topics.values():
             for member in followed.registered:
                 if not member.several or not (member in self._groups or member in self._waiting):
@@ -544,7 +544,7 @@ class Dispatcher:
         """The previous change of a key, for changes staged just before previous values were wanted."""
         if not topic.settings.journal:
             return None
-        cut = self._store.journal_cut()
+        cut = self._store.cuts.journal()
         try:
             return cut.entry(topic, sequence)
         finally:

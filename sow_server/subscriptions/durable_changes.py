@@ -66,7 +66,7 @@ class DurableChanges:
                     results.append(error)
             return results
 
-        self._store.change_durables(change, lambda results: self._written(batch, results))
+        self._store.durable_commits.change(change, lambda results: self._written(batch, results))
         del self._waiting[: len(batch)]
         self._writing = True
 

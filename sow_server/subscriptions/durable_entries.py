@@ -155,7 +155,7 @@ class DurableEntries:
         """The figures of a durable, counted exactly: only entries that match its filter. Reads all of them, so it must
         not run on the event loop."""
         reader = self.replay(topic, durable.filter)
-        upto = min(self._store.writer.synced_sequence, topic.statistics.last_sequence)
+        upto = min(self._store.commits.synced_sequence, topic.statistics.last_sequence)
         total, unacknowledged, position = [0, 0], [0, 0], figures.earliest
         while position < upto:
             found = reader.read(position, upto, {})

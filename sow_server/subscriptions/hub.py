@@ -55,7 +55,7 @@ class Hub:
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0
-        store.writer.follow(self.dispatcher.committed)
+        store.commits.follow(self.dispatcher.committed)
 
     def prepare(self, request: Request) -> None:
         """Parses and compiles the filter for `subscribe`, which may take milliseconds: from any thread. Raises
@@ -152,7 +152,7 @@ class Hub:
         return (earliest if wanted is None else max(wanted, earliest)), floors
 
     def _last_before(self, time_micros: int) -> int | None:
-        cut = self._store.journal_cut()
+        cut = self._store.cuts.journal()
         try:
             return cut.last_before(time_micros)
         finally:
@@ -181,13 +181,13 @@ class Hub:
                 field="bookmark",
             )
         epoch, position = found[1], int(found[2])
-        if epoch != self._store.epoch:
+        if epoch != self._store.instance.epoch:
             raise StoreError(
                 Reason.BOOKMARK_OTHER_EPOCH,
-                f"bookmark: belongs to the journal {epoch}, not to {self._store.epoch}; take a new snapshot",
+                f"bookmark: belongs to the journal {epoch}, not to {self._store.instance.epoch}; take a new snapshot",
                 field="bookmark",
             )
-        last = self._store.writer.last_sequence
+        last = self._store.commits.last_sequence
         if position > last:
             raise StoreError(
                 Reason.BOOKMARK_IN_FUTURE,
@@ -205,7 +205,10 @@ class Hub:
                 f"bookmark: names the sequence {position}, and the journal of {topic} begins at {floor + 1}; "
                 "take a new snapshot",
                 field="bookmark",
-                details={"earliest_sequence": str(floor + 1), "earliest_bookmark": self._store.bookmark(floor)},
+                details={
+                    "earliest_sequence": str(floor + 1),
+                    "earliest_bookmark": self._store.instance.bookmark(floor),
+                },
             )
         return position
 

@@ -84,7 +84,7 @@ def plan_range(
     on disk; None: the head. A range without entries also ends at the limit, so that the floor does not overtake the
     position of an idle topic. Raises StoreError: NO_JOURNAL, TOPIC_DELETED, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
     """
-    ledger = store.journal_ledger(topic)
+    ledger = store.cuts.ledger(topic)
     try:
         if not topic.settings.journal:
             raise _no_journal(topic)
@@ -248,7 +248,7 @@ class RangeReader:
 
     def read(self) -> RangePiece:
         """The next piece, perhaps empty. Raises StoreError: BOOKMARK_TOO_OLD, TOPIC_DELETED, NO_JOURNAL."""
-        cut = self._store.journal_cut()
+        cut = self._store.cuts.journal()
         try:
             self._check(cut)
             return self._read(cut)
@@ -407,5 +407,5 @@ def _too_old(store: Store, topic: Topic, position: int, earliest: int, name: str
         f"{name}: names the sequence {position}, and the journal of {topic.name} begins at {earliest + 1}; "
         "take a new snapshot",
         field=name,
-        details={"earliest_sequence": str(earliest + 1), "earliest_bookmark": store.bookmark(earliest)},
+        details={"earliest_sequence": str(earliest + 1), "earliest_bookmark": store.instance.bookmark(earliest)},
     )

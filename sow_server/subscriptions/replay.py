@@ -65,7 +65,7 @@ class Replay:
 
     def read(self, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | JournalGap:
         """The next changes after `position`. `accepted`: floors, by topic id, below which nothing is missed."""
-        cut = self._store.journal_cut()
+        cut = self._store.cuts.journal()
         try:
             gap = self._gap(cut, position, accepted)
             if gap is not None:

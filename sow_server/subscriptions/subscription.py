@@ -239,7 +239,7 @@ class Subscription:
             self._position = self._covered = position
             self._accepted = accepted
         elif barrier:
-            self._store.barrier(self._passed)
+            self._store.commits.barrier(self._passed)
         else:
             self._open()
 
@@ -265,13 +265,13 @@ class Subscription:
             # Nothing else runs on this thread in between, so nothing after the cut has been dispatched yet.
             self._attach(snapshot.sequence)
         else:
-            self._attach(self._store.follow_topics(lambda topics: None))
+            self._attach(self._store.commits.follow_topics(lambda topics: None))
         self._position = self._covered = self._live_from
 
     def _cut(self) -> Snapshot:
         if self._topic is not None:
             return self.request.snapshot(self._topic)
-        cut = self._store.cut_many(lambda topics: [topic for topic in topics if self.follows(topic)])
+        cut = self._store.cuts.many(lambda topics: [topic for topic in topics if self.follows(topic)])
         return SeveralTopics(cut, self.view)
 
     def _attach(self, at: int) -> None:
@@ -363,7 +363,7 @@ class Subscription:
         if self._may_open:
             self._open()
         if not self._durable:
-            failure = self._store.writer.failure
+            failure = self._store.commits.failure
             if failure is not None:
                 raise StoreError(failure.reason, failure.message)
             return Wait(self._elapsed() + FAILURE_CHECK_MICROS)
@@ -432,7 +432,7 @@ class Subscription:
         synced = self._dispatcher.synced
         if not self._attached and self._covered >= synced:
             # It attaches first, then reads on up to there, so that nothing is missed in between.
-            self._attach(self._store.follow_topics(lambda topics: None))
+            self._attach(self._store.commits.follow_topics(lambda topics: None))
         if not self._attached:
             return self._read(synced)
         if self._covered < min(self._live_from, synced):

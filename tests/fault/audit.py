@@ -67,7 +67,7 @@ class Audit:
         assert max(self.version_of, default=0) <= unpack_i64(bounds[8:]), "and so is a sequence"
 
     def _read_journal(self, store: Store, topic: Topic) -> None:
-        floor = store.statistics(topic).floor_sequence
+        floor = store.durable_commits.topic_statistics(topic).floor_sequence
         read_to = self._read_to.get(topic.name, 0)
         if floor > read_to:
             self._last_change[topic.name] = {}  # something was pruned unread
@@ -109,7 +109,7 @@ class Audit:
             rows = [(key[4:], value) for key, value in cursor.rows(topic.prefix, topic.stop)]
         finally:
             cursor.close()
-        last_change, floor = self._last_change[topic.name], store.statistics(topic).floor_sequence
+        last_change, floor = self._last_change[topic.name], store.durable_commits.topic_statistics(topic).floor_sequence
         stored = {key: record(key, value) for key, value in rows}
         for key, found in stored.items():
             change = last_change.get(key)
@@ -120,7 +120,7 @@ class Audit:
             assert told == (False, found.sequence, found.version, found.expire_time_micros, found.payload), key
         for key, change in last_change.items():
             assert change.removed == (key not in stored), f"the journal has put {key!r}, and it is not stored"
-        figures = store.statistics(topic)
+        figures = store.durable_commits.topic_statistics(topic)
         assert figures.stored_records == len(rows)
         assert figures.stored_bytes == sum(len(key) + len(value) - HEADER_BYTES for key, value in rows)
         rows = list(journal_rows(store, topic))
@@ -161,4 +161,6 @@ class Audit:
                 assert run.first_sequence + run.length - 1 <= commit.last_sequence
                 listed[run.topic_id] += run.length
         for topic in store.topics.by_id.values():
-            assert listed[topic.id] >= store.statistics(topic).journal_entries, "every change is in a commit"
+            assert listed[topic.id] >= store.durable_commits.topic_statistics(topic).journal_entries, (
+                "every change is in a commit"
+            )

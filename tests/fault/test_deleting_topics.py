@@ -77,19 +77,21 @@ def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int
     store, topic = rig.store, rig.create_topic("t", SETTINGS)
     answers: list[object] = []
     followers: list[Follower] = []
-    store.change_durables(
+    store.durable_commits.change(
         lambda staged: staged.attach(topic, "d", filter_text="", start=None, declared=None, expected=False),
         answers.append,
     )
     rig.run(publish("t", ttl=TTL))
     rig.time.tick(TTL)  # all of it is overdue, and to be pruned
     steps: dict[str, Callable[[], object]] = {
-        "delete": lambda: store.delete_topic("t", answers.append),
-        "prune": lambda: store.prune(answers.append),
+        "delete": lambda: store.administration.delete_topic("t", answers.append),
+        "prune": lambda: store.upkeep.prune(answers.append),
         "sweep": store.writer.sweep_now,
-        "publish": lambda: store.submit(publish("t", ttl=0, atomic=True, results=True), answers.append),
+        "publish": lambda: store.commits.submit(publish("t", ttl=0, atomic=True, results=True), answers.append),
         "subscribe": lambda: subscribe(subscribers, followers),
-        "rewind": lambda: store.change_durables(lambda staged: staged.rewind(topic, "d", RewindTo()), answers.append),
+        "rewind": lambda: store.durable_commits.change(
+            lambda staged: staged.rewind(topic, "d", RewindTo()), answers.append
+        ),
     }
     for number, step in enumerate(order):
         steps[step]()
@@ -127,26 +129,26 @@ def test_by_threads(tmp_path: Path) -> None:
     unexpected: list[object] = []
     done = threading.Event()
     try:
-        wait(lambda heard: store.create_topic("neighbour", declared_of(PLAIN), heard))
-        wait(lambda heard: store.create_topic("dead", declared_of(PLAIN), heard))
+        wait(lambda heard: store.administration.create_topic("neighbour", declared_of(PLAIN), heard))
+        wait(lambda heard: store.administration.create_topic("dead", declared_of(PLAIN), heard))
         threads = [
             threading.Thread(target=run, args=(step, done, unexpected))
             for step in (
-                lambda: wait(lambda heard: store.submit(publish("t", ttl=1), heard)),
-                lambda: wait(lambda heard: store.submit(publish("t", ttl=0, atomic=True), heard)),
-                lambda: wait(lambda heard: store.submit(publish("neighbour", ttl=60 * SECOND), heard)),
-                lambda: wait(store.prune),
+                lambda: wait(lambda heard: store.commits.submit(publish("t", ttl=1), heard)),
+                lambda: wait(lambda heard: store.commits.submit(publish("t", ttl=0, atomic=True), heard)),
+                lambda: wait(lambda heard: store.commits.submit(publish("neighbour", ttl=60 * SECOND), heard)),
+                lambda: wait(store.upkeep.prune),
                 lambda: read(store),
             )
         ]
         for thread in threads:
             thread.start()
         for _ in range(ROUNDS):
-            created = wait(lambda heard: store.create_topic("t", declared_of(SETTINGS), heard))
+            created = wait(lambda heard: store.administration.create_topic("t", declared_of(SETTINGS), heard))
             assert not isinstance(created, StoreError), created
             for _ in range(3):
-                wait(lambda heard: store.submit(publish("t", ttl=2000), heard))
-            deleted = wait(lambda heard: store.delete_topic("t", heard))
+                wait(lambda heard: store.commits.submit(publish("t", ttl=2000), heard))
+            deleted = wait(lambda heard: store.administration.delete_topic("t", heard))
             assert isinstance(deleted, int), deleted
         done.set()
         for thread in threads:
@@ -154,8 +156,8 @@ def test_by_threads(tmp_path: Path) -> None:
             assert not thread.is_alive()
         assert unexpected == []
         assert store.writer.failure is None
-        assert store.count(store.topics.find("neighbour")) == 3
-        assert store.count(store.topics.find("dead")) > ROUNDS
+        assert store.cuts.count(store.topics.find("neighbour")) == 3
+        assert store.cuts.count(store.topics.find("dead")) > ROUNDS
     finally:
         done.set()
         store.close()
@@ -197,13 +199,13 @@ def run(step: Callable[[], object], done: threading.Event, unexpected: list[obje
 def read(store: Store) -> None:
     """A query and a count of whatever is there."""
     topic = store.topics.find("t")
-    cut = store.cut(topic, counted=True)
+    cut = store.cuts.records(topic, counted=True)
     try:
         cut.fill(topic.prefix, 100, [], [])
         assert cut.total is not None
     finally:
         cut.close()
-    store.count(topic)
+    store.cuts.count(topic)
 
 
 @pytest.mark.parametrize("prefix", [b"topic/", b"stats/", b"rearm/", b"deliver/"])

@@ -15,8 +15,9 @@ from typing import Final
 import pytest
 
 from sow_client import Client, DataLoss, ResourceExhausted, SowError
+from sow_server.engine.disk.layout import PAYLOAD
 from sow_server.engine.disk.rocks import RocksOptions
-from sow_server.engine.store import Store, StoreOptions, payload_of
+from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.errors import OpenError
 from sow_server.engine.values.model import Durability, Publish
 from tests.support.server import DidNotStart, ServerProcess, health, reason_of, until
@@ -145,7 +146,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with records in tables and in the log: 3,000 and 300, in commits of 50 and of one."""
     folder = tmp_path_factory.mktemp("filled") / "data"
     store = Store.open(folder, options=StoreOptions())
-    store.create_topic("kept", {}, lambda _: None)
+    store.administration.create_topic("kept", {}, lambda _: None)
     store.writer.step()
 
     def publish(first: int, stop: int, step: int) -> None:
@@ -229,7 +230,7 @@ def numbers_in(data: Path) -> list[int]:
     """What the records of a store hold."""
     store = Store.open(data, options=fresh_cache())
     try:
-        cut = store.cut(store.topics.find("kept"))
+        cut = store.cuts.records(store.topics.find("kept"))
         values: list[bytes] = []
         following: bytes | None = cut.topic.prefix
         while following is not None:
@@ -237,7 +238,7 @@ def numbers_in(data: Path) -> list[int]:
         cut.close()
     finally:
         store.close()
-    return sorted(json.loads(payload_of(value))["n"] for value in values)
+    return sorted(json.loads(value[PAYLOAD])["n"] for value in values)
 
 
 def test_undamaged_it_opens(data: Path) -> None:

@@ -89,13 +89,13 @@ def busy(store: Store) -> bool:
 def killed(path: Path, keys: range) -> Path:
     """What a process leaves that was killed a moment after its mark: records in tables and in several logs."""
     store = Store.open(path, options=options())
-    store.create_topic("kept", {"expiration": Expiration.ENABLED, "index": ("/n",)}, lambda _: None)
+    store.administration.create_topic("kept", {"expiration": Expiration.ENABLED, "index": ("/n",)}, lambda _: None)
     store.writer.step()
     store._rocks.flush()
     write(store, keys)
     store.sync()
     until(lambda: not busy(store), 20, "RocksDB to have done its work")
-    store.keep_mark()
+    store.upkeep.keep_mark()
     copy = path.with_name(path.name + "-killed")
     shutil.copytree(path, copy)
     store.close()
@@ -146,7 +146,7 @@ def refusal(data: Path) -> str:
 
 
 def keys_of(store: Store) -> set[str]:
-    cut = store.cut(store.topics.find("kept"))
+    cut = store.cuts.records(store.topics.find("kept"))
     keys: list[bytes] = []
     following: bytes | None = cut.topic.prefix
     while following is not None:
@@ -254,11 +254,11 @@ def test_the_database_of_an_empty_store_in_the_place_of_ours_is_told(data: Path,
 def test_the_refusal_says_what_is_missing_and_a_way_on(data: Path) -> None:
     store = opened(data)
     before = store.writer.last_sequence
-    store.keep_mark()
+    store.upkeep.keep_mark()
     write(store, range(RECORDS, RECORDS + 5))
     last = store.writer.last_sequence
     store.sync()
-    store.keep_mark()
+    store.upkeep.keep_mark()
     copy = data.with_name("copy")
     shutil.copytree(data, copy)
     store.close()
@@ -339,7 +339,7 @@ def test_an_accepted_loss_leaves_a_store_whose_parts_agree(short: Path) -> None:
     tell of records that are gone, and the other way round."""
     before = opened_elsewhere(short)
     store = opened(short, accept_loss=True)
-    assert store.epoch != before
+    assert store.instance.epoch != before
     Audit().check(store)
     found = keys_of(store)
     assert found <= all_of()
@@ -356,7 +356,7 @@ def opened_elsewhere(short: Path) -> str:
     shutil.copytree(original, copy)
     (copy / MARK).unlink()
     store = opened(copy)
-    epoch = store.epoch
+    epoch = store.instance.epoch
     store.close()
     return epoch
 
@@ -383,7 +383,7 @@ def test_a_start_that_is_killed_while_it_settles_a_loss_is_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("sow_server.engine.store.settle", killed)
+        patched.setattr("sow_server.engine.opening.settle", killed)
         with pytest.raises(KeyboardInterrupt):
             opened(short, accept_loss=True)
     store = opened(short)
@@ -397,7 +397,7 @@ def test_data_that_a_server_has_open_are_refused_before_anything_of_them_is_judg
     store = opened(data)
     write(store, range(5))
     store.sync()
-    store.keep_mark()
+    store.upkeep.keep_mark()
     mark = (data / MARK).read_bytes()
     logs(data)[-1].unlink()
     with pytest.raises(OpenError, match="another sow-server is using this data directory"):
@@ -431,11 +431,11 @@ def test_after_an_accepted_loss_a_delete_that_was_not_lost_holds(tmp_path: Path)
 
 def test_accepting_a_loss_where_there_is_none_changes_nothing(data: Path) -> None:
     store = opened(data, accept_loss=True)
-    epoch = store.epoch
+    epoch = store.instance.epoch
     assert keys_of(store) == all_of()
     store.close()
     store = opened(data)
-    assert store.epoch == epoch
+    assert store.instance.epoch == epoch
     store.close()
 
 

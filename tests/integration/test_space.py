@@ -47,7 +47,7 @@ LARGE = Load(50_000, 512, RocksOptions())
 
 def reclaim(store: Store) -> None:
     """What the timer does when enough has been removed; here, anything."""
-    assert store.reclaim(1, lambda: True)
+    assert store.upkeep.reclaim(1, lambda: True)
 
 
 def settled_bytes(rig: Rig, enough: float) -> int:
@@ -61,7 +61,9 @@ def settled_bytes(rig: Rig, enough: float) -> int:
 
 @pytest.mark.parametrize("load", [SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
 @pytest.mark.parametrize(
-    "give_back", [reclaim, pytest.param(Store.compact, marks=pytest.mark.long)], ids=["by itself", "asked"]
+    "give_back",
+    [reclaim, pytest.param(lambda store: store.upkeep.compact(), marks=pytest.mark.long)],
+    ids=["by itself", "asked"],
 )
 def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
     tmp_path: Path, load: Load, give_back: Callable[[Store], object]
@@ -93,7 +95,7 @@ def test_cycles_of_loading_and_expiring_keep_the_directory_on_a_plateau(
     first, last = sizes[: CYCLES // 2], sizes[CYCLES // 2 :]
     assert max(last) <= 1.3 * min(last), sizes
     assert max(last) <= 1.3 * max(first), sizes
-    rig.store.compact()
+    rig.store.upkeep.compact()
     assert sizes[-1] <= 1.3 * data_bytes(rig), "a compaction of everything gives no more back"
     assert rig.get("t", "stays") is not None
 
@@ -128,14 +130,14 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
 
     def compact() -> None:
         for _ in range(3):
-            store.compact()
+            store.upkeep.compact()
         compacted.set()
 
     thread = threading.Thread(target=compact)
     try:
         for name, settings in (("dead", DEAD), ("t", SETTINGS)):
             made = threading.Event()
-            store.create_topic(name, declared_of(settings), lambda _, made=made: made.set())  # type: ignore[misc]  # bound now
+            store.administration.create_topic(name, declared_of(settings), lambda _, made=made: made.set())  # type: ignore[misc]  # bound now
             assert made.wait(30)
         topic = store.topics.find("t")
         thread.start()
@@ -149,17 +151,17 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
                     answers.append(answer)
                     heard.set()
 
-                store.submit(request, hear)
+                store.commits.submit(request, hear)
                 assert heard.wait(30)
                 assert isinstance(answers[0], Outcome), answers
                 written += answers[0].applied
-                _, (found,) = store.get(topic, [f"{cycle}/0".encode()])
+                _, (found,) = store.cuts.get(topic, [f"{cycle}/0".encode()])
                 assert found is not None
             cycle += 1
         thread.join(60)
         assert not thread.is_alive()
         assert store.writer.failure is None
-        assert store.count(topic) == written == cycle * SMALL.records
+        assert store.cuts.count(topic) == written == cycle * SMALL.records
     finally:
         compacted.set()
         thread.join(60)

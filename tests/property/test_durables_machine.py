@@ -464,7 +464,7 @@ class Lives(RuleBasedStateMachine):
     def figures_are_counted_alike(self) -> None:
         topic = self.rig.topic(TOPIC)
         for name, durable in self.durables.items():
-            _, figures, _ = self.rig.store.durable_figures(topic, name)
+            _, figures, _ = self.rig.store.durable_commits.figures(topic, name)
             unacknowledged = self._entries(durable.position)
             assert figures.total_entries == len(self._entries(self._gone(durable)))
             assert figures.unacknowledged_entries == len(unacknowledged)
@@ -475,7 +475,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def the_floor_is_where_it_should_be_and_everything_above_it_is_there(self) -> None:
         assert self.rig.topic(TOPIC).statistics.floor_sequence == self.floor
-        cut = self.rig.store.journal_cut()
+        cut = self.rig.store.cuts.journal()
         try:
             kept = list(
                 itertools.chain.from_iterable(

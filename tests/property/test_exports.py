@@ -47,7 +47,7 @@ def change(rig: Rig, random: Random) -> None:
         case 6:
             rig.store._rocks.flush()
         case 7:
-            rig.store.compact()
+            rig.store.upkeep.compact()
 
 
 @settings(max_examples=examples(25))

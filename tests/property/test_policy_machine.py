@@ -93,7 +93,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def set_policy(self, policy: Policy) -> None:
         acted = self._acted()
         answers: list[object] = []
-        self.rig.store.set_policy(policy, answers.append)
+        self.rig.store.administration.set_policy(policy, answers.append)
         self.rig.store.writer.step()
         assert answers == [policy]
         self.policies[policy.operator, policy.name] = policy
@@ -104,7 +104,7 @@ class PolicyMachine(RuleBasedStateMachine):
         operator, name = key
         acted = self._acted()
         answers: list[Policy | StoreError] = []
-        self.rig.store.delete_policy(name, answers.append, operator=operator)
+        self.rig.store.administration.delete_policy(name, answers.append, operator=operator)
         self.rig.store.writer.step()
         (answer,) = answers
         if isinstance(answer, StoreError):
@@ -118,12 +118,12 @@ class PolicyMachine(RuleBasedStateMachine):
         """All of it or nothing, whenever the process is killed: before it is begun, after its first commit, which is
         its only one unless an expiry index has to be completed first, and always before what follows from it."""
         acted = self._acted()
-        self.rig.store.set_policy(policy, lambda _: None)
+        self.rig.store.administration.set_policy(policy, lambda _: None)
         if begun:
             self.rig.turn()
         known = self.policies.get((policy.operator, policy.name)) == policy
         self.rig.crash()
-        if policy in list(self.rig.store.policies):
+        if policy in list(self.rig.store.administration.policies):
             assert begun or known
             self.policies[policy.operator, policy.name] = policy
             self._settle(acted)
@@ -132,7 +132,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def alter_topic(self, name: str, declared: Declared) -> None:
         acted = self._acted()
         answers: list[object] = []
-        self.rig.store.alter_topic(name, lambda _: {**OWN, **declared}, answers.append)
+        self.rig.store.administration.alter_topic(name, lambda _: {**OWN, **declared}, answers.append)
         self.rig.store.writer.step()
         assert not isinstance(answers[0], StoreError), answers
         self.declared[name] = tidy({**OWN, **declared})

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sow_server.engine import store
+from sow_server.engine import background, upkeep
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import publishers
 from sow_server.engine.commit.publishers import decode as decode_publisher
@@ -150,9 +150,9 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = [
-            mock.patch.object(store, "REARM_CHUNK", 2),
-            mock.patch.object(store, "INDEX_CHUNK", 2),
-            mock.patch.object(store, "PRUNE_READS", 1),
+            mock.patch.object(background, "REARM_CHUNK", 2),
+            mock.patch.object(background, "INDEX_CHUNK", 2),
+            mock.patch.object(upkeep, "PRUNE_READS", 1),
             mock.patch.object(publishers, "OUTCOMES_KEPT", OUTCOMES_KEPT),
         ]
         for patch in self.patches:
@@ -301,7 +301,7 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.model.publishers.get(publisher)
         unit = 0 if unit_step is None else max(0, (known.unit if known else 0) + unit_step)
         answers: list[OpenedPublisher | StoreError] = []
-        self.rig.store.open_publisher(publisher, unit, answers.append)
+        self.rig.store.commits.open_publisher(publisher, unit, answers.append)
         self.rig.store.writer.step()
         assert answers == [self.model.open_publisher(publisher, unit)]
 
@@ -549,7 +549,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._replay(self.pruned[name], gone)
             del self.model.topics[name].journal[: len(gone)]
             if gone:
-                floor = self.rig.store.statistics(self.rig.topic(name)).floor_sequence
+                floor = self.rig.store.durable_commits.topic_statistics(self.rig.topic(name)).floor_sequence
                 assert floor == gone[-1].sequence
         commits = [decode_commit(*row) for row in self.rig.rows(COMMITS)]
         first_kept = min((chunk[0] for name in TOPICS for chunk in self._chunks(name)), default=None)
@@ -686,7 +686,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _restart(self, end: Callable[[], None]) -> None:
         self._flush()
         # The server's timer does so all the time: across a crash, the clock knows what it has stored, and no more.
-        self.rig.store.mark_clock()
+        self.rig.store.upkeep.mark_clock()
         for _ in range(self.rig.store.writer.queue_depth[0]):
             self.rig.turn()  # what is queued, and not what follows from it: work in chunks is to be interrupted
         end()
@@ -723,11 +723,11 @@ class StoreMachine(RuleBasedStateMachine):
                     kept.expire_time_micros,
                 )
             handle = self.rig.topic(name)
-            at, values = self.rig.store.get(handle, [key.encode() for key in KEYS])
+            at, values = self.rig.store.cuts.get(handle, [key.encode() for key in KEYS])
             assert at == now
             assert [value is not None for value in values] == [key.encode() in live for key in KEYS]
-            assert self.rig.store.count(handle) == len(live)
-            assert self.rig.store.overdue(handle) == len(topic.overdue(now))
+            assert self.rig.store.cuts.count(handle) == len(live)
+            assert self.rig.store.cuts.overdue(handle) == len(topic.overdue(now))
 
     @invariant()
     def figures_are_those_of_the_rows(self) -> None:
@@ -735,7 +735,7 @@ class StoreMachine(RuleBasedStateMachine):
             stored = self.rig.stored(name)
             assert set(stored) == set(topic.records)
             handle = self.rig.topic(name)
-            figures = self.rig.store.statistics(handle)
+            figures = self.rig.store.durable_commits.topic_statistics(handle)
             assert figures.stored_records == len(stored)
             assert figures.stored_bytes == sum(len(key) + len(kept.payload) for key, kept in stored.items())
             chunks = self._chunks(name)
@@ -877,7 +877,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def sequences_of_publishers_are_remembered(self) -> None:
         for name, publisher in self.model.publishers.items():
-            assert self.rig.store.publisher_position(name) == (publisher.epoch, publisher.highest)
+            assert self.rig.store.cuts.publisher_position(name) == (publisher.epoch, publisher.highest)
             key = PUBLISHER_KEY + name.encode()
             ((_, row),) = self.rig.rows(META, key, key + b"\0")
             found = decode_publisher(row)

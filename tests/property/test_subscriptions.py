@@ -648,11 +648,13 @@ class SubscriptionMachine(RuleBasedStateMachine):
             return  # it never got as far as a bookmark
         client.bookmark, client.state = bookmark, dict(state)
         del client.history[at:]
-        start = Start(StartKind.BOOKMARK, bookmark=self.rig.store.bookmark(bookmark))
+        start = Start(StartKind.BOOKMARK, bookmark=self.rig.store.instance.bookmark(bookmark))
         refused = self._connect(client, sow=False, start=start)
         if refused is Reason.BOOKMARK_TOO_OLD:
             topics = [topic for topic in self.rig.store.topics.by_name.values() if self._follows(client, topic.name)]
-            assert any(self.rig.store.statistics(topic).floor_sequence > bookmark for topic in topics)
+            assert any(
+                self.rig.store.durable_commits.topic_statistics(topic).floor_sequence > bookmark for topic in topics
+            )
         if refused is not None:
             self._connect(client, sow=True, start=FROM_NOW)
 

@@ -80,16 +80,16 @@ class RocksStore(PeerStore):
         def heard(answer: Outcome | StoreError) -> None:
             """Refusals are none of the simulation's business: a topic may be missing."""
 
-        self._rig.store.submit(request, heard)
+        self._rig.store.commits.submit(request, heard)
 
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
         settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
         # What is pruned is said by `prune`.
         declared = {**declared_of(settings), "retain_time_micros": None, "retain_bytes": None}
-        self._rig.store.create_topic(topic, declared, lambda _: None)
+        self._rig.store.administration.create_topic(topic, declared, lambda _: None)
 
     def drop_topic(self, topic: str) -> None:
-        self._rig.store.delete_topic(topic, lambda _: None, force=True)
+        self._rig.store.administration.delete_topic(topic, lambda _: None, force=True)
 
     def publish(self, topic: str, key: str, payload: str, ttl_micros: int | None = None) -> None:
         lifetime = Lifetime(LifetimeKind.NEVER) if ttl_micros is None else Lifetime(LifetimeKind.TTL, ttl_micros)
@@ -114,7 +114,7 @@ class RocksStore(PeerStore):
             for topic in self._rig.store.topics.by_id.values():
                 staged._raise(topic, upto, "test")  # type: ignore[attr-defined]  # what limits come down to
 
-        self._rig.store.change_durables(raise_floors, lambda _: None)
+        self._rig.store.durable_commits.change(raise_floors, lambda _: None)
 
     def busy(self) -> bool:
         requests, _ = self._rig.store.writer.queue_depth
@@ -149,7 +149,7 @@ class RocksStore(PeerStore):
     def _accepted(self, last: int) -> list[Written]:
         """What was accepted here behind `_seen`, from the journal."""
         found: list[Written] = []
-        cut = self._rig.store.journal_cut()
+        cut = self._rig.store.cuts.journal()
         try:
             for commit in cut.commits(self._seen, last):
                 for run in commit.runs:
@@ -196,7 +196,7 @@ class RocksStore(PeerStore):
     def backup(self) -> Path:
         self._backups += 1
         directory = self._folder / f"backup-{self._name}-{self._backups}"
-        self._rig.store.backup(directory)
+        self._rig.store.upkeep.backup(directory)
         return directory
 
     def restore(self, backup: Backup, *, authoritative: bool = False) -> None:
@@ -209,7 +209,7 @@ class RocksStore(PeerStore):
             self._rig.path, clock=self._rig.clock, options=self._rig.options, authoritative=authoritative
         )
         self._rig.watch_syncs()
-        self._rig.store._resume_work()
+        self._rig.store.background.begin()
         self._open()
         self._seen = self._rig.store.writer.last_sequence
 

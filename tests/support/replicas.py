@@ -43,7 +43,7 @@ def instance(
 
 def identity(rig: Rig) -> Identity:
     """Who it is."""
-    return Identity(rig.options.instance, rig.store.instance_id, rig.store.epoch)
+    return Identity(rig.options.instance, rig.store.instance.id, rig.store.instance.epoch)
 
 
 def everything(topic: Topic) -> RecordMatcher | None:

@@ -150,7 +150,7 @@ class Rig:
         self.clock = self.time.clock()
         self._store = Store.open(self.path, clock=self.clock, options=self.options, accept_clock=accept_clock)
         self.watch_syncs()
-        self._store._resume_work()
+        self._store.background.begin()
         self._store.writer.step()
         return self._store
 
@@ -233,7 +233,7 @@ class Rig:
 
         for index, request in enumerate(requests):
             try:
-                self.store.submit(request, hear(index))
+                self.store.commits.submit(request, hear(index))
             except StoreError as error:
                 answers[index] = error
         self.store.writer.step()
@@ -287,7 +287,7 @@ class Rig:
         """Creates a topic that declares what makes it have `settings`, and what is said besides. Raises StoreError."""
         answers: list[Topic | StoreError] = []
         declared = {**declared_of(settings), **changes, **more}
-        self.store.create_topic(name, declared, answers.append, in_config=in_config)
+        self.store.administration.create_topic(name, declared, answers.append, in_config=in_config)
         return self.answer(answers)
 
     def alter_topic(
@@ -307,18 +307,18 @@ class Rig:
         in_config: bool = False,
     ) -> None:
         """Queues a change of settings; nothing happens before the writer's next turn."""
-        self.store.alter_topic(name, lambda declared: {**declared, **changes}, done, in_config=in_config)
+        self.store.administration.alter_topic(name, lambda declared: {**declared, **changes}, done, in_config=in_config)
 
     def delete_topic(self, name: str) -> int:
         """Deletes a topic. Raises StoreError."""
         answers: list[int | StoreError] = []
-        self.store.delete_topic(name, answers.append)
+        self.store.administration.delete_topic(name, answers.append)
         return self.answer(answers)
 
     def release_topic(self, name: str) -> Topic:
         """Takes a topic out of the configuration. Raises StoreError."""
         answers: list[Topic | StoreError] = []
-        self.store.release_topic(name, answers.append)
+        self.store.administration.release_topic(name, answers.append)
         return self.answer(answers)
 
     def set_policy(
@@ -334,7 +334,7 @@ class Rig:
     ) -> None:
         """Sets a policy for topics. Raises StoreError."""
         answers: list[Policy | StoreError] = []
-        self.store.set_policy(
+        self.store.administration.set_policy(
             Policy(name, pattern, {**sets, **more}, priority=priority, operator=operator), answers.append
         )
         self.answer(answers)
@@ -342,13 +342,13 @@ class Rig:
     def delete_policy(self, name: str, *, operator: bool = False) -> None:
         """Deletes a policy. Raises StoreError."""
         answers: list[Policy | StoreError] = []
-        self.store.delete_policy(name, answers.append, operator=operator)
+        self.store.administration.delete_policy(name, answers.append, operator=operator)
         self.answer(answers)
 
     def prune_step(self) -> bool:
         """One step of pruning; whether there may be more."""
         answers: list[bool | StoreError] = []
-        self.store.prune(answers.append)
+        self.store.upkeep.prune(answers.append)
         return self.answer(answers)
 
     def prune(self) -> None:
@@ -379,12 +379,12 @@ class Rig:
 
     def get(self, topic: str, key: str) -> Record | None:
         """The live record of a key."""
-        _, (value,) = self.store.get(self.topic(topic), [key.encode()])
+        _, (value,) = self.store.cuts.get(self.topic(topic), [key.encode()])
         return None if value is None else record(key.encode(), value)
 
     def live(self, topic: str, *, batch: int = 1000) -> dict[bytes, Record]:
         """All live records, as a cut shows them."""
-        cut = self.store.cut(self.topic(topic))
+        cut = self.store.cuts.records(self.topic(topic))
         keys: list[bytes] = []
         values: list[bytes] = []
         try:
@@ -397,7 +397,7 @@ class Rig:
 
     def count(self, topic: str) -> int:
         """Live records."""
-        return self.store.count(self.topic(topic))
+        return self.store.cuts.count(self.topic(topic))
 
     def stored(self, topic: str) -> dict[bytes, Record]:
         """All records on disk, expired or not."""

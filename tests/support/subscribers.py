@@ -76,7 +76,7 @@ class Loop:
 
 def at(bookmark: int, rig: Rig) -> Start:
     """A start at a position."""
-    return Start(StartKind.BOOKMARK, bookmark=rig.store.bookmark(bookmark))
+    return Start(StartKind.BOOKMARK, bookmark=rig.store.instance.bookmark(bookmark))
 
 
 def request(

@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from sow_server.engine import store
+from sow_server.engine import background, store
 from sow_server.engine.catalog.topics import UNDELIVERED
 from sow_server.engine.commit import dead_letters, requests
 from sow_server.engine.commit.dead_letters import Fate
@@ -96,7 +96,7 @@ def test_a_sweep_of_several_topics_and_records_leaves_one_copy_of_each(rig: Rig)
     assert sorted(key.decode().rsplit("|", 1)[0] for key in rig.live("dead")) == [
         *("orders|1", "orders|2", "orders|3", "others|1", "others|2", "others|3"),
     ]
-    assert rig.store.statistics(rig.topic("dead")).stored_records == 6
+    assert rig.store.durable_commits.topic_statistics(rig.topic("dead")).stored_records == 6
 
 
 @pytest.mark.parametrize("how", ["publish", "plain", "touch", "delete", "restamp"])
@@ -354,7 +354,7 @@ def test_by_key_the_copy_has_the_key_and_replaces_an_older_one(rig: Rig) -> None
     key, payload = copy_of(rig)
     assert (key, json.loads(payload)["n"]) == ("k", 2)
     assert [entry.previous > 0 for entry in rig.journal("dead")] == [False, True]
-    assert rig.store.statistics(rig.topic("dead")).stored_records == 1
+    assert rig.store.durable_commits.topic_statistics(rig.topic("dead")).stored_records == 1
 
 
 def test_a_copy_that_meets_an_overdue_record_expires_that_first(rig: Rig) -> None:
@@ -496,7 +496,7 @@ def test_a_letter_that_comes_back_to_a_key_that_is_being_written_is_replaced_by_
     assert "o" in json.loads(copy_of(rig)[1])
     assert [kind for kind, _ in rig.kinds("orders")] == ["put", "expire", "put", "put"]
     assert [entry.previous > 0 for entry in rig.journal("orders")] == [False, True, False, True]
-    assert rig.store.statistics(rig.topic("orders")).stored_records == 1
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).stored_records == 1
     rig.store.sweep()
     assert fates(rig) == {"delivered": 2}
 
@@ -556,14 +556,14 @@ def test_a_dynamic_topic_can_be_the_target_that_appears(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_moving_goes_on_after_an_interruption(rig: Rig, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
-    monkeypatch.setattr(store, "LETTERS_CHUNK", 3)
+    monkeypatch.setattr(background, "LETTERS_CHUNK", 3)
     rig.create_topic("lost", JSON, dead_letter="later")
     rig.create_topic("lost2", JSON, dead_letter="late")
     for number in range(10):
         rig.put("lost", str(number), b"{}", ttl=0)
         rig.put("lost2", str(number), b"{}", ttl=0)
     answers: list[object] = []
-    rig.store.create_topic("later", declared_of(JSON), answers.append)
+    rig.store.administration.create_topic("later", declared_of(JSON), answers.append)
     rig.turn()
     rig.turn()
     assert len(rig.live("later")) == 3
@@ -589,17 +589,19 @@ def test_a_target_that_cannot_take_the_copies_is_missing_until_it_can(rig: Rig) 
 
 
 def test_a_copy_that_has_waited_does_not_replace_what_has_come_since(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LETTERS_CHUNK", 1)
+    monkeypatch.setattr(background, "LETTERS_CHUNK", 1)
     rig.create_topic("lost", JSON, dead_letter="later", dead_letter_by_key=True)
     for key in ("a", "b"):
         rig.put("lost", key, b'{"n":1}', ttl=0)
     rig.time.tick(1)
     answers: list[object] = []
-    rig.store.create_topic("later", declared_of(JSON), answers.append)
+    rig.store.administration.create_topic("later", declared_of(JSON), answers.append)
     rig.turn()
     rig.turn()  # it has moved "a"
     assert list(rig.live("later")) == [b"a"]
-    rig.store.submit(Publish("lost", [b'{"n":2}'], ["b"], lifetime=Lifetime(LifetimeKind.TTL, 0)), answers.append)
+    rig.store.commits.submit(
+        Publish("lost", [b'{"n":2}'], ["b"], lifetime=Lifetime(LifetimeKind.TTL, 0)), answers.append
+    )
     rig.store.writer.step()
     assert not rig.live(UNDELIVERED)
     assert {key: json.loads(found.payload)["n"] for key, found in rig.live("later").items()} == {b"a": 1, b"b": 2}
@@ -611,7 +613,7 @@ def test_of_copies_of_two_types_that_have_waited_for_one_key_the_newer_stays(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, later: str, chunk: int
 ) -> None:
     """T3: with their own keys they would have replaced each other in the order of the expiries."""
-    monkeypatch.setattr(store, "LETTERS_CHUNK", chunk)
+    monkeypatch.setattr(background, "LETTERS_CHUNK", chunk)
     by_key = {"dead_letter": "later", "dead_letter_by_key": True}
     rig.create_topic("json", JSON, by_key)
     rig.create_topic("packed", JSON, by_key, message_type=MessageType.MSGPACK)

@@ -64,7 +64,7 @@ def durable(rig: Rig, name: str = "d", topic: str = "orders") -> Durable:
 
 
 def figures(rig: Rig, name: str = "d", topic: str = "orders") -> DurableFigures:
-    return rig.store.durable_figures(rig.topic(topic), name)[1]
+    return rig.store.durable_commits.figures(rig.topic(topic), name)[1]
 
 
 def floor(rig: Rig, topic: str = "orders") -> int:
@@ -502,7 +502,7 @@ def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durabl
         put(rig, key)
         rig.time.tick(MINUTE)
     if limit == "max_bytes":
-        value *= rig.store.statistics(rig.topic("orders")).journal_bytes // 4
+        value *= rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes // 4
     rig.alter_topic("orders", {limit: value})
     rig.prune()
     assert [entry.key.decode() for entry in rig.journal("orders")] == ["c", "d"]
@@ -532,7 +532,7 @@ def test_hard_limits_discard_what_every_durable_has_acknowledged(
     assert len(follower.news()) == 4
     assert follower.acknowledge(4).position == 4
     if limit == "max_bytes":
-        value *= rig.store.statistics(rig.topic("orders")).journal_bytes // 4
+        value *= rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes // 4
     rig.alter_topic("orders", {limit: value})
     rig.prune()
     assert [entry.key.decode() for entry in rig.journal("orders")] == ["c", "d"]
@@ -624,7 +624,7 @@ def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subs
     follower.news()
     follower.acknowledge(3)
     found = figures(rig)
-    size = rig.store.statistics(rig.topic("orders")).journal_bytes
+    size = rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes
     assert (found.total_entries, found.total_bytes) == (3, size)
     assert (found.unacknowledged_entries, found.unacknowledged_bytes) == (1, size // 3)
     assert found.oldest_micros == rig.clock.now_micros() - SECOND
@@ -712,7 +712,7 @@ def test_names_of_removed_durables_are_forgotten_in_the_end(rig: Rig, subscriber
     delete(subscribers)
     rig.time.tick(31 * 24 * HOUR)
     rig.clock.accept()
-    rig.store.forget_durables()
+    rig.store.durable_commits.forget_removed()
     rig.store.writer.step()
     assert rig.rows(META, b"durable/", b"durable0") == []
     assert not subscribers.attach("orders", "d").begun.reset
@@ -745,7 +745,7 @@ def test_evicting_acknowledges_the_oldest_of_the_slowest_down_to_nine_tenths(
     fast.acknowledge()
     subscribers.upkeep()
     assert durable(rig, "slow").position == 4
-    assert rig.store.statistics(rig.topic("orders")).backlog_bytes <= quota * 9 // 10
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).backlog_bytes <= quota * 9 // 10
     assert durable(rig, "fast").gaps == ()
     again = subscribers.attach("orders", "slow")
     assert again.gaps() == [("EVICTED", 1, 4, 3)]
@@ -1117,9 +1117,9 @@ def test_a_topic_is_deleted_while_its_durable_is_rewound_and_it_is_pruned(rig: R
     deleted: list[int | StoreError] = []
     rewound: list[tuple[Durable, int] | StoreError] = []
     pruned: list[bool | StoreError] = []
-    rig.store.delete_topic("orders", deleted.append)
+    rig.store.administration.delete_topic("orders", deleted.append)
     subscribers.consumers.rewind(topic, "d", TO_EARLIEST, rewound.append, force=True)
-    rig.store.prune(pruned.append)
+    rig.store.upkeep.prune(pruned.append)
     subscribers.settle()
     follower.pump()
     assert (deleted, pruned) == ([3], [False])
@@ -1246,7 +1246,7 @@ def test_idle_upkeep_reads_nothing(rig: Rig, subscribers: Subscribers, monkeypat
         subscribers.attach("orders", f"d{number}").close()
     subscribers.upkeep()
     monkeypatch.setattr(rig.store._rocks, "cursor", None)
-    monkeypatch.setattr(rig.store, "change_durables", None)
+    monkeypatch.setattr(rig.store.durable_commits, "change", None)
     for _ in range(10):
         rig.time.tick(SECOND)
         subscribers.consumers.upkeep()
@@ -1516,12 +1516,12 @@ def test_a_quota_of_entries_refuses_new_ones_and_counts_what_is_under_way(rig: R
 
 def test_figures_of_a_topic_name_the_slowest_durable(rig: Rig, subscribers: Subscribers) -> None:
     """J7, J9."""
-    assert rig.store.statistics(rig.topic("orders")).slowest_durable == ""
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).slowest_durable == ""
     crash(subscribers, name="fast")
     crash(subscribers, name="slow")
     put(rig, "a", "b")
     crash(subscribers, name="fast", acknowledged=2)
-    found = rig.store.statistics(rig.topic("orders"))
+    found = rig.store.durable_commits.topic_statistics(rig.topic("orders"))
     assert (found.slowest_durable, found.backlog_entries) == ("slow", 2)
-    listed, _ = rig.store.durables_figures(rig.topic("orders"))
+    listed, _ = rig.store.durable_commits.all_figures(rig.topic("orders"))
     assert [(one.name, figures.unacknowledged_entries) for one, figures in listed] == [("fast", 0), ("slow", 2)]

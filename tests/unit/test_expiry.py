@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import reading, store
+from sow_server.engine import background, reading, store
 from sow_server.engine.commit import expiry
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.writer import WriterOptions
@@ -91,7 +91,7 @@ def test_publishers_have_their_turn_while_much_is_swept_before_a_change_of_setti
     answered: list[str] = []
     rig.submit_alter("orders", lambda _: answered.append("altered"), {"expiration": Expiration.DISABLED})
     for name in ("first", "second"):
-        rig.store.submit(Publish("orders", [b"x"], [name]), lambda _, name=name: answered.append(name))  # type: ignore[misc]
+        rig.store.commits.submit(Publish("orders", [b"x"], [name]), lambda _, name=name: answered.append(name))  # type: ignore[misc]
     rig.turn()
     assert (answered, len(rig.stored("orders"))) == ([], 25)
     rig.store.writer.step()
@@ -196,7 +196,7 @@ def test_a_refresh_that_is_queued_with_its_sweep_is_not_lost(rig: Rig) -> None:
     rig.time.tick(SECOND - 1)
     answers: list[object] = []
     fresh = Publish("orders", [b"2"], ["a"], lifetime=Lifetime(LifetimeKind.TTL, MINUTE))
-    rig.store.submit(fresh, answers.append)
+    rig.store.commits.submit(fresh, answers.append)
     # A control with a sweep first is how a sweep comes as close to a publish as it can.
     rig.submit_alter("orders", answers.append, {"max_ttl_micros": DAY})
     rig.time.tick(0)
@@ -304,7 +304,7 @@ def test_enabling_a_topic_lowers_the_floor_to_its_overdue_records(rig: Rig, cras
     rig.alter_topic("orders", expiration=Expiration.ENABLED)
     if crashed:
         rig.crash()
-    assert (rig.count("orders"), rig.store.overdue()) == (0, 1)
+    assert (rig.count("orders"), rig.store.cuts.overdue()) == (0, 1)
     rig.store.sweep()
     assert rig.stored("orders") == {}
 
@@ -383,7 +383,7 @@ def disabled_with_stamps(rig: Rig, count: int) -> None:
 def test_rearming_is_taken_up_after_a_crash_in_its_middle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """draft [2], L12: the position is stored with each chunk; before the end, expired records are hidden all the
     same."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     answers: list[object] = []
     rig.submit_alter("orders", answers.append, {"expiration": Expiration.ENABLED})
@@ -401,7 +401,7 @@ def test_rearming_is_taken_up_after_a_crash_in_its_middle(rig: Rig, monkeypatch:
 
 def test_a_store_that_is_started_takes_rearming_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """draft [2]: as above, through `Store.start`, in the writer's thread."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
     rig.turn()
@@ -412,7 +412,7 @@ def test_a_store_that_is_started_takes_rearming_up(rig: Rig, monkeypatch: pytest
     topic = rig.topic("orders")
     for _ in range(10):
         done = threading.Event()
-        rig.store.submit(Publish("orders", [b"x"], ["other"]), lambda _, done=done: done.set())  # type: ignore[misc]
+        rig.store.commits.submit(Publish("orders", [b"x"], ["other"]), lambda _, done=done: done.set())  # type: ignore[misc]
         assert done.wait(10)
     assert not rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
     assert len([entry for entry in rig.entries() if entry[1].startswith(topic.prefix)]) == 10
@@ -420,7 +420,7 @@ def test_a_store_that_is_started_takes_rearming_up(rig: Rig, monkeypatch: pytest
 
 def test_disabling_ends_a_rearming_that_is_under_way(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """L12. The row with its position stayed behind, so the next start armed a topic that does not expire."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.DISABLED})
@@ -439,7 +439,7 @@ def test_what_is_hidden_and_not_rearmed_yet_does_not_reappear_when_its_topic_is_
 ) -> None:
     """L12. Disabling expired what the expiry index knew to be overdue. While the index was being made anew, the rest
     had been hidden by the enabling, and was shown again."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.time.tick(MINUTE)
     rig.put("orders", "lasting", ttl=MINUTE)
@@ -463,7 +463,7 @@ def test_a_disabling_that_waits_for_the_rearming_hears_why_it_cannot_be(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X2: whoever asked is answered once, also when writing ends while it waits."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     answers: list[object] = []
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
@@ -483,7 +483,7 @@ def test_a_disabling_that_waits_for_the_rearming_hears_why_it_cannot_be(
 def test_what_is_not_rearmed_yet_is_not_counted_either(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """L8, L16. Counts subtract what the expiry index knows to be overdue: while the index was being made anew, they
     counted what a query would not show."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
     for _ in range(3):
@@ -496,7 +496,7 @@ def test_what_is_not_rearmed_yet_is_not_counted_either(rig: Rig, monkeypatch: py
 
 def test_counting_a_topic_that_is_rearmed_keeps_no_writer_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """L14. All its records were read under the lock that every commit needs."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
     rig.turn()
@@ -514,10 +514,10 @@ def test_counting_a_topic_that_is_rearmed_keeps_no_writer_waiting(rig: Rig, monk
 
 
 def test_a_topic_deleted_while_it_is_rearmed_leaves_nothing_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
-    rig.store.delete_topic("orders", lambda _: None)
+    rig.store.administration.delete_topic("orders", lambda _: None)
     rig.store.writer.step()
     assert not rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
     assert rig.entries() == []
@@ -527,14 +527,14 @@ def test_records_refreshed_while_their_topic_is_rearmed_keep_an_entry(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """draft [2]: an update to a later stamp puts no entry, trusting the old one, which is not there yet."""
-    monkeypatch.setattr(store, "REARM_CHUNK", 3)
+    monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
     rig.turn()
     answers: list[object] = []
     for key in ("0", "9"):
         refresh = Publish("orders", [b"2"], [key], lifetime=Lifetime(LifetimeKind.TTL, 2 * MINUTE))
-        rig.store.submit(refresh, answers.append)
+        rig.store.commits.submit(refresh, answers.append)
     rig.store.writer.step()
     assert {key[4:] for _, key in rig.entries()} == {str(number).encode() for number in range(10)}
     rig.time.tick(2 * MINUTE)
@@ -599,7 +599,7 @@ def test_a_count_is_of_one_instant_while_the_sweep_goes_on(rig: Rig, monkeypatch
 
     monkeypatch.setattr(Sweep, "overdue", sweep_then_count)
 
-    assert rig.store.count(rig.store.topics.by_name["sessions"]) == 1
+    assert rig.store.cuts.count(rig.store.topics.by_name["sessions"]) == 1
 
 
 def test_a_count_is_of_one_instant_while_its_topic_is_disabled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

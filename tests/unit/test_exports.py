@@ -204,7 +204,7 @@ def test_what_happens_after_the_cut_is_not_seen(rig: Rig) -> None:
     rig.time.tick(10 * SECOND)
     rig.store.sweep()
     put(rig, range(900, 1500))
-    rig.store.compact()
+    rig.store.upkeep.compact()
     assert first + read(opened, 1) + read(opened, 2) == names(range(1000))
     assert read(opened, 0) == first
     opened.close()
@@ -215,14 +215,14 @@ def test_records_that_go_between_the_cut_and_its_figures_are_exported(
 ) -> None:
     """The writer may work right after the cut: what its figures say then is no word on what was cut."""
     put(rig, range(50))
-    cut = rig.store.cut
+    cut = rig.store.cuts.records
 
     def cut_and_lose(*arguments: object, **options: object) -> object:
         found = cut(*arguments, **options)  # type: ignore[arg-type]  # as they came
         rig.run(Delete("quotes", names(range(50))))
         return found
 
-    monkeypatch.setattr(rig.store, "cut", cut_and_lose)
+    monkeypatch.setattr(rig.store.cuts, "records", cut_and_lose)
     opened = export(rig, parts=4)
     assert rig.count("quotes") == 0
     assert whole(opened) == names(range(50))

@@ -26,7 +26,7 @@ def matching(rig: Rig, text: str, topic: str = "quotes") -> list[str]:
     """The keys of the live records that match, now."""
     found = rig.topic(topic)
     wanted = record_filter(found, text, rig.clock.now_micros())
-    cut = rig.store.cut(found)
+    cut = rig.store.cuts.records(found)
     keys: list[bytes] = []
     values: list[bytes] = []
     try:
@@ -87,7 +87,7 @@ def test_a_filter_sees_the_stamps_and_the_version(rig: Rig) -> None:
 def test_now_is_that_of_the_request_and_can_be_moved(rig: Rig) -> None:
     """filtering [2]."""
     rig.run(Publish("quotes", [b'{"id":1,"at":%d}' % (START + 5)]))
-    (value,) = rig.store.get(rig.topic("quotes"), [b"1"])[1]
+    (value,) = rig.store.cuts.get(rig.topic("quotes"), [b"1"])[1]
     assert value is not None
     wanted = record_filter(rig.topic("quotes"), "/at < NOW_MICROS()", START)
     assert not wanted.matches(b"1", value)

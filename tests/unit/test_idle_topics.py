@@ -143,12 +143,12 @@ def test_content_that_comes_before_the_writers_turn_saves_a_topic(keeper: Keeper
     keeper.create("used", idle_ttl_micros=TTL)
     keeper.rig.time.tick(TTL)
     keeper.idle.tick()  # both are asked for
-    keeper.rig.store.get(keeper.rig.topic("used"), [b"k"])
+    keeper.rig.store.cuts.get(keeper.rig.topic("used"), [b"k"])
     topic = keeper.rig.topic("full")
     # In the writer's queue the publish comes after, so it is brought before by hand.
     queue = keeper.rig.store.writer
     queue._take(0)
-    keeper.rig.store.submit(Publish("full", [b"{}"], ["k"]), lambda _: None)
+    keeper.rig.store.commits.submit(Publish("full", [b"{}"], ["k"]), lambda _: None)
     queue._take(0)
     queue._backlog.rotate(1)
     queue.step()
@@ -275,8 +275,8 @@ def test_a_topic_of_the_same_name_is_another_topic(keeper: Keeper) -> None:
     keeper.idle.tick()  # asked for, and before it the topic is deleted and made again
     queue = keeper.rig.store.writer
     queue._take(0)
-    keeper.rig.store.delete_topic("t", lambda _: None)
-    keeper.rig.store.create_topic("t", declared_of(JSON), lambda _: None)
+    keeper.rig.store.administration.delete_topic("t", lambda _: None)
+    keeper.rig.store.administration.create_topic("t", declared_of(JSON), lambda _: None)
     queue._take(0)
     queue._backlog.rotate(2)
     queue.step()
@@ -290,7 +290,7 @@ def test_its_subscribers_are_told_and_its_name_is_free(keeper: Keeper) -> None:
     subscribers = Subscribers(keeper.rig)
     keeper.rig.time.tick(TTL)
     answers: list[bool | StoreError] = []
-    keeper.rig.store.delete_unused(keeper.rig.topic("t"), lambda topic, now: True, answers.append)
+    keeper.rig.store.administration.delete_unused(keeper.rig.topic("t"), lambda topic, now: True, answers.append)
     follower = subscribers.subscribe("t", settled=False)
     subscribers.settle()
     follower.pump()

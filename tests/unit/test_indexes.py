@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sow_server.app import declare_topics
-from sow_server.engine import store
+from sow_server.engine import background, store
 from sow_server.engine.catalog.indexes import Indexes, altered, interval
 from sow_server.engine.catalog.topics import check_settings
 from sow_server.engine.commit.writer import WriterOptions
@@ -58,7 +58,7 @@ def find(
 ) -> list[str]:
     """The keys that an index of `orders` has for a range, in its order."""
     steps = tuple(path.split("/"))
-    cut = rig.store.cut(rig.topic("orders"), [steps])
+    cut = rig.store.cuts.records(rig.topic("orders"), [steps])
     keys: list[bytes] = []
     try:
         at: bytes | None
@@ -77,7 +77,7 @@ def text(rig: Rig, value: str) -> list[str]:
 
 def usable(rig: Rig, path: str = "symbol") -> bool:
     """Whether a cut has the index."""
-    cut = rig.store.cut(rig.topic("orders"), [tuple(path.split("/"))])
+    cut = rig.store.cuts.records(rig.topic("orders"), [tuple(path.split("/"))])
     cut.close()
     return bool(cut.indexes)
 
@@ -248,7 +248,7 @@ def test_a_nested_field_is_reached_through_arrays_of_objects(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS, index=("/legs/px", "/[odd/name]"))
     put(rig, {"id": 1, "legs": [{"px": 1}, {"px": 2}, {}]}, {"id": 2, "legs": {"px": 2}, "odd/name": 5})
     assert find(rig, Kind.NUMBER, 2, 2, path="legs/px") == ["1", "2"]
-    cut = rig.store.cut(rig.topic("orders"), [("odd/name",), ("legs", "px"), ("other",)])
+    cut = rig.store.cuts.records(rig.topic("orders"), [("odd/name",), ("legs", "px"), ("other",)])
     assert set(cut.indexes) == {("odd/name",), ("legs", "px")}
     cut.close()
 
@@ -356,7 +356,7 @@ def test_a_range_is_read_in_pieces(rig: Rig, limit: int) -> None:
 def test_the_end_of_a_range_is_told_with_its_last_piece(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS)
     put(rig, {"id": 1, "symbol": "A"}, {"id": 2, "symbol": "A"}, {"id": 3, "symbol": "B"})
-    cut = rig.store.cut(rig.topic("orders"), [("symbol",)])
+    cut = rig.store.cuts.records(rig.topic("orders"), [("symbol",)])
     keys: list[bytes] = []
     start, stop = interval(Kind.TEXT, "A", "A")
     assert cut.indexes["symbol",].fill(start, stop, 2, keys) is None
@@ -367,7 +367,7 @@ def test_the_end_of_a_range_is_told_with_its_last_piece(rig: Rig) -> None:
 def test_a_cut_is_of_one_instant_with_its_indexes(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS)
     put(rig, {"id": 1, "symbol": "A"})
-    cut = rig.store.cut(rig.topic("orders"), [("symbol",)])
+    cut = rig.store.cuts.records(rig.topic("orders"), [("symbol",)])
     put(rig, {"id": 1, "symbol": "B"}, {"id": 2, "symbol": "A"})
     rig.alter_topic("orders", index=())
     keys: list[bytes] = []
@@ -380,10 +380,10 @@ def test_a_cut_is_of_one_instant_with_its_indexes(rig: Rig) -> None:
 
 def test_a_cut_has_only_the_indexes_that_were_asked_for(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS, index=("/symbol", "/px"))
-    cut = rig.store.cut(rig.topic("orders"))
+    cut = rig.store.cuts.records(rig.topic("orders"))
     assert cut.indexes == {}
     cut.close()
-    cut = rig.store.cut(rig.topic("orders"), [("px",)])
+    cut = rig.store.cuts.records(rig.topic("orders"), [("px",)])
     assert set(cut.indexes) == {("px",)}
     cut.close()
 
@@ -393,7 +393,7 @@ def test_a_cut_has_only_the_indexes_that_were_asked_for(rig: Rig) -> None:
 
 @pytest.fixture
 def small_chunks() -> Iterator[None]:
-    with mock.patch.object(store, "INDEX_CHUNK", 3):
+    with mock.patch.object(background, "INDEX_CHUNK", 3):
         yield
 
 
@@ -428,9 +428,9 @@ def test_what_changes_during_a_build_is_in_the_index(rig: Rig, small_chunks: Non
     rig.turn()
     for number in range(12):
         if number % 3 == 0:
-            rig.store.submit(Publish("orders", [b'{"id":%d,"symbol":"new"}' % number]), lambda _: None)
+            rig.store.commits.submit(Publish("orders", [b'{"id":%d,"symbol":"new"}' % number]), lambda _: None)
         if number % 4 == 1:
-            rig.store.submit(Delete("orders", [str(number)]), lambda _: None)
+            rig.store.commits.submit(Delete("orders", [str(number)]), lambda _: None)
     check_indexes(rig.store)
     rig.store.writer.step()
     check_indexes(rig.store)
@@ -451,11 +451,11 @@ def test_a_build_goes_on_after_a_restart(rig: Rig, small_chunks: None, turns: in
     ]
     if how == "kill":
         rig.kill()
-        with mock.patch.object(store.Store, "_resume_work"):
+        with mock.patch.object(background.Background, "begin"):
             rig.open()
         assert not usable(rig), "a restart alone completes nothing"
         check_indexes(rig.store)
-        rig.store._resume_work()
+        rig.store.background.begin()
         rig.store.writer.step()
     else:
         rig.reopen()
@@ -566,7 +566,7 @@ def test_a_topic_is_deleted_with_its_indexes(rig: Rig, small_chunks: None) -> No
 
 def test_a_build_ends_in_the_commit_that_deletes_its_topic(rig: Rig, small_chunks: None) -> None:
     start_build(rig)
-    rig.store.delete_topic("orders", lambda _: None)
+    rig.store.administration.delete_topic("orders", lambda _: None)
     rig.turn()
     rig.turn()
     assert rig.rows(META, INDEX_KEY, INDEX_KEY + b"\xff") == []
@@ -577,8 +577,8 @@ def test_a_topic_that_is_deleted_and_made_anew_while_an_index_is_built_is_anothe
     rig: Rig, small_chunks: None
 ) -> None:
     start_build(rig)
-    rig.store.delete_topic("orders", lambda _: None)
-    rig.store.create_topic("orders", declared_of(ORDERS), lambda _: None)
+    rig.store.administration.delete_topic("orders", lambda _: None)
+    rig.store.administration.create_topic("orders", declared_of(ORDERS), lambda _: None)
     rig.store.writer.step()
     check_indexes(rig.store)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine import store
+from sow_server.engine import upkeep
 from sow_server.engine.disk.layout import Column, decode_commit, unpack_i64
 from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Cursor
 from sow_server.engine.values.model import Delete, Expiration, Lifetime, LifetimeKind, MessageType, Publish, Touch
@@ -108,7 +108,7 @@ def test_switching_the_journal_off_and_on_leaves_a_gap_that_nobody_can_read_over
     rig.put("orders", "a", b"3")
     (entry,) = rig.journal("orders")
     assert (entry.payload, entry.previous) == (b"3", last)
-    figures = rig.store.statistics(rig.topic("orders"))
+    figures = rig.store.durable_commits.topic_statistics(rig.topic("orders"))
     assert (figures.journal_entries, figures.floor_sequence) == (1, last)
 
 
@@ -119,7 +119,7 @@ def test_changes_in_another_message_type_are_no_longer_to_be_read(rig: Rig) -> N
     last = rig.store.writer.last_sequence
     rig.alter_topic("orders", message_type=MessageType.NVFIX)
     assert rig.journal("orders") == []
-    figures = rig.store.statistics(rig.topic("orders"))
+    figures = rig.store.durable_commits.topic_statistics(rig.topic("orders"))
     assert (figures.journal_entries, figures.journal_bytes, figures.floor_sequence) == (0, 0, last)
 
 
@@ -127,7 +127,7 @@ def test_the_floor_of_a_new_topic_is_the_sequence_of_its_creation(rig: Rig) -> N
     """J1."""
     rig.put("orders", "a")
     created = rig.create_topic("quotes")
-    assert rig.store.statistics(created).floor_sequence == rig.store.writer.last_sequence == 1
+    assert rig.store.durable_commits.topic_statistics(created).floor_sequence == rig.store.writer.last_sequence == 1
 
 
 # --- trimming --------------------------------------------------------------------------------------------------------
@@ -145,24 +145,24 @@ def test_entries_are_kept_for_the_retention_time_and_go_at_the_cut_off(rig: Rig)
     rig.time.tick(1)
     rig.prune()
     assert [entry.key for entry in rig.journal("orders")] == [b"b"]
-    assert rig.store.statistics(rig.topic("orders")).floor_sequence == 1
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).floor_sequence == 1
     assert rig.count("orders") == 2
 
 
 def test_the_oldest_go_first_until_the_size_is_kept(rig: Rig) -> None:
     """J3: whichever of time and size is reached first."""
     rig.put("orders", "a", b"x" * 1000)
-    size = rig.store.statistics(rig.topic("orders")).journal_bytes
+    size = rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes
     for key in "bcd":
         rig.put("orders", key, b"x" * 1000)
     rig.alter_topic("orders", retain_bytes=2 * size, retain_time_micros=MINUTE)
     rig.prune()
     assert [entry.key for entry in rig.journal("orders")] == [b"c", b"d"]
-    assert rig.store.statistics(rig.topic("orders")).journal_bytes == 2 * size
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes == 2 * size
     rig.time.tick(MINUTE)
     rig.prune()
     assert rig.journal("orders") == []
-    assert rig.store.statistics(rig.topic("orders")).journal_bytes == 0
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes == 0
 
 
 def test_with_both_limits_zero_nothing_is_kept_and_without_any_everything(rig: Rig) -> None:
@@ -196,7 +196,7 @@ def test_retention_by_time_and_size_follows_the_table(
     for key in "abcd":
         rig.put("orders", key)
         rig.time.tick(MINUTE)
-    size = rig.store.statistics(rig.topic("orders")).journal_bytes // 4
+    size = rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_bytes // 4
     retain_bytes = None if retain_chunks is None else retain_chunks * size
     rig.alter_topic("orders", retain_time_micros=retain_time, retain_bytes=retain_bytes)
     rig.prune()
@@ -220,7 +220,7 @@ def test_pruning_starts_at_the_oldest_entry_and_stops_at_the_first_inside_the_pe
 
 def test_pruning_goes_in_bounded_steps_and_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """J11: publishers get in between."""
-    monkeypatch.setattr(store, "PRUNE_READS", 3)
+    monkeypatch.setattr(upkeep, "PRUNE_READS", 3)
     names = [f"topic-{number}" for number in range(10)]
     for name in names:
         rig.create_topic(name, retain_time_micros=0, retain_bytes=0)
@@ -273,7 +273,7 @@ def test_pruning_never_lowers_a_floor_and_survives_a_crash(rig: Rig) -> None:
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     rig.prune()
     for _ in range(2):
-        assert rig.store.statistics(rig.topic("orders")).floor_sequence == 2
+        assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).floor_sequence == 2
         rig.prune()
         rig.crash()
 
@@ -294,7 +294,7 @@ def test_what_expires_by_disabling_and_what_is_journaled_are_the_same(rig: Rig) 
     rig.time.tick(SECOND)
     rig.alter_topic("orders", expiration=Expiration.DISABLED, journal=False)
     assert rig.journal("orders") == []
-    assert rig.store.statistics(rig.topic("orders")).journal_entries == 0
+    assert rig.store.durable_commits.topic_statistics(rig.topic("orders")).journal_entries == 0
 
 
 # --- epoch -----------------------------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ def test_what_expires_by_disabling_and_what_is_journaled_are_the_same(rig: Rig) 
 
 def test_a_bookmark_names_the_epoch_which_lives_as_long_as_the_data(rig: Rig, tmp_path: Path) -> None:
     """J14: kept by restarts; new data has a new one, and another instance id."""
-    epoch, instance = rig.store.epoch, rig.store.instance_id
-    assert rig.store.bookmark(7) == f"{epoch}.7"
+    epoch, instance = rig.store.instance.epoch, rig.store.instance.id
+    assert rig.store.instance.bookmark(7) == f"{epoch}.7"
     rig.reopen()
     rig.crash()
-    assert (rig.store.epoch, rig.store.instance_id) == (epoch, instance)
+    assert (rig.store.instance.epoch, rig.store.instance.id) == (epoch, instance)
     other = Rig(tmp_path / "other")
-    assert other.store.epoch != epoch
-    assert other.store.instance_id != instance
+    assert other.store.instance.epoch != epoch
+    assert other.store.instance.id != instance
     other.close()
 
 

@@ -39,7 +39,7 @@ def some_traffic(rig: Rig) -> None:
 
 def test_a_topic_is_read_from_any_position_to_any_other(rig: Rig) -> None:
     some_traffic(rig)
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
         orders = rig.topic("orders")
         assert sequences(cut.changes(orders, 0, 9)) == [[1, 2, 3], [5], [6, 7]]
         # A chunk that reaches over the position comes whole.
@@ -53,7 +53,7 @@ def test_a_topic_is_read_from_any_position_to_any_other(rig: Rig) -> None:
 
 def test_the_total_order_is_read_from_any_position_to_any_other(rig: Rig) -> None:
     some_traffic(rig)
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
 
         def firsts(after: int, upto: int) -> list[int]:
             return [commit.first_sequence for commit in cut.commits(after, upto)]
@@ -73,7 +73,7 @@ def test_the_total_order_is_read_from_any_position_to_any_other(rig: Rig) -> Non
 def test_one_change_is_found_by_its_sequence(rig: Rig) -> None:
     some_traffic(rig)
     rig.run(Touch("orders", ["a"]))
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
         orders, quotes = rig.topic("orders"), rig.topic("quotes")
         found = [cut.entry(orders, sequence) for sequence in range(10)]
         keys = [None if entry is None else (entry.key, entry.payload) for entry in found]
@@ -89,7 +89,7 @@ def test_what_has_been_pruned_is_not_there_and_the_floor_says_so(rig: Rig) -> No
     rig.time.tick(20 * MINUTE)
     rig.prune()
     rig.put("orders", "e")
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
         orders = rig.topic("orders")
         assert cut.floors == {orders.id: 7, rig.topic("quotes").id: 8}
         assert sequences(cut.changes(orders, 0, 99)) == [[9]]
@@ -98,7 +98,7 @@ def test_what_has_been_pruned_is_not_there_and_the_floor_says_so(rig: Rig) -> No
 
 def test_a_cut_stands_still(rig: Rig) -> None:
     some_traffic(rig)
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
         rig.put("orders", "e")
         rig.time.tick(20 * MINUTE)
         rig.prune()
@@ -107,7 +107,7 @@ def test_a_cut_stands_still(rig: Rig) -> None:
 
 def test_the_last_commit_before_a_time_is_found(rig: Rig) -> None:
     """However many commits there are, and whatever sequences lie between them."""
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
         assert cut.last_before(rig.clock.now_micros()) is None
     rig.create_topic("quiet", journal=False)
     lasts: list[tuple[int, int]] = []
@@ -116,7 +116,7 @@ def test_the_last_commit_before_a_time_is_found(rig: Rig) -> None:
         rig.run(Publish("orders", [b"x"] * (1 + number % 4), [str(key) for key in range(1 + number % 4)]))
         lasts.append((rig.clock.now_micros(), rig.store.writer.last_sequence))
         rig.put("quiet", "a")
-    with closing(rig.store.journal_cut()) as cut:
+    with closing(rig.store.cuts.journal()) as cut:
         assert cut.last_before(lasts[0][0]) is None
         for (time, last), (later, _) in zip(lasts, [*lasts[1:], (lasts[-1][0] + SECOND, 0)], strict=True):
             assert cut.last_before(time + 1) == cut.last_before(later) == last

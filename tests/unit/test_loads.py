@@ -377,11 +377,11 @@ def test_a_topic_with_an_open_load_is_in_use(rig: Loaded) -> None:
     load = rig.open_load()
     topic = rig.topic("t")
     answers: list[bool | StoreError] = []
-    rig.store.delete_unused(topic, lambda *_: True, answers.append)
+    rig.store.administration.delete_unused(topic, lambda *_: True, answers.append)
     assert rig.answer(answers) is False
     rig.heard(lambda done: rig.store.loads.abort(load, done))
     answers.clear()
-    rig.store.delete_unused(topic, lambda *_: True, answers.append)
+    rig.store.administration.delete_unused(topic, lambda *_: True, answers.append)
     assert rig.answer(answers) is True
 
 
@@ -392,7 +392,7 @@ def test_what_is_staged_ends_when_the_data_is_restored_and_what_is_committed_goe
     for load in (staging, committed):
         rig.stage(load, [("a", b"1")])
     rig.commit(committed, (0, 1, 1))
-    rig.store.backup(tmp_path / "backup")
+    rig.store.upkeep.backup(tmp_path / "backup")
     rig.close()
     rig.path = tmp_path / "backup"
     rig.open()
@@ -479,11 +479,11 @@ def test_the_disk_space_of_what_was_staged_is_given_back(rig: Loaded, monkeypatc
     load, other = rig.open_load(), rig.open_load()
     rig.stage(load, [(str(number), b"x") for number in range(10)])
     rig.stage(other, [("a", b"x")])
-    assert rig.store.reclaim(5, lambda: True) == 0
+    assert rig.store.upkeep.reclaim(5, lambda: True) == 0
     rig.heard(lambda done: rig.store.loads.abort(load, done))
-    assert rig.store.reclaim(5, lambda: True) == 1
+    assert rig.store.upkeep.reclaim(5, lambda: True) == 1
     assert compacted == [(STAGING, (1).to_bytes(4, "big"), (2).to_bytes(4, "big"))]
-    assert rig.store.reclaim(5, lambda: True) == 0
+    assert rig.store.upkeep.reclaim(5, lambda: True) == 0
 
 
 def test_the_figures_of_loads_are_metrics(rig: Loaded) -> None:

@@ -65,7 +65,7 @@ class Watched:
         self.metrics.watch_exports(self.exports)
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
-        self.store.create_topic(name, declared_of(settings), lambda _: None)
+        self.store.administration.create_topic(name, declared_of(settings), lambda _: None)
         self.store.writer.step()
 
     def put(self, topic: str, keys: list[str], *, ttl_micros: int | None = None) -> None:
@@ -160,7 +160,7 @@ def test_commits_are_counted_with_their_records(watched: Watched) -> None:
 
 def test_what_waits_for_the_writer_is_shown(watched: Watched) -> None:
     watched.create("a")
-    watched.store.submit(Publish("a", [b"12345", b"67"], keys=["1", "2"]), lambda _: None)
+    watched.store.commits.submit(Publish("a", [b"12345", b"67"], keys=["1", "2"]), lambda _: None)
     assert watched.value("sow_write_queue_requests") == 1
     assert watched.value("sow_write_queue_bytes") == 7
     watched.store.writer.step()
@@ -188,7 +188,7 @@ def test_stalls_are_counted_and_shown_while_they_last(watched: Watched, monkeypa
     watched.metrics.stalled()
     assert watched.value("sow_write_stalls_total") == 1
     assert watched.value("sow_write_stalled") == 0
-    monkeypatch.setattr(watched.store, "write_stalled", lambda: True)
+    monkeypatch.setattr(watched.store.upkeep, "write_stalled", lambda: True)
     assert watched.value("sow_write_stalled") == 1
 
 
@@ -247,7 +247,7 @@ def test_release_waits_for_the_scrape_under_way(watched: Watched, monkeypatch: p
         assert go_on.wait(10)
         return False
 
-    monkeypatch.setattr(watched.store, "write_stalled", slow)
+    monkeypatch.setattr(watched.store.upkeep, "write_stalled", slow)
     scrape = threading.Thread(target=lambda: watched.value("sow_topics"))
     scrape.start()
     assert inside.wait(10)
@@ -471,7 +471,7 @@ def _no_snapshot(topic: Topic) -> Snapshot:
 
 def attach_durable(watched: Watched) -> None:
     """A durable of the topic `a`."""
-    watched.store.change_durables(
+    watched.store.durable_commits.change(
         lambda staged: staged.attach(
             watched.store.topics.find("a"), "d", filter_text="", start=None, declared=None, expected=False
         ),

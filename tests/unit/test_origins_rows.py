@@ -145,7 +145,7 @@ def test_a_topic_that_the_file_disables_while_the_server_is_down_expires_nothing
 
 
 def kept(rig: Rig, name: str, topic: str = "t") -> int:
-    return rig.store.durable_figures(rig.topic(topic), name)[1].total_entries
+    return rig.store.durable_commits.figures(rig.topic(topic), name)[1].total_entries
 
 
 def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_cannot_be(rig: Rig) -> None:
@@ -154,7 +154,7 @@ def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_can
     rig.create_topic("t", JSON, retain_time_micros=MINUTE)
     rig.create_topic("bare", JSON, journal=False)
     template = Policy("keep", "t/kept.*", {"retain_time_micros": HOUR}, target=PolicyTarget.DURABLES)
-    rig.store.set_policy(template, lambda _: None)
+    rig.store.administration.set_policy(template, lambda _: None)
     rig.store.writer.step()
     subscribers = Subscribers(rig)
     own: Declared = {"retain_time_micros": 2 * HOUR, "retain_bytes": None}
@@ -175,7 +175,7 @@ def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_can
         subscribers.attach("bare", "d", declared=own)
     assert error.value.reason is Reason.NO_JOURNAL
     answers: list[object] = []
-    rig.store.set_policy(
+    rig.store.administration.set_policy(
         Policy("op", "t/.*", {"retain_time_micros": HOUR}, target=PolicyTarget.DURABLES, operator=True), answers.append
     )
     rig.store.writer.step()
@@ -205,7 +205,7 @@ def test_retention_changes_nothing_in_delivery_or_acknowledgement(tmp_path: Path
                 rig.prune()
         second = subscribers.attach("t", "d")
         told += [second.begun.sequence, second.gaps(), second.news()]
-        figures = rig.store.durable_figures(rig.topic("t"), "d")[1]
+        figures = rig.store.durable_commits.figures(rig.topic("t"), "d")[1]
         told += [figures.unacknowledged_entries, figures.unacknowledged_bytes]
         told.append(second.acknowledge().position)
         told.append(second.news())

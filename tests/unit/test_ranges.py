@@ -197,7 +197,7 @@ def test_requests_that_share_a_commit_stay_together(rig: Rig) -> None:
     ]
     rig.run_together(requests)
     end = last(rig)
-    cut = rig.store.journal_cut()
+    cut = rig.store.cuts.journal()
     assert [(commit.last_sequence, len(commit.runs)) for commit in cut.commits(begin, end)] == [(end, 5)]
     cut.close()
     put(rig, "i")
@@ -243,7 +243,7 @@ def test_plans_that_cannot_be(rig: Rig, kind: str) -> None:
         assert refused.value.reason is Reason.BOOKMARK_TOO_OLD
         earliest = rig.topic("orders").statistics.floor_sequence
         assert refused.value.details["earliest_sequence"] == str(earliest + 1)
-        assert refused.value.details["earliest_bookmark"] == rig.store.bookmark(earliest)
+        assert refused.value.details["earliest_bookmark"] == rig.store.instance.bookmark(earliest)
         assert planned(rig, earliest).entries == 0
         assert planned(rig, EARLIEST).start == planned(rig, FROM_NOW).earliest == earliest
     else:

@@ -1,4 +1,4 @@
-"""What deserves compaction, and when it is done (rule L17): `engine/commit/reclaim.py`, `Store.reclaim`, its timer."""
+"""What deserves compaction, and when it is done (rule L17): `engine/commit/reclaim.py`, `Upkeep.reclaim`, its timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_server.engine import store as store_module
+from sow_server.engine import upkeep
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.disk.layout import i64
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, Failed
@@ -69,10 +69,10 @@ def expire(rig: Rig, topic: str, count: int) -> None:
 def test_too_few_expired_records_are_left_alone_and_count_on(rig: Rig, compacted: Ranges) -> None:
     topic = rig.create_topic("t", PLAIN)
     expire(rig, "t", 3)
-    assert rig.store.reclaim(4, yes) == 0
+    assert rig.store.upkeep.reclaim(4, yes) == 0
     assert compacted == []
     expire(rig, "t", 1)
-    assert rig.store.reclaim(4, yes) == 3
+    assert rig.store.upkeep.reclaim(4, yes) == 3
     floor = rig.store.writer.sweep.floor
     assert compacted == [
         (RECORDS, topic.prefix, topic.stop),
@@ -84,10 +84,10 @@ def test_too_few_expired_records_are_left_alone_and_count_on(rig: Rig, compacted
 def test_what_was_compacted_counts_no_more(rig: Rig, compacted: Ranges) -> None:
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 4)
-    assert rig.store.reclaim(4, yes)
+    assert rig.store.upkeep.reclaim(4, yes)
     compacted.clear()
     expire(rig, "t", 3)
-    assert rig.store.reclaim(4, yes) == 0
+    assert rig.store.upkeep.reclaim(4, yes) == 0
     assert compacted == []
 
 
@@ -100,14 +100,14 @@ def test_a_topic_with_more_records_than_were_removed_from_it_is_not_written_agai
     put(rig, "small", 4)
     expire(rig, "large", 4)
     expire(rig, "small", 4)
-    assert rig.store.reclaim(4, yes)
+    assert rig.store.upkeep.reclaim(4, yes)
     assert [one for one in compacted if one[0] != EXPIRY] == [
         (RECORDS, small.prefix, small.stop),
         (INDEXES, small.prefix, small.stop),
     ]
     expire(rig, "large", 1)
     compacted.clear()
-    assert rig.store.reclaim(4, yes), "what was removed before still counts"
+    assert rig.store.upkeep.reclaim(4, yes), "what was removed before still counts"
     assert compacted.families() == [RECORDS, INDEXES]
 
 
@@ -117,7 +117,7 @@ def test_records_that_do_not_deserve_it_do_not_help_others_to_be_enough(rig: Rig
     put(rig, "large", 5)
     expire(rig, "large", 4)
     expire(rig, "small", 3)
-    rig.store.reclaim(4, yes)
+    rig.store.upkeep.reclaim(4, yes)
     assert compacted.families() == [EXPIRY]
 
 
@@ -125,7 +125,7 @@ def test_what_was_deleted_counts_as_what_has_expired(rig: Rig, compacted: Ranges
     rig.create_topic("t", PLAIN)
     put(rig, "t", 2)
     rig.delete("t", "k0", "k1")
-    assert rig.store.reclaim(2, yes) == 2
+    assert rig.store.upkeep.reclaim(2, yes) == 2
     assert compacted.families() == [RECORDS, INDEXES]
 
 
@@ -137,8 +137,8 @@ def test_of_the_journal_nothing_is_written_again_that_is_retained(rig: Rig, comp
     rig.prune()
     floor = topic.statistics.floor_sequence
     assert topic.statistics.journal_entries == 2
-    assert rig.store.reclaim(4, yes) == 0
-    assert rig.store.reclaim(3, yes) == 2
+    assert rig.store.upkeep.reclaim(4, yes) == 0
+    assert rig.store.upkeep.reclaim(3, yes) == 2
     journal, commits = compacted
     assert journal == (JOURNAL, topic.prefix, topic.prefix + i64(floor + 1))
     family, begin, end = commits
@@ -152,7 +152,7 @@ def test_a_deleted_topic_is_given_back_whole(rig: Rig, compacted: Ranges) -> Non
     put(rig, "t", 2)
     rig.delete_topic("t")
     rig.delete_topic("empty")
-    assert rig.store.reclaim(2, yes)
+    assert rig.store.upkeep.reclaim(2, yes)
     assert [one for one in compacted if one[0] != COMMITS] == [
         (RECORDS, topic.prefix, topic.stop),
         (INDEXES, topic.prefix, topic.stop),
@@ -165,10 +165,10 @@ def test_a_stop_does_not_wait_for_more_than_one_range(rig: Rig, compacted: Range
     """reclaim [2]. What was not compacted still counts."""
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 4)
-    assert rig.store.reclaim(4, lambda: not compacted) == 1
+    assert rig.store.upkeep.reclaim(4, lambda: not compacted) == 1
     assert compacted.families() == [RECORDS]
     compacted.clear()
-    assert rig.store.reclaim(4, yes) == 3
+    assert rig.store.upkeep.reclaim(4, yes) == 3
     assert compacted.families() == [RECORDS, INDEXES, EXPIRY]
 
 
@@ -183,15 +183,15 @@ def test_what_is_removed_during_a_compaction_counts_for_the_next(rig: Rig, compa
             expire(rig, "t", 3)
         return True
 
-    assert rig.store.reclaim(4, meanwhile) == 3
+    assert rig.store.upkeep.reclaim(4, meanwhile) == 3
     compacted.clear()
-    assert rig.store.reclaim(3, yes) == 3
+    assert rig.store.upkeep.reclaim(3, yes) == 3
 
 
 def test_a_large_topic_is_compacted_in_parts_that_cover_it(
     rig: Rig, compacted: Ranges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "RECLAIM_BYTES", 20_000)
+    monkeypatch.setattr(upkeep, "RECLAIM_BYTES", 20_000)
     topic = rig.create_topic("t", PLAIN)
     other = rig.create_topic("u", PLAIN)
     draw = random.Random(1)
@@ -201,7 +201,7 @@ def test_a_large_topic_is_compacted_in_parts_that_cover_it(
             rig.store._rocks.flush()
     rig.time.tick(2 * SECOND)
     rig.store.sweep()
-    assert rig.store.reclaim(1, yes)
+    assert rig.store.upkeep.reclaim(1, yes)
     parts = compacted.of(RECORDS)
     assert len(parts) > 4
     assert (parts[0][0], parts[-1][1]) == (topic.prefix, other.stop)
@@ -216,14 +216,14 @@ def test_topics_that_share_files_are_compacted_together(rig: Rig, compacted: Ran
     for number in range(5):
         expire(rig, f"t{number}", 2)
     rig.store._rocks.flush()
-    assert rig.store.reclaim(8, yes) == 3
+    assert rig.store.upkeep.reclaim(8, yes) == 3
     assert compacted.of(RECORDS) == [(topics[0].prefix, topics[4].stop)]
 
 
 def test_ranges_with_much_between_them_are_compacted_each_for_itself(
     rig: Rig, compacted: Ranges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "RECLAIM_BYTES", 20_000)
+    monkeypatch.setattr(upkeep, "RECLAIM_BYTES", 20_000)
     first, between, last = (rig.create_topic(name, PLAIN) for name in ("t", "u", "v"))
     draw = random.Random(1)
     for number in range(5):
@@ -231,7 +231,7 @@ def test_ranges_with_much_between_them_are_compacted_each_for_itself(
         rig.store._rocks.flush()
     expire(rig, "t", 2)
     expire(rig, "v", 2)
-    assert rig.store.reclaim(4, yes)
+    assert rig.store.upkeep.reclaim(4, yes)
     assert compacted.of(RECORDS) == [(first.prefix, first.stop), (last.prefix, last.stop)]
     assert between.statistics.records == 5
 
@@ -245,7 +245,7 @@ def asked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         asked.append((at_least, go_on()))
         return 0
 
-    monkeypatch.setattr(rig.store, "reclaim", reclaim)
+    monkeypatch.setattr(rig.store.upkeep, "reclaim", reclaim)
     return asked
 
 
@@ -263,7 +263,7 @@ def test_the_timer_waits_until_nothing_waits_for_the_writer(rig: Rig, asked: lis
     answers: list[Outcome | StoreError] = []
     with ThreadPoolExecutor(1) as readers:
         reclaim = timers(rig, readers)._reclaim
-        rig.store.submit(Publish("t", [b"{}"], keys=["k"]), answers.append)
+        rig.store.commits.submit(Publish("t", [b"{}"], keys=["k"]), answers.append)
         asyncio.run(reclaim())
         assert asked == []
         rig.store.writer.step()

@@ -385,7 +385,7 @@ def test_a_seed_has_buffered_writes_synced_rather_than_wait_for_that(pair: tuple
     """S7: what is sent is durable. The time stands still, so that the sync of buffered writes never comes by itself."""
     a, _ = pair
     writer = a.store.writer
-    a.store.submit(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED), lambda _: None)
+    a.store.commits.submit(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED), lambda _: None)
     writer.step()
     assert writer.synced_sequence < writer.last_sequence
     a.store.start(lambda answers: answers())
@@ -827,7 +827,7 @@ def test_data_that_were_restored_take_what_the_instance_wrote_after_the_backup(
     """J14, K7: the backup is older than what the peers have, though both are by the same instance."""
     a, b = pair
     a.put("t", "1", b"in the backup")
-    a.store.backup(tmp_path / "backup")
+    a.store.upkeep.backup(tmp_path / "backup")
     a.put("t", "1", b"after the backup")
     ship(a, b)
     a.close()

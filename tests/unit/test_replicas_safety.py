@@ -331,15 +331,15 @@ def test_the_space_of_purged_tombstones_is_given_back(pair: tuple[Rig, Rig], mon
         a.delete("t", str(number))
     topic, made = a.topic("t"), [row for row, _ in a.rows(TOMBSTONES, MADE_ORDER, MADE_END)]
     purge(a, upto=unpack_i64(made[2][4:12]))
-    a.store.reclaim(3, lambda: True)
+    a.store.upkeep.reclaim(3, lambda: True)
     assert TOMBSTONES not in {family for family, _, _ in compacted}, "four are left"
     purge(a, upto=unpack_i64(made[3][4:12]))
-    a.store.reclaim(4, lambda: True)
+    a.store.upkeep.reclaim(4, lambda: True)
     ranges = {(begin, end) for family, begin, end in compacted if family == TOMBSTONES}
     whole = min(begin for begin, _ in ranges), max(end for _, end in ranges)
     assert whole == (topic.prefix, made[4])
     compacted.clear()
-    a.store.reclaim(4, lambda: True)
+    a.store.upkeep.reclaim(4, lambda: True)
     assert TOMBSTONES not in {family for family, _, _ in compacted}
 
 

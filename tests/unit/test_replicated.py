@@ -168,7 +168,7 @@ def test_a_write_that_too_few_peers_have_stands_and_the_answer_counts_it(rig: Ri
             await outcome(changes, publish("a", "b"))
         assert caught.value.reason is Reason.REPLICATION_UNAVAILABLE
         assert caught.value.applied == 2
-        assert rig.store.count(rig.store.topics.find("orders")) == 2
+        assert rig.store.cuts.count(rig.store.topics.find("orders")) == 2
 
     run(rig, replicas, test)
 
@@ -182,7 +182,7 @@ def test_where_no_peer_can_have_it_nothing_is_written(rig: Rig, topic: str, why:
             with pytest.raises(StoreError, match=f"{why}.*nothing was written") as caught:
                 await submit(publish("a", topic=topic))
             assert (caught.value.reason, caught.value.applied) == (Reason.REPLICATION_UNAVAILABLE, 0)
-        assert rig.store.count(rig.store.topics.find(topic)) == 0
+        assert rig.store.cuts.count(rig.store.topics.find(topic)) == 0
 
     run(rig, FakeLinks("lonely"), test)
 

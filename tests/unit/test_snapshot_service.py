@@ -36,20 +36,20 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a crash could take back records, and changes followed from its bookmark would be those of another time."""
     publish = Publish("t", [b"1"], keys=["1"], durability=Durability.BUFFERED)
-    rig.store.submit(publish, lambda _: None)
+    rig.store.commits.submit(publish, lambda _: None)
     rig.turn()
     writer = rig.store.writer
     assert writer.synced_sequence < writer.last_sequence
 
     async def main() -> snapshot_pb2.OpenExportResponse:
         waiting = asyncio.Event()
-        barrier = rig.store.barrier
+        barrier = rig.store.commits.barrier
 
         def noted(done: Callable[[object], None]) -> None:
             barrier(done)
             waiting.set()
 
-        monkeypatch.setattr(rig.store, "barrier", noted)
+        monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
             hub = Hub(rig.store, rig.clock, lambda run: run())
             consumers = Consumers(rig.store, rig.clock, hub, lambda text: lambda topic: View())
@@ -61,4 +61,4 @@ def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: p
             return await opening
 
     response = asyncio.run(main())
-    assert response.bookmark == rig.store.bookmark(writer.synced_sequence)
+    assert response.bookmark == rig.store.instance.bookmark(writer.synced_sequence)

@@ -157,7 +157,7 @@ def test_a_server_that_was_down_for_days_starts_as_usual(rig: Rig) -> None:
 def test_the_mark_is_stored_without_any_change_to_the_data(rig: Rig) -> None:
     """L15: an idle store knows the time, too."""
     rig.time.tick(HOUR)
-    rig.store.mark_clock()
+    rig.store.upkeep.mark_clock()
     rig.store.writer.step()
     rig.kill()
     rig.time = FakeTime(START)

@@ -379,12 +379,12 @@ def test_counts_leave_out_expired_records_and_the_unswept_are_a_figure_of_their_
         rig.put("quotes", str(number), ttl=SECOND)
     rig.time.tick(SECOND)
     orders = rig.topic("orders")
-    assert (rig.count("orders"), rig.store.overdue(orders), rig.store.overdue()) == (5, 5, 15)
-    assert rig.store.statistics(orders).stored_records == 10
+    assert (rig.count("orders"), rig.store.cuts.overdue(orders), rig.store.cuts.overdue()) == (5, 5, 15)
+    assert rig.store.durable_commits.topic_statistics(orders).stored_records == 10
     rig.store.sweep()
-    assert (rig.count("orders"), rig.store.overdue(orders)) == (5, 0)
-    assert rig.store.statistics(orders).stored_records == 5
-    assert rig.store.statistics(orders).stored_bytes == 5 * (1 + len(b"payload"))
+    assert (rig.count("orders"), rig.store.cuts.overdue(orders)) == (5, 0)
+    assert rig.store.durable_commits.topic_statistics(orders).stored_records == 5
+    assert rig.store.durable_commits.topic_statistics(orders).stored_bytes == 5 * (1 + len(b"payload"))
 
 
 def test_refreshed_and_deleted_records_are_not_counted_as_overdue(rig: Rig) -> None:
@@ -395,7 +395,7 @@ def test_refreshed_and_deleted_records_are_not_counted_as_overdue(rig: Rig) -> N
     rig.put("orders", "a", ttl=MINUTE)
     rig.delete("orders", "b")
     rig.time.tick(SECOND)
-    assert (rig.count("orders"), rig.store.overdue()) == (1, 1)
+    assert (rig.count("orders"), rig.store.cuts.overdue()) == (1, 1)
 
 
 def test_loading_and_expiring_again_and_again_keeps_the_directory_on_a_plateau(rig: Rig) -> None:
@@ -411,9 +411,9 @@ def test_loading_and_expiring_again_and_again_keeps_the_directory_on_a_plateau(r
         assert rig.store.sweep() > 0
         rig.prune()
         rig.store._rocks.flush()
-        rig.store.compact()
+        rig.store.upkeep.compact()
         rig.reopen()  # old logs go
-        sizes.append(rig.store.disk_bytes())
+        sizes.append(rig.store.upkeep.disk_bytes())
     assert sizes[-1] < 2 * sizes[0]
 
 
@@ -431,7 +431,7 @@ def test_one_request_has_one_now(rig: Rig) -> None:
     rig.create_topic("orders", default_ttl_micros=SECOND)
     rig.run(Publish("orders", [b"x"] * 3, ["a", "b", "c"], want_results=True))
     assert len({kept.expire_time_micros for kept in rig.stored("orders").values()}) == 1
-    cut = rig.store.cut(rig.topic("orders"))
+    cut = rig.store.cuts.records(rig.topic("orders"))
     try:
         rig.time.tick(DAY)
         rig.store.sweep()

@@ -58,12 +58,12 @@ def test_a_store_whose_database_is_gone_is_not_made_anew(tmp_path: Path) -> None
 
 def test_a_server_killed_before_the_marker_was_written_starts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    instance = rig.store.instance_id
+    instance = rig.store.instance.id
     rig.kill()
     (rig.path / "SOW").unlink()
     (rig.path / MARK).unlink()  # it comes after the marker
     rig.open()
-    assert rig.store.instance_id == instance
+    assert rig.store.instance.id == instance
     assert (rig.path / "SOW").exists()
     rig.close()
 
@@ -154,7 +154,7 @@ def test_a_mark_that_cannot_be_written_is_told_once_and_again_after_one_that_cou
     for text in ("damaged", "damaged", name, "damaged", name):
         current.write_text(text)
         with capture_logs() as logs:
-            rig.store.keep_mark()
+            rig.store.upkeep.keep_mark()
         told.append(len([line for line in logs if line["event"] == "mark_failed"]))
     assert told == [1, 0, 0, 1, 0]
     current.write_text("damaged")

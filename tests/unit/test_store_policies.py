@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from sow_server.engine import store as store_module
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine import background
+from sow_server.engine.administration import expiration
+from sow_server.engine.background import Rearming
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import TOPIC_KEY
 from sow_server.engine.disk.rocks import EXPIRY, META, Batch, Stalled
-from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.values.policies import Declared, Policy, PolicyTarget
@@ -33,7 +34,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def origin(rig: Rig, topic: str, field: str) -> str:
-    return rig.store.effective(rig.topic(topic)).origins[field]
+    return rig.store.administration.effective(rig.topic(topic)).origins[field]
 
 
 @pytest.mark.parametrize("restart", ["crash", "reopen"])
@@ -43,12 +44,12 @@ def test_policies_survive_a_restart(rig: Rig, restart: str) -> None:
     rig.set_policy("p", "ord.*", priority=3, retain_bytes=None, max_entries=7)
     rig.set_policy("p", "ord.*", operator=True, max_entries=5)
     durables = Policy("d", "orders/.*", {"retain_time_micros": None}, target=PolicyTarget.DURABLES)
-    rig.store.set_policy(durables, lambda _: None)
+    rig.store.administration.set_policy(durables, lambda _: None)
     rig.store.writer.step()
-    before = list(rig.store.policies)
+    before = list(rig.store.administration.policies)
     assert len(before) == 3
     getattr(rig, restart)()
-    assert list(rig.store.policies) == before
+    assert list(rig.store.administration.policies) == before
     settings = rig.topic("orders").settings
     assert (settings.retain_bytes, settings.max_entries) == (None, 5)
     assert origin(rig, "orders", "max_entries") == "operator policy p"
@@ -63,10 +64,12 @@ def test_a_policy_is_in_force_at_once_and_gone_when_it_is_deleted(rig: Rig) -> N
     rig.create_topic("other")
     found = [rig.topic(name).settings.retain_bytes for name in ("orders", "quotes", "later", "other")]
     assert found == [5, 9, 5, 256 * 2**20]
-    assert rig.store.policy_matches()[PolicyTarget.TOPICS, "policy p"] == 2
+    assert rig.store.administration.policy_matches()[PolicyTarget.TOPICS, "policy p"] == 2
     rig.alter_topic("orders", retain_bytes=1)
     assert rig.topic("orders").settings.retain_bytes == 1
-    rig.store.alter_topic("orders", lambda declared: {"expiration": declared["expiration"]}, lambda _: None)
+    rig.store.administration.alter_topic(
+        "orders", lambda declared: {"expiration": declared["expiration"]}, lambda _: None
+    )
     rig.store.writer.step()
     assert rig.topic("orders").settings.retain_bytes == 5, "declared no more, so the policy's again"
     rig.delete_policy("p")
@@ -110,15 +113,15 @@ def test_a_policy_that_disables_while_the_expiry_index_is_being_filled_hides_not
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L12: what is overdue and not in the index yet goes first."""
-    monkeypatch.setattr(store_module, "REARM_CHUNK", 2)
+    monkeypatch.setattr(background, "REARM_CHUNK", 2)
     rig.create_topic("orders", PLAIN)
     for number in range(9):
         rig.put("orders", f"{number}", ttl=SECOND)
     rig.time.tick(SECOND)
-    rig.store.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
+    rig.store.administration.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
     rig.turn()  # enabled, and the filling has not begun
     answers: list[Policy | StoreError] = []
-    rig.store.delete_policy("p", answers.append, operator=False)
+    rig.store.administration.delete_policy("p", answers.append, operator=False)
     rig.answer(answers)
     assert rig.stored("orders") == {}
     assert not rig.topic("orders").acts
@@ -128,17 +131,17 @@ def test_many_topics_that_are_disabled_while_they_are_re_armed_share_no_huge_com
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L14: a commit takes up some of them, until all are complete."""
-    monkeypatch.setattr(store_module, "REARM_ROUND", 4)
+    monkeypatch.setattr(expiration, "REARM_ROUND", 4)
     for number in range(5):
         rig.create_topic(f"t{number}", PLAIN)
         for key in range(3):
             rig.put(f"t{number}", f"{key}", ttl=SECOND)
     rig.time.tick(SECOND)
-    rig.store.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
+    rig.store.administration.set_policy(Policy("p", ".*", ENABLED), lambda _: None)
     rig.turn()  # enabled, and nothing is re-armed
     faulty = FaultyRocks(rig)
     answers: list[Policy | StoreError] = []
-    rig.store.delete_policy("p", answers.append, operator=False)
+    rig.store.administration.delete_policy("p", answers.append, operator=False)
     rig.answer(answers)
     assert [rig.stored(f"t{number}") for number in range(5)] == [{}] * 5
     assert max(len(batch.puts[EXPIRY]) for batch in faulty.attempts) == 6
@@ -168,14 +171,14 @@ def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
         rig.create_topic(name, PLAIN)
         rig.put(name, "key", ttl=SECOND)
     rig.time.tick(SECOND)
-    stage_rearm = Store._stage_rearm
+    stage_records = Rearming.stage_records
 
-    def failing(store: Store, draft: Draft, topic: Topic) -> Callable[[], bool]:
-        if topic.name == "b":
+    def failing(work: Rearming, draft: Draft, keys: list[bytes], values: list[bytes]) -> None:
+        if work.topic_name == "b":
             raise RuntimeError("as asked for")
-        return stage_rearm(store, draft, topic)
+        stage_records(work, draft, keys, values)
 
-    monkeypatch.setattr(Store, "_stage_rearm", failing)
+    monkeypatch.setattr(Rearming, "stage_records", failing)
     rig.set_policy("p", ".*", ENABLED)
     rig.store.sweep()
     assert [len(rig.stored(name)) for name in ("a", "b", "c")] == [0, 1, 0]
@@ -190,12 +193,12 @@ def test_a_policy_and_what_it_sets_are_written_at_once_or_not_at_all(rig: Rig, w
     if not written:
         faulty.writes = [Stalled("as asked for")] * 1000
     answers: list[Policy | StoreError] = []
-    rig.store.set_policy(Policy("p", "t[0-3]", {"max_entries": 3, **ENABLED}), answers.append)
+    rig.store.administration.set_policy(Policy("p", "t[0-3]", {"max_entries": 3, **ENABLED}), answers.append)
     rig.turn()
     rig.crash()
     found = [rig.topic(f"t{number}").settings.max_entries for number in range(5)]
     assert found == ([3, 3, 3, 3, None] if written else [None] * 5)
-    assert len(rig.store.policies) == written
+    assert len(rig.store.administration.policies) == written
     if written:
         rig.put("t0", "a", ttl=SECOND)
         rig.time.tick(SECOND)
@@ -247,7 +250,7 @@ def test_a_policy_that_is_refused_changes_nothing(rig: Rig) -> None:
     with pytest.raises(StoreError) as caught:
         rig.delete_policy("p")
     assert caught.value.reason is Reason.POLICY_NOT_FOUND
-    assert (len(rig.store.policies), rig.topic("orders").settings) == (0, BINARY)
+    assert (len(rig.store.administration.policies), rig.topic("orders").settings) == (0, BINARY)
 
 
 def test_a_dynamic_topic_takes_its_expiration_from_a_policy(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import pytest
 
-from sow_server.engine import store
+from sow_server.engine import upkeep
 from sow_server.engine.commit import publishers
 from sow_server.engine.commit.publishers import RUNS_KEPT
 from sow_server.engine.commit.writer import WriterOptions
@@ -173,7 +173,7 @@ def test_a_retry_that_overlaps_is_applied_from_where_it_is_new(rig: Rig) -> None
     rig.run(batch(1, "a", "b"))
     outcome = rig.run(batch(2, "b", "c", "d"))
     assert (outcome.duplicates, outcome.applied) == (1, 2)
-    assert rig.store.publisher_position("p") == (1, 4)
+    assert rig.store.cuts.publisher_position("p") == (1, 4)
 
 
 def test_duplicates_within_one_commit_are_found_too(rig: Rig) -> None:
@@ -210,8 +210,8 @@ def test_a_row_from_before_versions_were_remembered_is_read(rig: Rig) -> None:
 def test_publishers_do_not_know_of_each_other(rig: Rig) -> None:
     rig.run(batch(1, "a", "b"))
     assert rig.run(batch(1, "c", name="q")).applied == 1
-    assert rig.store.publisher_position("p") == (1, 2)
-    assert rig.store.publisher_position("nobody") == (0, 0)
+    assert rig.store.cuts.publisher_position("p") == (1, 2)
+    assert rig.store.cuts.publisher_position("nobody") == (0, 0)
 
 
 def test_a_request_that_is_split_over_commits_is_remembered_whole(tmp_path: Path) -> None:
@@ -220,11 +220,11 @@ def test_a_request_that_is_split_over_commits_is_remembered_whole(tmp_path: Path
     rig.create_topic("orders")
     request = batch(1, "a", "b", "c", "d", "e")
     answers: list[object] = []
-    rig.store.submit(request, answers.append)
+    rig.store.commits.submit(request, answers.append)
     rig.turn()
     rig.crash()
     assert answers == []
-    assert rig.store.publisher_position("p") == (1, 2)
+    assert rig.store.cuts.publisher_position("p") == (1, 2)
     outcome = rig.run(request)
     assert (outcome.duplicates, outcome.applied) == (2, 3)
     rig.close()
@@ -234,7 +234,7 @@ def test_a_higher_epoch_fences_older_holders_and_restarts_the_sequences(rig: Rig
     """P6."""
     rig.run(batch(1, "a", "b", "c"))
     assert rig.run(batch(1, "d", epoch=2)).applied == 1
-    assert rig.store.publisher_position("p") == (2, 1)
+    assert rig.store.cuts.publisher_position("p") == (2, 1)
     for _ in range(2):
         with pytest.raises(StoreError) as caught:
             rig.run(batch(4, "e"))
@@ -355,23 +355,23 @@ def test_publishers_idle_for_a_week_are_forgotten(rig: Rig) -> None:
     rig.time.tick(4 * DAY)
     rig.run(batch(1, "b", name="q"))
     rig.time.tick(3 * DAY)
-    rig.store.forget_publishers()
+    rig.store.upkeep.forget_publishers()
     rig.store.writer.step()
-    assert rig.store.publisher_position("p") == (0, 0)
-    assert rig.store.publisher_position("q") == (1, 1)
+    assert rig.store.cuts.publisher_position("p") == (0, 0)
+    assert rig.store.cuts.publisher_position("q") == (1, 1)
     assert rig.run(batch(1, "a")).applied == 1
 
 
 def test_all_idle_publishers_are_forgotten_in_bounded_steps(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """P6, L14. A call looked at all rows at once, and forgot a thousand at most: where more fall idle an hour, they
     became more and more."""
-    monkeypatch.setattr(store, "PUBLISHERS_CHUNK", 3)
+    monkeypatch.setattr(upkeep, "PUBLISHERS_CHUNK", 3)
     for number in range(10):
         rig.run(batch(1, "a", name=f"idle-{number}"))
     rig.time.tick(7 * DAY)
     rig.run(batch(1, "a", name="idle-5-not"))
     rocks = FaultyRocks(rig)
-    rig.store.forget_publishers()
+    rig.store.upkeep.forget_publishers()
     rig.store.writer.step()
     assert [len(attempt.deletes[META]) for attempt in rocks.attempts] == [3, 3, 2, 2]
     assert [key for key, _ in rig.rows(META, PUBLISHER_KEY, PUBLISHER_KEY + b"\xff")] == [PUBLISHER_KEY + b"idle-5-not"]
@@ -390,7 +390,7 @@ def test_a_lifetime_that_is_refused_is_a_kept_outcome_too(rig: Rig) -> None:
 
 def opened(rig: Rig, unit: int = 0, name: str = "p") -> OpenedPublisher:
     answers: list[OpenedPublisher | StoreError] = []
-    rig.store.open_publisher(name, unit, answers.append)
+    rig.store.commits.open_publisher(name, unit, answers.append)
     rig.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, OpenedPublisher)
@@ -412,11 +412,11 @@ def test_every_epoch_that_is_begun_is_another_one_and_fences_those_before(rig: R
     """P6: also of two who begin one at the same time, and after a crash."""
     answers: list[OpenedPublisher | StoreError] = []
     for _ in range(2):
-        rig.store.open_publisher("p", 0, answers.append)
+        rig.store.commits.open_publisher("p", 0, answers.append)
     rig.store.writer.step()
     assert answers == [OpenedPublisher(1), OpenedPublisher(2)]
     rig.crash()
-    assert rig.store.publisher_position("p") == (2, 0)
+    assert rig.store.cuts.publisher_position("p") == (2, 0)
     assert refused(rig, batch(1, "a", epoch=1)) is Reason.PUBLISHER_FENCED
     assert rig.run(batch(1, "a", epoch=2)).applied == 1
     assert opened(rig) == OpenedPublisher(3)
@@ -505,7 +505,7 @@ def test_a_last_request_over_several_commits_finishes_its_unit_in_the_last_of_th
     rig.create_topic("orders")
     last = part(1, "a", "b", "c", "d", "e", done=True)
     answers: list[object] = []
-    rig.store.submit(last, answers.append)
+    rig.store.commits.submit(last, answers.append)
     rig.turn()
     rig.crash()
     assert answers == []
@@ -536,10 +536,10 @@ def test_units_are_forgotten_with_their_publisher(rig: Rig) -> None:
     rig.time.tick(6 * DAY)
     assert opened(rig, unit=1).unit_done  # whoever asks uses it
     rig.time.tick(6 * DAY)
-    rig.store.forget_publishers()
+    rig.store.upkeep.forget_publishers()
     rig.store.writer.step()
     assert opened(rig, unit=1).unit_done
     rig.time.tick(7 * DAY)
-    rig.store.forget_publishers()
+    rig.store.upkeep.forget_publishers()
     rig.store.writer.step()
     assert opened(rig, unit=1) == OpenedPublisher(1)

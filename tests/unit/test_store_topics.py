@@ -184,7 +184,7 @@ def test_deleting_a_topic_takes_its_records_and_journal_and_leaves_its_neighbour
         rig.crash()
     rig.create_topic("b")
     assert (rig.live("b"), rig.journal("b")) == ({}, [])
-    assert rig.store.statistics(rig.topic("b")).stored_records == 0
+    assert rig.store.durable_commits.topic_statistics(rig.topic("b")).stored_records == 0
     assert rig.topic("b").id == 4, "an id is never used again"
 
 

@@ -55,7 +55,7 @@ class Running:
     async def put(self, key: str) -> None:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        self.store.submit(Publish("orders", [b"{}"], [key]), done.set_result)
+        self.store.commits.submit(Publish("orders", [b"{}"], [key]), done.set_result)
         await done
 
 
@@ -84,7 +84,7 @@ def test_a_journal_is_read_on_a_reader_thread(rig: Rig, readers: ThreadPoolExecu
 
     async def run() -> None:
         running = Running(rig, readers)
-        start = Start(StartKind.BOOKMARK, bookmark=running.store.bookmark(0))
+        start = Start(StartKind.BOOKMARK, bookmark=running.store.instance.bookmark(0))
         async with aclosing(running.subscribe(start=start)) as frames:
             assert isinstance(await anext(frames), Progress)
             frame = await anext(frames)

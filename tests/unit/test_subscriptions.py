@@ -629,16 +629,23 @@ def test_bookmarks_are_refused_for_three_reasons(rig: Rig, subscribers: Subscrib
         return refused(subscribers.subscribe, "orders", start=Start(StartKind.BOOKMARK, bookmark=bookmark)).reason
 
     rig.put("orders", "a", px(1))
-    for text in ("", "7", "x.1", f"{rig.store.epoch}.01", f"{rig.store.epoch}.-1", f"{rig.store.epoch}.1 "):
+    for text in (
+        "",
+        "7",
+        "x.1",
+        f"{rig.store.instance.epoch}.01",
+        f"{rig.store.instance.epoch}.-1",
+        f"{rig.store.instance.epoch}.1 ",
+    ):
         assert reason(text) is Reason.BOOKMARK_MALFORMED
     assert reason("0123456789ab.1") is Reason.BOOKMARK_OTHER_EPOCH
-    assert reason(rig.store.bookmark(2)) is Reason.BOOKMARK_IN_FUTURE
+    assert reason(rig.store.instance.bookmark(2)) is Reason.BOOKMARK_IN_FUTURE
     rig.put("orders", "b", px(1))
     rig.time.tick(20 * MINUTE)
     rig.prune()
-    assert reason(rig.store.bookmark(1)) is Reason.BOOKMARK_TOO_OLD
+    assert reason(rig.store.instance.bookmark(1)) is Reason.BOOKMARK_TOO_OLD
     error = refused(subscribers.subscribe, "orders", start=at(0, rig))
-    assert error.details == {"earliest_sequence": "3", "earliest_bookmark": rig.store.bookmark(2)}
+    assert error.details == {"earliest_sequence": "3", "earliest_bookmark": rig.store.instance.bookmark(2)}
     assert subscribers.subscribe("orders", start=at(2, rig)).error is None
 
 

@@ -100,7 +100,7 @@ def durable_idle(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
 
 def durable_idle_by_policy(rig: Rig, subscribers: Subscribers) -> Callable[[], bool]:
     policy = Policy("short", "t/d", {"idle_ttl_micros": SECOND // 50}, target=PolicyTarget.DURABLES)
-    rig.store.set_policy(policy, lambda _: None)
+    rig.store.administration.set_policy(policy, lambda _: None)
     return lambda: not rig.store.durables.count(rig.topic("t"))
 
 
@@ -173,7 +173,7 @@ def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_
     """Story: with a small `prune_interval` the scheduler warned "maximum number of running instances reached"."""
     monkeypatch.setattr(timers_module, "LONG_SECONDS", 0.02)
     begun: list[Callable[[bool], None]] = []
-    monkeypatch.setattr(rig.store, "prune", begun.append)  # and never answers, until it is told to
+    monkeypatch.setattr(rig.store.upkeep, "prune", begun.append)  # and never answers, until it is told to
 
     async def run(readers: ThreadPoolExecutor) -> None:
         jobs = timers(rig, readers, prune_interval_micros=2_000)

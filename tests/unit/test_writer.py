@@ -49,7 +49,7 @@ def test_requests_that_are_queued_together_share_a_commit_and_its_sync(rig: Rig)
     synced: list[int] = []
     rocks.on_sync = lambda: synced.append(len(answers))
     for key in "abc":
-        rig.store.submit(put(key), answers.append)
+        rig.store.commits.submit(put(key), answers.append)
     rig.store.writer.step()
     assert len(answers) == 3
     assert len(rocks.attempts) == 1
@@ -229,7 +229,7 @@ def test_a_check_that_cannot_read_says_so_in_the_log(rig: Rig, monkeypatch: pyte
 
     monkeypatch.setattr(Cursor, "keys", unreadable)
     with structlog.testing.capture_logs() as logs:
-        rig.store.scrub(lambda: True)
+        rig.store.upkeep.scrub(lambda: True)
     assert [entry["event"] for entry in logs] == ["scrub_failed"]
     assert rig.store.writer.failure is None
 
@@ -345,7 +345,7 @@ def test_an_exception_in_a_control_fails_the_control_only(rig: Rig) -> None:
         raise ZeroDivisionError
 
     answers: list[object] = []
-    rig.store.alter_topic("orders", explode, answers.append)  # type: ignore[arg-type]  # never returns
+    rig.store.administration.alter_topic("orders", explode, answers.append)  # type: ignore[arg-type]  # never returns
     rig.store.writer.step()
     (answer,) = answers
     assert isinstance(answer, StoreError)
@@ -375,11 +375,11 @@ def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
         answers.append(answer)
         done.set()
 
-    rig.store.submit(put("a"), hear)
+    rig.store.commits.submit(put("a"), hear)
     assert done.wait(10), "the request was never answered"
     assert [reason(answer) for answer in answers] == [Reason.STORE_FAILED]
     with pytest.raises(StoreError):
-        rig.store.submit(put("b"), answers.append)
+        rig.store.commits.submit(put("b"), answers.append)
 
 
 def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_queued(
@@ -396,7 +396,7 @@ def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_q
     rig.time.tick(SECOND)
     done = threading.Event()
     with contextlib.suppress(StoreError):  # it may have failed already
-        rig.store.submit(put("b"), lambda _: done.set())
+        rig.store.commits.submit(put("b"), lambda _: done.set())
         assert done.wait(10)
     thread = rig.store.writer._thread
     assert thread is not None
@@ -413,8 +413,8 @@ def test_an_answer_that_raises_keeps_nobody_from_hearing_his_own(rig: Rig) -> No
         raise ZeroDivisionError
 
     answers: list[object] = []
-    rig.store.submit(put("a"), explode)
-    rig.store.submit(put("b"), answers.append)
+    rig.store.commits.submit(put("a"), explode)
+    rig.store.commits.submit(put("b"), answers.append)
     rig.store.writer.step()
     assert len(answers) == 1
 
@@ -445,11 +445,11 @@ def test_stopping_finishes_what_is_queued_and_refuses_what_comes(rig: Rig) -> No
     """What was accepted is committed, synced and answered."""
     answers: list[Outcome | StoreError] = []
     for key in "abc":
-        rig.store.submit(put(key, durability=Durability.BUFFERED), answers.append)
+        rig.store.commits.submit(put(key, durability=Durability.BUFFERED), answers.append)
     rig.store.writer.stop()
     assert [reason(answer) for answer in answers] == [None] * 3
     with pytest.raises(StoreError) as caught:
-        rig.store.submit(put("d"), answers.append)
+        rig.store.commits.submit(put("d"), answers.append)
     assert caught.value.reason is Reason.STOPPING
     rig.reopen()
     assert rig.count("orders") == 3
@@ -469,13 +469,13 @@ def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
 
     for number in range(requests):
         ttl = Lifetime(LifetimeKind.TTL, SECOND)
-        rig.store.submit(Publish("orders", [b"x"], [str(number)], lifetime=ttl), count_down)
+        rig.store.commits.submit(Publish("orders", [b"x"], [str(number)], lifetime=ttl), count_down)
     assert done.wait(10)
     rig.time.tick(SECOND)
     swept = threading.Event()
     for _ in range(100):
-        rig.store.submit(put("wake"), lambda _: swept.set())
-        if not rig.store.overdue():
+        rig.store.commits.submit(put("wake"), lambda _: swept.set())
+        if not rig.store.cuts.overdue():
             break
         rig.time.tick(1000)  # it breathes between commits
         threading.Event().wait(0.01)

@@ -186,6 +186,8 @@ class Topics:
         self.by_id: MappingProxyType[int, Topic] = MappingProxyType({})
         self.version = 0
         """Rises with every change of the topics that there are, and of their settings."""
+        self.created: Callable[[Topic], None] = lambda topic: None
+        """Hears of a new topic before anybody can publish to it: on the writer's thread, under the cut lock."""
         self._hear: tuple[Hear, ...] = ()
 
     def watch(self, hear: Hear) -> None:

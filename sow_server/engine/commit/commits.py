@@ -1,4 +1,4 @@
-"""The way of every change into the writer: requests, steps, steps in rounds, and the state of what is committed.
+"""The way of every change into the writer: requests, steps, steps in rounds, and the committed state.
 
 [1]  `done` is called exactly once for everything that was queued: with the answer, or with the StoreError that
      refused it. A change that cannot be queued raises StoreError at once, and its `done` is not called.
@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.commit.steps import Nothing, Round, Staged, Step, StepInRounds
 from sow_server.engine.commit.writer import Follow, QueuedStep, Writer
 from sow_server.engine.values.errors import StoreError
-from sow_server.engine.values.model import Outcome, Request
+from sow_server.engine.values.model import OpenedPublisher, Outcome, Request
 
 T = TypeVar("T")
 
@@ -26,8 +28,9 @@ T = TypeVar("T")
 class Commits:
     """What the parts of the store, and the server, may ask of the writer."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, topics: Topics) -> None:
         self._writer = writer
+        self._topics = topics
 
     # -- queueing ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +85,14 @@ class Commits:
         that are staged later heed the followers that a topic has now. Raises StoreError."""
         self.run(Nothing(), done)
 
-    # -- the state of what is committed -----------------------------------------------------------------------------
+    def open_publisher(
+        self, publisher_id: str, unit: int, done: Callable[[OpenedPublisher | StoreError], None]
+    ) -> None:
+        """Begins the next epoch of a publisher, unless `unit` (0: none) is finished; `done` hears of it once it is on
+        disk (rule P6)."""
+        self.run(OpenPublisher(self._writer.publishers, publisher_id, unit), done)
+
+    # -- the committed state -----------------------------------------------------------------------------------
 
     @property
     def cut_lock(self) -> threading.Lock:
@@ -117,3 +127,31 @@ class Commits:
     def follow(self, follow: Follow) -> None:
         """From the next commit on, tells `follow`, too, of changes. Before the writer starts, or under the cut lock."""
         self._writer.follow(follow)
+
+    def follow_topics(self, follow: Callable[[Collection[Topic]], None]) -> int:
+        """Between two commits: `follow` sets how many follow which topics (`Topic.followers`, `.previous_wanted`).
+        Returns the last written sequence."""
+        with self._writer.cut_lock:
+            follow(tuple(self._topics.by_id.values()))
+            return self._writer.last_sequence
+
+
+class OpenPublisher:
+    """The step that begins the next epoch of a publisher, unless its unit is finished; answers its position."""
+
+    def __init__(self, publishers: PublisherCache, publisher_id: str, unit: int) -> None:
+        self._publishers = publishers
+        self._publisher_id = publisher_id
+        self._unit = unit
+        self._opened: OpenedPublisher | None = None
+
+    def stage(self, draft: Draft) -> None:
+        """Stages the publisher's row."""
+        found = self._publishers.find(self._publisher_id)
+        publisher, self._opened = found.open(self._unit, self._publisher_id, draft.now)
+        draft.publishers[self._publisher_id] = publisher
+
+    def committed(self) -> OpenedPublisher:
+        """The position to go on from."""
+        assert self._opened is not None, "it was staged"
+        return self._opened

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from sow_server.engine.catalog.rows import topic_row
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
@@ -168,10 +169,7 @@ class Writer:
         *,
         options: WriterOptions,
         origin: int,
-        version_bound: int,
-        sequence_bound: int,
-        create_dynamic: Callable[[str], Step[object]] | None,
-        topic_row: Callable[[Topic], tuple[bytes, bytes]],
+        reserved: Reserved,
         removal_hooks: Sequence[RemovalHook],
         observer: Observer,
         heads: HeadCache,
@@ -181,14 +179,14 @@ class Writer:
         self._clock = clock
         self._options = options
         self._origin = origin
-        self._last_version = version_bound
-        self._last_sequence = sequence_bound
-        self._version_bound = version_bound
-        self._sequence_bound = sequence_bound
-        self._create_dynamic = create_dynamic
-        self._topic_row = topic_row
+        self._last_version = reserved.version
+        self._last_sequence = reserved.sequence
+        self._version_bound = reserved.version
+        self._sequence_bound = reserved.sequence
         self._removal_hooks = removal_hooks
         self._observer = observer
+        self.create_topic: Callable[[str], Step[object]] | None = None
+        """The step that creates a topic at the first publish to it; None: a publish creates none. Set before any."""
         self.cut_lock: Final = threading.Lock()
         """Held while a commit is written: who holds it sees all column families between two commits."""
         self.sweep: Final = Sweep(rocks, topics)
@@ -203,7 +201,7 @@ class Writer:
         self._answers: list[Callable[[], None]] = []
         self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
-        self._synced_sequence = sequence_bound
+        self._synced_sequence = reserved.sequence
         self._unsynced_since: int | None = None
         self._last_publish = 0
         self._next_sweep = 0
@@ -418,8 +416,8 @@ class Writer:
         request = job.request
         try:
             topic = self._topics.by_name.get(request.topic)
-            if topic is None and self._create_dynamic is not None and isinstance(request, Publish):
-                created = self._run_step(self._create_dynamic(request.topic))
+            if topic is None and self.create_topic is not None and isinstance(request, Publish):
+                created = self._run_step(self.create_topic(request.topic))
                 if isinstance(created, StoreError):
                     raise created
                 topic = self._topics.by_name.get(request.topic)
@@ -666,7 +664,7 @@ class Writer:
             return self._refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
         try:
             self.sweep.lower(draft)
-            draft.batch.puts[META].update(map(self._topic_row, draft.new_topics))
+            draft.batch.puts[META].update(map(topic_row, draft.new_topics))
             batch = draft.finish()
             self._reserve(draft)
             self._write_patiently(batch, draft)

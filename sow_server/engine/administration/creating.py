@@ -1,0 +1,128 @@
+"""Creating topics: by an administrator, by the configuration file, or by the first publish (rule K1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sow_server.engine.background import Background
+from sow_server.engine.catalog.indexes import NO_INDEXES, altered
+from sow_server.engine.catalog.policies import PoliciesInForce
+from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
+from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings
+from sow_server.engine.commit import dead_letters, letters
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import (
+    NEXT_TOPIC_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
+    StoredStatistics,
+    encode_statistics,
+    u32,
+    unpack_u32,
+)
+from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import OnMissing, TopicSettings
+from sow_server.engine.values.policies import NOTHING, Declared, tidy
+
+
+class TopicCreation:
+    """Creates topics; the steps are for the writer and for loads, too."""
+
+    def __init__(
+        self,
+        rocks: Rocks,
+        commits: Commits,
+        topics: Topics,
+        policies: PoliciesInForce,
+        background: Background,
+        *,
+        covers: Callable[[str], bool],
+    ) -> None:
+        """`covers`: whether peers send a topic of a name, or are sent it."""
+        self.rocks = rocks
+        self.topics = topics
+        self.policies = policies
+        self.background = background
+        self.covers = covers
+        self._commits = commits
+
+    def create(
+        self, name: str, declared: Declared, done: Callable[[Topic | StoreError], None], *, in_config: bool
+    ) -> None:
+        """Creates a topic that declares these settings. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT."""
+        self._commits.run(CreateTopic(self, name, declared, in_config=in_config), done)
+
+    def create_dynamic(self, name: str, done: Callable[[Topic | StoreError], None]) -> None:
+        """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
+        self._commits.run(self.dynamic_step(name), done)
+
+    def dynamic_step(self, name: str) -> CreateTopic:
+        """The step by which the first publish to a topic creates it."""
+        return CreateTopic(self, name, NOTHING, dynamic=True)
+
+
+class CreateTopic:
+    """The step that creates a topic; answers the topic."""
+
+    def __init__(
+        self, creation: TopicCreation, name: str, declared: Declared, *, in_config: bool = False, dynamic: bool = False
+    ) -> None:
+        self._in = creation
+        self._name = name
+        self._declared = declared
+        self._in_config = in_config
+        self._dynamic = dynamic
+        self._topic: Topic | None = None
+        self._letters_wait = False
+
+    def stage(self, draft: Draft) -> None:
+        """Stages the rows of the topic."""
+        name, topics = self._name, self._in.topics
+        check_name(name)
+        if (found := topics.by_name.get(name)) is not None:
+            found.last_use_micros = draft.now  # whoever declares it again is about to use it (rule T1)
+            raise StoreError(Reason.TOPIC_EXISTS, f"topic: {name} exists already", field="name")
+        declared = tidy(self._declared)
+        check_settings(declared, topic=name, in_config=self._in_config)
+        settings = self._in.policies.resolve(name, declared, in_config=self._in_config, dynamic=self._dynamic).settings
+        check_dead_letters(topics, draft, name, settings, declared)
+        topic_id = unpack_u32(self._in.rocks.get(META, NEXT_TOPIC_KEY) or u32(1))
+        topic = Topic(
+            topic_id,
+            name,
+            settings,
+            in_config=self._in_config,
+            create_time_micros=draft.now,
+            statistics=StoredStatistics(created_sequence=draft.next_sequence - 1),
+            indexes=altered(NO_INDEXES, topic_id, paths_and_steps(settings), keep=False, complete=True),
+            declared=declared,
+            dynamic=self._dynamic,
+        )
+        topic.replicated = self._in.covers(name)
+        meta = draft.batch.puts[META]
+        meta[NEXT_TOPIC_KEY] = u32(topic_id + 1)
+        meta[TOPIC_KEY + topic.prefix] = encode_topic(
+            topic, settings, topic.indexes, declared=declared, in_config=self._in_config, dynamic=self._dynamic
+        )
+        meta[STATISTICS_KEY + topic.prefix] = encode_statistics(topic.statistics)
+        self._letters_wait = self._in.background.stage_delivery(draft, topic)
+        self._topic = topic
+
+    def committed(self) -> Topic:
+        """The topic, which is there from now on."""
+        topic = self._topic
+        assert topic is not None, "it was staged"
+        self._in.topics.created(topic)
+        self._in.topics.add(topic)
+        if self._letters_wait:
+            self._in.background.deliver(topic)
+        return topic
+
+
+def check_dead_letters(topics: Topics, draft: Draft, name: str, settings: TopicSettings, declared: Declared) -> None:
+    """For new settings of a topic: their dead letters have to go together with other topics (rule T3)."""
+    dead_letters.check(topics, name, settings, declared)
+    if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
+        letters.undelivered(draft)  # from now on it can be watched

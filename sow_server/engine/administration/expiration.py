@@ -1,0 +1,66 @@
+"""New settings come into force: their part that is about expiration, and about all of a topic (rule L12)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sow_server.engine.administration.parts import Parts
+from sow_server.engine.background import Rearming
+from sow_server.engine.catalog.indexes import Indexes
+from sow_server.engine.catalog.topics import ONLY_WHILE_EMPTY, Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.steps import Staged
+from sow_server.engine.disk.rocks import EXPIRY
+from sow_server.engine.reading import is_rearming
+from sow_server.engine.values.model import TopicSettings
+
+REARM_ROUND: Final = 10_000
+"""Expiry entries after which a commit takes no further topic that is to be disabled while it is re-armed."""
+
+
+def stage_expiration(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings]]) -> Staged:
+    """Stages the effect of new settings on expiration: before a topic is disabled, or takes records of another kind,
+    its overdue records expire. When it is enabled, its expiry index begins to be filled."""
+    emptied = [topic for topic, settings in changes if _expires_first(topic, settings)]
+    rearming = [topic for topic in emptied if is_rearming(parts.rocks, topic)]
+    for topic in rearming:
+        # An overdue record without an expiry entry yet would reappear: re-arming is brought to its end first.
+        Rearming(parts.rocks, topic).stage(draft)
+        if len(draft.batch.puts[EXPIRY]) >= REARM_ROUND:
+            break
+    if rearming:
+        return Staged.AGAIN
+    if emptied:
+        parts.sweep.stage(draft, 2**31)
+    for topic, settings in changes:
+        if settings.acts_on_expiration and not topic.acts:
+            parts.background.stage_rearm(draft, topic)
+    return Staged.DONE
+
+
+def take_into_force(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
+    """After the commit: takes new settings into force."""
+    enabled: list[Topic] = []
+    swept = False
+    for topic, settings, indexes in changes:
+        swept = swept or _expires_first(topic, settings)
+        if settings.acts_on_expiration and not topic.acts:
+            enabled.append(topic)
+        topic.apply(settings, indexes)
+        parts.topics.settled(topic)
+    parts.topics.version += 1
+    if swept:
+        parts.sweep.swept(draft)
+    parts.background.rearm(enabled)
+
+
+def changes_kind(topic: Topic, settings: TopicSettings) -> bool:
+    """Whether a topic will take records of another kind: with other keys, or of another type (rule K1)."""
+    return any(getattr(settings, name) != getattr(topic.settings, name) for name in ONLY_WHILE_EMPTY)
+
+
+def _expires_first(topic: Topic, settings: TopicSettings) -> bool:
+    """Whether overdue records have to go before these settings come: else they would reappear (rule L12), or leave dead
+    letters of the wrong kind."""
+    return topic.acts and (not settings.acts_on_expiration or changes_kind(topic, settings))

@@ -1,0 +1,32 @@
+"""The parts of the store that changes of topics and policies touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sow_server.engine.background import Background
+from sow_server.engine.catalog.policies import PoliciesInForce
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.disk.rocks import Rocks
+from sow_server.engine.durables import Durables
+from sow_server.engine.loads.loads import Loads
+from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas.replicas import Replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """As they are handed to each change; used on the writer's thread."""
+
+    rocks: Rocks
+    topics: Topics
+    policies: PoliciesInForce
+    cuts: Cuts
+    sweep: Sweep
+    background: Background
+    durables: Durables
+    replicas: Replicas
+    loads: Loads
+    unsound: Reports

@@ -1,0 +1,30 @@
+"""The policies in force, and the settings that they give to topics (rules T2, T4)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sow_server.engine.catalog.topics import UNDELIVERED, Topic
+from sow_server.engine.values.policies import Declared, Effective, Policies, resolve_topic
+
+
+class PoliciesInForce:
+    """Owns the policies. Replaced by the writer's thread, after the commit that stored a change; any thread reads."""
+
+    def __init__(self, policies: Policies, defaults: Declared) -> None:
+        """`defaults`: settings of topics that neither they nor a policy declare."""
+        self.current = policies
+        self._defaults: Final = defaults
+
+    def resolve(
+        self, name: str, declared: Declared, policies: Policies | None = None, *, in_config: bool, dynamic: bool
+    ) -> Effective:
+        """The settings of a topic that declares these, under `policies`; None: under those in force."""
+        if name == UNDELIVERED:  # the store's own: nobody else has a say in it
+            return resolve_topic(name, declared)
+        policies = self.current if policies is None else policies
+        return resolve_topic(name, declared, policies, self._defaults, in_config=in_config, dynamic=dynamic)
+
+    def effective(self, topic: Topic, policies: Policies | None = None) -> Effective:
+        """The settings of a topic with their origins, under `policies`; None: under those in force."""
+        return self.resolve(topic.name, topic.declared, policies, in_config=topic.in_config, dynamic=topic.dynamic)

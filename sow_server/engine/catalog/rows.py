@@ -1,0 +1,120 @@
+"""Rows of topics and policies in `meta`: written with their changes, read at a start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from sow_server.engine.catalog.indexes import NO_INDEXES, Index, Indexes
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.disk.layout import (
+    INDEX_KEY,
+    OPERATOR_POLICY_KEY,
+    POLICY_KEY,
+    STATISTICS_KEY,
+    TOPIC_KEY,
+    StoredStatistics,
+    decode_statistics,
+    index_prefix,
+    settings_from_json,
+    settings_to_json,
+    unpack_u32,
+)
+from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.formats.payloads import index_paths
+from sow_server.engine.values.fields import Steps
+from sow_server.engine.values.model import TopicSettings
+from sow_server.engine.values.policies import (
+    Declared,
+    Policies,
+    Policy,
+    declared_from_json,
+    declared_of,
+    declared_to_json,
+    decode_policy,
+)
+
+
+def topic_row(topic: Topic) -> tuple[bytes, bytes]:
+    """The key and the value of a topic's row, as the topic is."""
+    return TOPIC_KEY + topic.prefix, encode_topic(
+        topic, topic.settings, topic.indexes, declared=topic.declared, in_config=topic.in_config, dynamic=topic.dynamic
+    )
+
+
+def encode_topic(
+    topic: Topic, settings: TopicSettings, indexes: Indexes, *, declared: Declared, in_config: bool, dynamic: bool
+) -> bytes:
+    """The value of a topic's row, with new settings."""
+    return json.dumps(
+        {
+            "name": topic.name,
+            "in_config": in_config,
+            "dynamic": dynamic,
+            "declared": declared_to_json(declared),
+            "create_time_micros": topic.create_time_micros,
+            "settings": settings_to_json(settings),
+            "indexes": {index.path: index.id for index in indexes.all},
+            "next_index": indexes.next_id,
+        }
+    ).encode()
+
+
+def load_topics(rocks: Rocks) -> list[Topic]:
+    """All topics, with their figures and indexes."""
+    cursor = rocks.cursor(META)
+    try:
+        rows = list(cursor.rows(TOPIC_KEY, TOPIC_KEY + b"\xff"))
+    finally:
+        cursor.close()
+    return [_load_topic(rocks, key[len(TOPIC_KEY) :], value) for key, value in rows]
+
+
+def _load_topic(rocks: Rocks, prefix: bytes, row: bytes) -> Topic:
+    fields = json.loads(row)
+    topic_id, settings = unpack_u32(prefix), settings_from_json(fields["settings"])
+    figures = rocks.get(META, STATISTICS_KEY + prefix)
+    return Topic(
+        topic_id,
+        fields["name"],
+        settings,
+        in_config=fields["in_config"],
+        # Data from before there were policies have only the settings in force.
+        declared=declared_from_json(fields["declared"]) if "declared" in fields else declared_of(settings),
+        dynamic=fields.get("dynamic", False),
+        create_time_micros=fields["create_time_micros"],
+        statistics=decode_statistics(figures) if figures else StoredStatistics(),
+        # Data from before there were indexes have neither.
+        indexes=_load_indexes(
+            rocks, topic_id, settings, fields.get("indexes", {}), fields.get("next_index", NO_INDEXES.next_id)
+        ),
+    )
+
+
+def _load_indexes(
+    rocks: Rocks, topic_id: int, settings: TopicSettings, ids: Mapping[str, int], next_id: int
+) -> Indexes:
+    found: list[Index] = []
+    for path, steps in paths_and_steps(settings):
+        prefix = index_prefix(topic_id, ids[path])
+        complete = rocks.get(META, INDEX_KEY + prefix) is None
+        found.append(Index(ids[path], path, steps, prefix, complete))
+    return Indexes(tuple(found), next_id)
+
+
+def paths_and_steps(settings: TopicSettings) -> list[tuple[str, Steps]]:
+    """The paths of the indexes as they are written, and their steps."""
+    return list(zip(settings.index, index_paths(settings), strict=True))
+
+
+def load_policies(rocks: Rocks) -> Policies:
+    """All policies."""
+    found: list[Policy] = []
+    cursor = rocks.cursor(META)
+    try:
+        for prefix, operator in ((POLICY_KEY, False), (OPERATOR_POLICY_KEY, True)):
+            for key, row in cursor.rows(prefix, prefix + b"\xff"):
+                found.append(decode_policy(key[len(prefix) :].decode(), row, operator=operator))
+    finally:
+        cursor.close()
+    return Policies(found)

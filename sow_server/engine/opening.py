@@ -1,0 +1,328 @@
+"""Opening a data directory: checks that all of it is there and whole, and tells which instance it is.
+
+[1]  A directory that cannot be opened is left as it is, and the error says why and what to do.
+[2]  A backup becomes an instance of its own (rule J14): bookmarks of the instance that it was made of are refused,
+     and peers begin anew with it. Durables keep their positions, which are in the data.
+[3]  Each step is done again when the process was killed in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sow_server.engine.disk import backups
+from sow_server.engine.disk.layout import (
+    ACCEPTED_KEY,
+    CLOCK_KEY,
+    FORMAT,
+    FORMAT_KEY,
+    INSTANCE_KEY,
+    Commit,
+    decode_commit,
+    i64,
+    u32,
+    unpack_i64,
+    unpack_u32,
+)
+from sow_server.engine.disk.mark import MARK, Differs, LogsMissing, Mark, Marker, check
+from sow_server.engine.disk.mark import load as load_mark
+from sow_server.engine.disk.mark import save as save_mark
+from sow_server.engine.disk.rocks import (
+    COMMITS,
+    FAMILIES,
+    META,
+    Batch,
+    Claim,
+    Damaged,
+    Locked,
+    Rocks,
+    RocksError,
+    RocksOptions,
+    first_log_needed,
+)
+from sow_server.engine.losses import settle
+from sow_server.engine.values.clock import ClockBehindError, GuardedClock
+from sow_server.engine.values.errors import OpenError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Which instance the data are of, since they were made or restored."""
+
+    id: str
+    name: str
+    epoch: str
+    """Of the journal: a position is good for the epoch that it was given out in."""
+    authoritative: bool
+    """The data of this epoch were restored, and are to be taken as they are (rule J14)."""
+
+    def bookmark(self, sequence: int) -> str:
+        """A position in this store's journal, as clients see it (rule J14)."""
+        return f"{self.epoch}.{sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the operator accepts at this start."""
+
+    clock: bool = False
+    """The clock is right, though the data have seen a later time."""
+    loss: bool = False
+    """The store goes on where the end of the log is missing (rule X4)."""
+    authoritative: bool = False
+    """Peers take the data of a restored backup as they are (rule J14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open and checked database, before the store is built on it."""
+
+    path: Path
+    rocks: Rocks
+    instance: Instance
+    origins: tuple[str, ...]
+    """Names of the instances that wrote records, by number."""
+    origin: int
+    """The number of this instance."""
+    marker: Marker
+
+
+def open_database(
+    path: Path,
+    *,
+    name: str,
+    rocks_options: RocksOptions,
+    verify_at_start_bytes: int,
+    clock: GuardedClock,
+    accepted: Accepted,
+) -> Opened:
+    """Opens, or makes, the database in the directory `path` for the instance `name`, and starts the clock. Raises
+    OpenError."""
+    rocks, create, marked = _claim(path, rocks_options, accepted)
+    with closed_if_refused(path, rocks):
+        if create:
+            _initialise(rocks)
+        _check_format(rocks, path)
+        marker = path / backups.MARKER
+        if not marker.exists():
+            _write_marker(marker)
+        backups.remove_unfinished(path)
+        if rocks.table_bytes() <= verify_at_start_bytes:
+            rocks.verify()
+        if marked is not None and marked.accepted_after is not None:
+            settle(rocks, marked.bounds, _new_identity())
+        if backups.is_backup(path):
+            _restore(rocks, path, authoritative=accepted.authoritative)
+        elif accepted.authoritative and not _instance_row(rocks).get("authoritative", False):
+            raise OpenError(
+                f"{path}: --authoritative is for the first start on a backup, and this is none; restore it again, "
+                "or leave the option out"
+            )
+        clock.start(_high_water(rocks), accept=accepted.clock)
+        if accepted.clock:
+            _accept_clock(rocks, clock.now_micros())
+        instance, origins, origin = _load_instance(rocks, name)
+        return Opened(path, rocks, instance, origins, origin, Marker(path, marked))
+
+
+@contextlib.contextmanager
+def closed_if_refused(path: Path, rocks: Rocks) -> Iterator[None]:
+    """Closes the database when opening goes wrong. Raises OpenError."""
+    try:
+        yield
+    except BaseException as error:
+        rocks.close()
+        if isinstance(error, Damaged):
+            raise _damaged(path, error) from error
+        if isinstance(error, RocksError | OSError):
+            raise OpenError(f"{path}: cannot be opened ({error})") from error
+        if isinstance(error, ClockBehindError):
+            raise OpenError(f"{path}: {error}") from error
+        raise
+
+
+def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks, bool, Mark | None]:
+    """Claims the directory, holds it against its mark and opens the database; says whether it is new, and how it is
+    marked. Raises OpenError."""
+    database = path / backups.DATABASE
+    claim: Claim | None = None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        claim = Claim(path)
+        create = not (path / backups.MARKER).exists()
+        marked = load_mark(path)
+        if create and (marked is not None or (database.exists() and any(_tables_and_logs(database)))):
+            raise OpenError(f"{path}: the file SOW is missing, but there is data; restore it from a backup")
+        if create and (database / "CURRENT").exists():
+            create = False  # made, but killed before it was marked
+        if marked is not None:
+            marked = _held_against_mark(path, marked, accept_loss=accepted.loss)
+        elif (path / MARK).exists():
+            log.warning("mark_unreadable", data_dir=str(path), effect="whether all is there cannot be told")
+        rocks = Rocks(database, options, create=create, claim=claim)
+        claim = None
+    except Locked:
+        raise OpenError(f"{path}: another sow-server is using this data directory") from None
+    except Damaged as error:
+        raise _damaged(path, error) from error
+    except (RocksError, OSError) as error:
+        raise OpenError(f"{path}: cannot be opened ({error})") from error
+    finally:
+        if claim is not None:
+            claim.release()
+    return rocks, create, marked
+
+
+def _damaged(path: Path, error: Exception) -> OpenError:
+    return OpenError(f"{path}: the data is damaged ({error}); restore it from a backup or a replica")
+
+
+def _tables_and_logs(database: Path) -> Iterator[Path]:
+    """The files of a database that hold data, if it has lost the others."""
+    yield from database.glob("*.sst")
+    if not (database / "CURRENT").exists():
+        yield from (path for path in database.glob("*.log") if path.stat().st_size)
+
+
+def _held_against_mark(path: Path, marked: Mark, *, accept_loss: bool) -> Mark:
+    """Holds a database against its mark; returns the mark, with the loss that is accepted. Raises OpenError."""
+    if marked.accepted_after is not None:
+        return marked  # a start that was to settle it has been interrupted
+    try:
+        check(path, marked, lambda: first_log_needed(path / backups.DATABASE))
+    except Differs as error:
+        raise _damaged(path, error) from error
+    except LogsMissing as error:
+        if not accept_loss:
+            raise OpenError(
+                f"{path}: the end of the log is missing ({error}); restore it from a backup or a replica, or start "
+                "once with --accept-loss to go on without"
+            ) from error
+        marked = replace(marked, number=marked.number + 1, accepted_after=error.after)
+        save_mark(path, marked)
+        log.warning(
+            "loss_accepted", data_dir=str(path), after_sequence=error.after, upto=marked.sequence, what=str(error)
+        )
+    return marked
+
+
+def _initialise(rocks: Rocks) -> None:
+    batch = Batch()
+    batch.puts[META] = {
+        FORMAT_KEY: u32(FORMAT),
+        INSTANCE_KEY: json.dumps(_new_identity() | {"origins": []}).encode(),
+    }
+    rocks.write_waiting(batch)
+    rocks.sync()
+
+
+def _check_format(rocks: Rocks, path: Path) -> None:
+    found = rocks.get(META, FORMAT_KEY)
+    if found is None:
+        # Killed between making the database and its first row: there is nothing in it yet.
+        if any(_first_key(rocks, family) for family in FAMILIES):
+            raise OpenError(f"{path}: this is no sow data, or its format is missing")
+        _initialise(rocks)
+    elif found != u32(FORMAT):
+        raise OpenError(f"{path}: the data has format {unpack_u32(found)}, this version of sow reads format {FORMAT}")
+
+
+def _first_key(rocks: Rocks, family: str) -> bytes | None:
+    cursor = rocks.cursor(family)
+    try:
+        return next(cursor.keys(b"", None, limit=1), None)
+    finally:
+        cursor.close()
+
+
+def _write_marker(marker: Path) -> None:
+    """Writes the file that says that there are data: without it an emptied directory would be taken for a new one."""
+    temporary = marker.with_suffix(".new")
+    with temporary.open("w") as file:
+        file.write(f"sow data, format {FORMAT}, made {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(marker)
+    backups.sync_directory(marker.parent)
+
+
+def _instance_row(rocks: Rocks) -> dict[str, Any]:
+    """The row that says which instance this is."""
+    row = rocks.get(META, INSTANCE_KEY)
+    assert row is not None, "_initialise has written it"
+    instance: dict[str, Any] = json.loads(row)
+    return instance
+
+
+def _load_instance(rocks: Rocks, name: str) -> tuple[Instance, tuple[str, ...], int]:
+    """The instance, the names of the instances that wrote records (a record's `origin` is an index into them), and the
+    index of this instance. Data that were made or restored get an index of their own, and so does an instance with
+    another name: its earlier records, under the same name, can be told from those that it writes now (rule K7)."""
+    row = _instance_row(rocks)
+    origins: list[str] = row["origins"]
+    origin = row.get("origin")  # data from before there was such an index have none
+    if origin is None or origins[origin] != name:
+        origin = len(origins)
+        origins.append(name)
+        batch = Batch()
+        batch.puts[META][INSTANCE_KEY] = json.dumps({**row, "origins": origins, "origin": origin}).encode()
+        rocks.write_waiting(batch)
+        rocks.sync()
+    return Instance(row["id"], name, row["epoch"], row.get("authoritative", False)), tuple(origins), origin
+
+
+def _restore(rocks: Rocks, path: Path, *, authoritative: bool) -> None:
+    """Makes a backup an instance of its own ([2])."""
+    instance = _instance_row(rocks) | _new_identity() | {"authoritative": authoritative}
+    batch = Batch()
+    batch.puts[META][INSTANCE_KEY] = json.dumps(instance).encode()
+    rocks.write_waiting(batch)
+    rocks.sync()
+    backups.taken(path)
+    log.warning("backup_restored", data_dir=str(path), epoch=instance["epoch"], authoritative=authoritative)
+
+
+def _new_identity() -> dict[str, str | None]:
+    """The identity of the instance from now on. It gets another number for its records, see `_load_instance`."""
+    return {"id": uuid.uuid4().hex, "epoch": uuid.uuid4().hex[:12], "origin": None}
+
+
+def _high_water(rocks: Rocks) -> int:
+    """The latest time that the data have seen: the clock's mark, or the last commit's time, unless an operator has said
+    since that it was wrong."""
+    mark = unpack_i64(rocks.get(META, CLOCK_KEY) or bytes(8))
+    last = _last_commit(rocks)
+    if last is None or last.last_sequence <= unpack_i64(rocks.get(META, ACCEPTED_KEY) or bytes(8)):
+        return mark
+    return max(mark, last.commit_time_micros)
+
+
+def _accept_clock(rocks: Rocks, now_micros: int) -> None:
+    """Remembers that the clock is right, whatever times the commits so far have: also for the starts that follow."""
+    last = _last_commit(rocks)
+    batch = Batch()
+    batch.puts[META][CLOCK_KEY] = i64(now_micros)
+    batch.puts[META][ACCEPTED_KEY] = i64(0 if last is None else last.last_sequence)
+    rocks.write_waiting(batch)
+    rocks.sync()
+
+
+def _last_commit(rocks: Rocks) -> Commit | None:
+    commits = rocks.cursor(COMMITS)
+    try:
+        last = commits.last()
+    finally:
+        commits.close()
+    return None if last is None else decode_commit(*last)

@@ -1,0 +1,329 @@
+"""Upkeep: work that timers and operators ask for: pruning, forgetting, reclaiming, scrubbing, backups, marks.
+
+[1]  Changes of rows are bounded steps, so that publishers never wait for long. The long rest never runs on the
+     event loop, and can be ended between its parts.
+[2]  Upkeep that cannot be done now (the store is stopping, has failed or is overloaded) is left to the next tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.publishers import PublisherCache
+from sow_server.engine.commit.publishers import decode as decode_publisher
+from sow_server.engine.commit.reclaim import deserving
+from sow_server.engine.commit.writer import Writer
+from sow_server.engine.disk import backups
+from sow_server.engine.disk.layout import CLOCK_KEY, MADE_ORDER, PUBLISHER_KEY, i64
+from sow_server.engine.disk.mark import Bounds
+from sow_server.engine.disk.rocks import (
+    COMMITS,
+    FAMILIES,
+    META,
+    TOMBSTONES,
+    Damaged,
+    Rocks,
+    RocksError,
+    disk_bytes,
+)
+from sow_server.engine.durables import Durables, prune_topic
+from sow_server.engine.journal.reading import ChunkHeads
+from sow_server.engine.journal.retention import prune_commits
+from sow_server.engine.opening import Opened
+from sow_server.engine.replicas.replicas import MADE_END
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+
+log = structlog.get_logger(__name__)
+
+PRUNE_TOPICS: Final = 100
+"""Topics that one step of pruning looks at, most of which cost no read."""
+PRUNE_READS: Final = 32
+"""Topics that one step of pruning reads, so that it never holds publishers up for long."""
+PUBLISHERS_CHUNK: Final = 1000
+"""Rows of publishers that one step of forgetting looks at."""
+RECLAIM_BYTES: Final = 128 * 2**20
+"""Table files that one part of a compaction is about: seconds, for which a stop has to wait."""
+SCRUB_KEYS: Final = 1000
+"""Keys that a scrub reads between two pauses."""
+
+
+class Upkeep:
+    """Does the upkeep of a store."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        writer: Writer,
+        commits: Commits,
+        topics: Topics,
+        durables: Durables,
+        *,
+        publisher_ttl_micros: int,
+        verify_at_start_bytes: int,
+    ) -> None:
+        self._path = opened.path
+        self._rocks = opened.rocks
+        self._writer = writer
+        self._commits = commits
+        self._topics = topics
+        self._marker = opened.marker
+        self._marking_failed = False
+        self._instance = opened.instance.name
+        self._publisher_ttl_micros = publisher_ttl_micros
+        self._verify_at_start_bytes = verify_at_start_bytes
+        self._pruning = Pruning(opened.rocks, topics, durables)
+        self._backing_up = threading.Lock()
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def prune(self, done: Callable[[bool | StoreError], None]) -> None:
+        """One bounded step of journal pruning; answers whether there may be more: when not, every topic has had its
+        turn (rules J3, J11). A topic that cannot be pruned is logged, and the others are pruned."""
+        self._commits.run(self._pruning, done)
+
+    def forget_publishers(self) -> None:
+        """Removes the rows of publishers that have been idle for `publisher_ttl` (rule P6), in bounded steps between
+        the commits of others."""
+        self._forget_publishers(PUBLISHER_KEY)
+
+    def _forget_publishers(self, start: bytes) -> None:
+        step = ForgetPublishers(self._rocks, self._commits.publishers, start, self._publisher_ttl_micros)
+
+        def forgotten(following: bytes | StoreError | None) -> None:
+            if isinstance(following, bytes):
+                self._forget_publishers(following)
+
+        self._commits.run_quietly(step, forgotten)
+
+    def mark_clock(self) -> None:
+        """Persists the clock's high-water mark (rule L15)."""
+        self._commits.run_quietly(MarkClock())
+
+    # -- the mark outside of the database ---------------------------------------------------------------------------
+
+    def keep_mark(self) -> None:
+        """Writes down, outside of the database, how much of it is on disk (rule X4): once a second, and not from the
+        event loop, as it syncs."""
+        try:
+            self.write_mark()
+        except (OSError, ValueError) as error:  # the latter: somebody has changed a file under the database
+            if not self._marking_failed:
+                self._marking_failed = True
+                log.error("mark_failed", cause=str(error), effect="a loss at the end of the log may go unnoticed")
+        else:
+            self._marking_failed = False
+
+    def write_mark(self) -> None:
+        """As `keep_mark`. Raises OSError, ValueError."""
+        writer = self._writer
+        sequence, bounds = writer.synced_sequence, writer.bounds
+        # Between two commits: of a write that fails half-way RocksDB takes back what it has added to a log. One may
+        # have failed just before, and that is known once the logs are synced.
+        with writer.cut_lock:
+            sizes = self._marker.log_sizes()
+        self._marker.write(sizes, sequence, Bounds(*bounds), lambda: writer.failure is None)
+
+    # -- backups ----------------------------------------------------------------------------------------------------
+
+    def backup(self, directory: Path) -> backups.Made:
+        """Makes a backup in a directory that is not there yet: everything up to one sequence (rule J14). Raises
+        StoreError: INVALID_ARGUMENT where the directory cannot be, OVERLOADED while another one is made. Long, and not
+        from the event loop."""
+        if self._writer.failure is not None:
+            raise self._writer.failure
+        if not self._backing_up.acquire(blocking=False):
+            raise StoreError(Reason.OVERLOADED, "another backup is being made", retry_after_micros=10 * MICROS)
+        try:
+            return backups.make(self._path, directory, instance=self._instance, checkpoint=self._checkpoint)
+        finally:
+            self._backing_up.release()
+
+    def _checkpoint(self, path: Path) -> int:
+        self._rocks.flush()
+        with self._writer.cut_lock:  # between two commits, so that the sequence is known
+            self._rocks.checkpoint(path)
+            return self._writer.last_sequence
+
+    # -- space ------------------------------------------------------------------------------------------------------
+
+    def compact(self) -> None:
+        """Compacts everything; long, and without the GIL. Not from the event loop."""
+        for family in FAMILIES:
+            self._rocks.compact(family)
+
+    def reclaim(self, at_least: int, go_on: Callable[[], bool]) -> int:
+        """Compacts the ranges that deserve it (rule L17), if so many records, journal entries or expiry entries have
+        been removed: part by part, while `go_on` says so. Returns the number of parts.
+
+        Long, and without the GIL; not from the event loop. One at a time. Raises RocksError.
+        """
+        writer = self._writer
+        with writer.cut_lock:
+            counts, sweep_floor = writer.removals.counts(), writer.sweep.floor
+        done = 0
+        first_commit, first_tombstone = self._first(COMMITS, b"") or b"", self._first(TOMBSTONES, MADE_ORDER)
+        tasks = deserving(counts, self._topics.by_id, sweep_floor, first_commit, first_tombstone or MADE_END, at_least)
+        for task in tasks:
+            for family, ranges in task.ranges.items():
+                for begin, end in self._rocks.parts(ranges, RECLAIM_BYTES):
+                    if not go_on():
+                        return done
+                    self._rocks.compact(family, begin, end)
+                    done += 1
+            with writer.cut_lock:
+                writer.removals.compacted(task)
+        if done:
+            self._rocks.flush()  # rows that are in no table file yet, of any family, keep the logs
+        return done
+
+    def _first(self, family: str, start: bytes) -> bytes | None:
+        """The first key from a place on: the rows before it were let go."""
+        cursor = self._rocks.cursor(family, fill_cache=False)
+        try:
+            return next(cursor.keys(start, None, limit=1), None)
+        finally:
+            cursor.close()
+
+    def disk_bytes(self) -> int:
+        """Bytes of the data directory."""
+        return disk_bytes(self._path)
+
+    def write_stalled(self) -> bool:
+        """Whether RocksDB is slowing writes down now."""
+        return self._rocks.write_stalled()
+
+    # -- scrubbing --------------------------------------------------------------------------------------------------
+
+    def scrub(self, pause: Callable[[], bool]) -> None:
+        """Reads everything once, after a start that did not (too large); damage ends writing (rule X3).
+
+        `pause` is called between chunks; it paces the scrub and answers False to end it. Not from the event loop.
+        """
+        try:
+            for family in FAMILIES:
+                if not self._scrub_family(family, pause):
+                    return
+        except Damaged as error:
+            self._writer.fail(StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}"))
+        except RocksError:
+            log.exception("scrub_failed")  # nobody waits for its result
+
+    def _scrub_family(self, family: str, pause: Callable[[], bool]) -> bool:
+        """Reads a column family; False: it was ended."""
+        start = b""
+        cursor = self._rocks.cursor(family, fill_cache=False)
+        try:
+            while pause():
+                keys = list(cursor.keys(start, None, limit=SCRUB_KEYS))
+                if not keys:
+                    return True
+                start = keys[-1] + b"\0"
+            return False
+        finally:
+            cursor.close()
+
+    @property
+    def verified_at_start(self) -> bool:
+        """Whether opening has read everything, so that no scrub is needed."""
+        return self._rocks.table_bytes() <= self._verify_at_start_bytes
+
+
+class Pruning:
+    """The step of journal pruning; one for all its rounds. Answers whether there may be more in this round."""
+
+    def __init__(self, rocks: Rocks, topics: Topics, durables: Durables) -> None:
+        self._rocks = rocks
+        self._topics = topics
+        self._durables = durables
+        self._pruned_to = 0
+        """The topic that the last step ended with; 0: the next step begins at the first."""
+        self._first_kept: dict[int, int] = {}
+        """By topic: the first sequence that it retains, as this round has found it."""
+        self._reached = 0
+        """The topic that the staged step ends with; 0: it ends the round."""
+
+    def stage(self, draft: Draft) -> None:
+        """Stages the pruning of the next topics, and at the end of a round that of the commits."""
+        topics = self._topics.by_id
+        if self._pruned_to == 0:
+            self._first_kept.clear()
+        ids = [topic_id for topic_id in topics if topic_id > self._pruned_to]  # in the order of creation
+        looked_at = 0
+        heads_before = ChunkHeads.opened_total
+        for topic_id in ids[:PRUNE_TOPICS]:
+            looked_at += 1
+            first = prune_topic(self._durables, draft, topics, topics[topic_id])
+            if first is not None:
+                self._first_kept[topic_id] = first
+            if ChunkHeads.opened_total - heads_before >= PRUNE_READS:
+                break
+        more = looked_at < len(ids)
+        self._reached = ids[looked_at - 1] if more else 0
+        if not more:
+            # A topic that has got its first entries since its turn keeps those that were not yet there.
+            firsts = [first for topic_id, first in self._first_kept.items() if topic_id in topics]
+            firsts += [
+                topic.statistics.floor_sequence + 1
+                for topic_id, topic in topics.items()
+                if topic_id not in self._first_kept and draft.statistics.get(topic_id, topic.statistics).journal_entries
+            ]
+            prune_commits(self._rocks, firsts, draft.batch, draft.next_sequence - 1)
+
+    def committed(self) -> bool:
+        """Whether there may be more."""
+        self._pruned_to = self._reached
+        return self._reached != 0
+
+
+class ForgetPublishers:
+    """The step that looks at some rows of publishers, and removes those that have been idle for long. Answers the row
+    to go on at; None: that was all."""
+
+    def __init__(self, rocks: Rocks, cache: PublisherCache, start: bytes, ttl_micros: int) -> None:
+        self._rocks = rocks
+        self._cache = cache
+        self._start = start
+        self._ttl_micros = ttl_micros
+        self._idle: list[bytes] = []
+        self._following: bytes | None = None
+
+    def stage(self, draft: Draft) -> None:
+        """Stages the removal of those that are idle."""
+        keys: list[bytes] = []
+        rows: list[bytes] = []
+        cursor = self._rocks.cursor(META, fill_cache=False)
+        try:
+            self._following = cursor.fill(self._start, PUBLISHER_KEY + b"\xff", PUBLISHERS_CHUNK, keys, rows)
+        finally:
+            cursor.close()
+        idle_since = draft.now - self._ttl_micros
+        self._idle = [
+            key for key, row in zip(keys, rows, strict=True) if decode_publisher(row).last_use_micros <= idle_since
+        ]
+        draft.batch.deletes[META] += self._idle
+
+    def committed(self) -> bytes | None:
+        """Forgets them in memory, too."""
+        for key in self._idle:
+            self._cache.forget(key[len(PUBLISHER_KEY) :].decode())
+        return self._following
+
+
+class MarkClock:
+    """The step that writes the clock's high-water mark."""
+
+    def stage(self, draft: Draft) -> None:
+        """Stages the row."""
+        draft.batch.puts[META][CLOCK_KEY] = i64(draft.now)
+
+    def committed(self) -> None:
+        """Nothing follows."""
