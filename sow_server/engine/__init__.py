@@ -1,1 +1,78 @@
-"""The store. Knows neither gRPC nor protobuf; `store.Store` is its only door."""
+"""The store. Knows neither gRPC nor protobuf.
+
+`Store.open` opens a data directory and builds the parts of the store: attributes of a `Store` such as `commits`, `cuts`
+or `administration`. The rest of the server is handed the part that it needs.
+
+The rest of the server imports the names below (from here, or from the module that defines them), and from these rooms:
+
+    values, formats, disk/layout, catalog/indexes, commit/soundness
+                    the vocabulary of the engine: pure, without state
+    journal, durables, loads, replicas
+                    the rows and answers of these features
+
+Everything else is the engine's own; a test holds the imports of the server against this page.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sow_server.engine.administration.administration import Administration
+from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings, topic_deleted
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
+from sow_server.engine.commit.requests import Limits, payload_key
+from sow_server.engine.commit.writer import Committed, Observer, WriterOptions
+from sow_server.engine.disk.rocks import Damaged, RocksError, RocksOptions
+from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.opening import Instance
+from sow_server.engine.reading import Cut, Cuts, ManyCut
+from sow_server.engine.store import Store, StoreOptions
+from sow_server.engine.upkeep import Upkeep
+from sow_server.engine.values.errors import OpenError, Reason, StoreError
+
+__all__ = [
+    "OPEN_ROOMS",
+    "RECLAIM_RECORDS",
+    "Administration",
+    "Commits",
+    "Committed",
+    "Cut",
+    "Cuts",
+    "Damaged",
+    "DurableCommits",
+    "Instance",
+    "Limits",
+    "ManyCut",
+    "Observer",
+    "OpenError",
+    "Origins",
+    "Reason",
+    "RocksError",
+    "RocksOptions",
+    "Store",
+    "StoreError",
+    "StoreOptions",
+    "Topic",
+    "Topics",
+    "Upkeep",
+    "WriterOptions",
+    "check_name",
+    "check_settings",
+    "payload_key",
+    "topic_deleted",
+]
+
+OPEN_ROOMS: Final = (
+    "values",
+    "formats",
+    "disk.layout",
+    "catalog.indexes",
+    "commit.soundness",
+    "journal",
+    "durables",
+    "loads",
+    "replicas",
+)
+"""Rooms and modules that the rest of the server imports from; whatever is in them."""

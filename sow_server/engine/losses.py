@@ -1,16 +1,16 @@
-"""What becomes of a store that has lost the end of its write-ahead log, once an operator has accepted that (rule X4).
+"""Settles a store that has lost the end of its write-ahead log, once an operator has accepted the loss (rule X4).
 
-The column families are written to table files one by one, so that after such a loss one has changes that another one
-lacks. The records are what counts. The rest is made to fit them:
+RocksDB writes the column families to table files one by one. So after such a loss one family has changes that another
+one lacks. The records count; everything else is made to fit them:
 
-    LO1  Figures, expiry entries and indexes are made anew from the records. A record that has a newer tombstone goes:
+    [1]  Figures, expiry entries and indexes are made anew from the records. A record that has a newer tombstone goes:
          its delete was not lost.
-    LO2  The journal is let go, and the epoch and the id of the instance are new: bookmarks are refused, durables are
-         told of a gap, peers begin anew with it. What they send is seeded anew: how far it has been applied says
-         nothing of what is left of it.
-    LO3  Versions, sequences and ids of topics go on above whatever may have been given out.
-    LO4  Loads that had not ended are dropped.
-    LO5  It can be done again from the start, whenever it was interrupted.
+    [2]  The journal is let go, and the epoch and the id of the instance are new: bookmarks are refused, durables are
+         told of a gap, peers begin anew with it. Their topics are seeded anew, as the position up to which their
+         changes were applied does not tell which of them are left.
+    [3]  Versions, sequences and ids of topics go on above all that may have been given out.
+    [4]  Loads that had not ended are dropped.
+    [5]  An interrupted settling is done again from the start.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _END: Final = b"\xff" * 32
 
 def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bounds:
     """Makes the rest of a store fit its records; returns the bounds above which versions and sequences go on.
-    `identity`: the one that is new. Raises RocksError."""
+    `identity`: the new one. Raises RocksError."""
     topics = {key[len(TOPIC_KEY) :]: json.loads(value) for key, value in _rows(rocks, TOPIC_KEY)}
     batch = Batch()
     batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING)]
@@ -113,7 +113,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
 
 
 class _Found:
-    """What the records and tombstones tell."""
+    """Figures of the records and tombstones that are left."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -125,14 +125,14 @@ class _Found:
         self.tombstones: Counter[bytes] = Counter()
 
     def see(self, version: int, sequence: int, origin: int) -> None:
-        """These have been given out."""
+        """Notes numbers that have been given out."""
         self.version = max(self.version, version)
         self.sequence = max(self.sequence, sequence)
         self.origins = max(self.origins, origin + 1)
 
 
 def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> None:
-    """Puts the expiry entries of all records, and drops those that are dead, or whose topics are lost."""
+    """Puts the expiry entries of all records, and drops the records that are dead, or whose topics are lost."""
     cursor = rocks.cursor(RECORDS, fill_cache=False)
     start: bytes | None = b""
     try:
@@ -159,12 +159,12 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> No
 
 
 def _ends(tombstone: Tombstone, one: Record) -> bool:
-    """Whether a tombstone is that of a record, or of a later one under its key. An expiry has the record's version."""
+    """Whether a tombstone is of this record, or of a later one under its key. An expiry has the record's version."""
     return tombstone.version > one.version or (tombstone.version == one.version and tombstone.kind == EXPIRE)
 
 
 def _count_tombstones(rocks: Rocks, found: _Found) -> None:
-    """Counts them as the figures do: by the rows that tell their order, of which a key may have several."""
+    """Counts tombstones as the figures do: by the rows that tell their order, of which a key may have several."""
     cursor = rocks.cursor(TOMBSTONES, fill_cache=False)
     try:
         for key, value in cursor.rows(b"", _END):

@@ -29,7 +29,7 @@ from sow_server.engine.disk.layout import (
     publisher_key,
 )
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
-from sow_server.engine.journal.reading import JournalCut, Ledger
+from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.fields import Steps
 
@@ -38,12 +38,12 @@ COUNT_CHUNK: Final = 1000
 
 
 Skipped = Callable[[Topic, Sequence[bytes], int], None]
-"""Hears of the keys that a read of a topic has passed over, and when."""
+"""Hears of the keys that a read of a topic has passed over, and of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """All records of a topic at one instant. Close it: it holds files and memory back."""
+    """All records of a topic at one instant. Close it ([3])."""
 
     topic: Topic
     now_micros: int
@@ -51,13 +51,11 @@ class Cut:
     acts: bool
     records: Cursor
     indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
-    """Those of the indexes that were asked for which are complete (catalog/indexes [3]), by the steps of their
-    paths."""
+    """The complete ones among the requested indexes (catalog/indexes [3]), by the steps of their paths."""
     total: Total | None = None
-    """Where it was asked for: how many there are."""
+    """The number of records, where it was asked for."""
     skipped: Skipped | None = None
-    """Rows whose key cannot be told are passed over, and reported here (soundness [2]). None: they are read as the
-    others."""
+    """Rows whose key cannot be told are passed over, and reported here (soundness [2]). None: they are read, too."""
 
     def find(self, key: bytes) -> bytes | None:
         """The stored value of the live record of `key`."""
@@ -72,10 +70,10 @@ class Cut:
     def fill(
         self, start: bytes, limit: int, keys: list[bytes], values: list[bytes], *, stop: bytes | None = None
     ) -> tuple[bytes | None, int]:
-        """Appends the live ones of the next `limit` stored records from the store key `start` on, up to `stop`
-        (excluded; None: to the end of the topic).
+        """Reads the next `limit` stored records from the store key `start` on, up to `stop` (excluded; None: to the end
+        of the topic), and appends the live ones.
 
-        Returns the store key to go on at (None: that was all) and the number of stored records read.
+        Returns the store key to go on at (None at the end) and the number of stored records read.
         """
         found_keys: list[bytes] = []
         found: list[bytes] = []
@@ -111,7 +109,7 @@ class Cut:
         return following, scanned
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Frees it."""
         self.records.close()
         for index in self.indexes.values():
             index.close()
@@ -132,7 +130,7 @@ class IndexCursor:
         """Appends the record keys of the next `limit` entries from `start` to `stop` (excluded), as `indexes.interval`
         gives them, in their order; returns where to go on, None at the end.
 
-        One record may have several entries in a range, or in several ranges. What it finds may be overdue.
+        One record may have several entries in a range, or in several ranges. The records may be overdue.
         """
         entries: list[bytes] = []
         prefix = self._prefix
@@ -141,7 +139,7 @@ class IndexCursor:
         return None if following is None else following[PREFIX_BYTES:]
 
     def close(self) -> None:
-        """Lets go of the entries."""
+        """Frees the entries."""
         self._cursor.close()
 
 
@@ -168,7 +166,7 @@ class Total:
         return max(0, self._stored - overdue.get(self._topic.id, 0))
 
     def close(self) -> None:
-        """For who does not want to know any more."""
+        """Frees it, whether it was counted or not."""
         if self._cut is not None:
             self._cut.close()
 
@@ -183,7 +181,7 @@ class ManyCut:
     topics: tuple[Cut, ...]
 
     def close(self) -> None:
-        """Lets go of the records."""
+        """Frees the records."""
         self.records.close()
 
 
@@ -219,9 +217,8 @@ class Cuts:
     def records(
         self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
     ) -> Cut:
-        """The records of a topic, cut between two commits, and with them its indexes on `index_paths`, as far as they
-        are there and complete; `counted`: with their total; `unreadable`: also those whose key cannot be told
-        (soundness [2])."""
+        """The records of a topic, cut between two commits, with its complete indexes on `index_paths`. `counted`: with
+        their total. `unreadable`: also the records whose key cannot be told (soundness [2])."""
         with self._writer.cut_lock:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
@@ -293,7 +290,7 @@ class Cuts:
         return total.count()
 
     def _total(self, topic: Topic, now_micros: int) -> Total:
-        """Under the cut lock: what the sweep removes from here on must still be subtracted from what is stored now."""
+        """Under the cut lock: the records that the sweep removes from here on count as stored, so the cut must show them."""
         sweep = self._writer.sweep
         cut: OverdueCut | Cut | None = None
         if topic.acts and is_rearming(self._rocks, topic):

@@ -1,4 +1,4 @@
-"""Opening a data directory, and refusing to (S-c, X2): one clear message, and nothing half-done."""
+"""Opening a data directory, and refusing to (X2, opening [1]): one clear message, and nothing half-done."""
 
 from __future__ import annotations
 

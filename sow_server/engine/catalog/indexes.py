@@ -6,8 +6,8 @@
     [4]  A value within a range has its entry within the `interval` of the range. The reverse does not hold: a number is
          there as the nearest float, a text as its beginning. Whoever finds a record this way asks the whole filter.
 
-What a document's entries are belongs to the format on disk: they are computed anew when the record changes, and those
-that were there are removed by what is computed of the old document then.
+The entries that a document gives are part of the format on disk: when a record changes, the entries of its old document
+are computed again, and removed.
 
 An entry is a key without a value; `layout/indexes` draws it.
 """
@@ -30,7 +30,7 @@ _SCALARS: Final = (str, int, float, bool, type(None))
 
 
 class Index(NamedTuple):
-    """One index of a topic; `prefix` is what its entries begin with. Ids are the topic's own, and never used again."""
+    """One index of a topic; its entries begin with `prefix`. Ids are the topic's own, and never used again."""
 
     id: int
     path: str
