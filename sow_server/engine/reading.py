@@ -290,7 +290,7 @@ class Cuts:
         return total.count()
 
     def _total(self, topic: Topic, now_micros: int) -> Total:
-        """Under the cut lock: the records that the sweep removes from here on count as stored, so the cut must show them."""
+        """Under the cut lock: the sweep may remove records from here on that count as stored now, so the cut shows them."""
         sweep = self._writer.sweep
         cut: OverdueCut | Cut | None = None
         if topic.acts and is_rearming(self._rocks, topic):

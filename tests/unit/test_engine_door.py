@@ -1,4 +1,4 @@
-"""The rest of the server imports from the engine only the names and rooms that `sow_server/engine/__init__.py` offers."""
+"""The rest of the server imports from the engine only the names and rooms that its `__init__.py` offers."""
 
 from __future__ import annotations
 
