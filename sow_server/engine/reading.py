@@ -290,7 +290,7 @@ class Cuts:
         return total.count()
 
     def _total(self, topic: Topic, now_micros: int) -> Total:
-        """Under the cut lock: the sweep may remove records from here on that count as stored now, so the cut shows them."""
+        """Under the cut lock: the cut shows the records that count as stored now and that the sweep removes later."""
         sweep = self._writer.sweep
         cut: OverdueCut | Cut | None = None
         if topic.acts and is_rearming(self._rocks, topic):
