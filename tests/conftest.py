@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from tests.support.examples import NIGHTLY
 
@@ -31,6 +32,18 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # What a shell gives its background jobs, and they to their children: no process under test would see Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class OneSession(LoadFileScheduling):
+    """Files go to processes whole, and all of Spark's to one: each process with one of them would start a JVM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return "tests/spark" if scope.startswith("tests/spark/") else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSession:
+    return OneSession(config, log)
 
 
 def pytest_report_header() -> str:

@@ -1,12 +1,13 @@
 """Rounds of load, end and check on one server: it is killed, or its power is cut, again and again.
 
-AS1  What was acknowledged is there afterwards. A power cut may take what was acknowledged as BUFFERED within the last
-     moments, and of each client the last of it (rule P5).
-AS2  Nothing expired is seen, and nothing that was never sent.
-AS3  Sequences and versions that were acknowledged, lost ones included, are never given out again (rule K7).
-AS4  A durable subscription goes on where the last confirmed acknowledgement put it, and is handed nothing from before.
-AS5  Each record that expires has one dead letter, in the commit of its expiry.
-AS6  A load is applied whole or not at all, and a committed one is finished.
+[1]  What was acknowledged is there afterwards. A power cut may take what was acknowledged as BUFFERED within the
+     last moments, and of each client the last of it (rule P5).
+[2]  Nothing expired is seen, and nothing that was never sent.
+[3]  Sequences and versions that were acknowledged, lost ones included, are never given out again (rule K7).
+[4]  A durable subscription goes on where the last confirmed acknowledgement put it, and is handed nothing from
+     before.
+[5]  Each record that expires has one dead letter, in the commit of its expiry.
+[6]  A load is applied whole or not at all, and a committed one is finished.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Whether the parts of a store on disk agree: records, expiry index, secondary indexes, journal, commits, figures.
 
-    A1  The last journaled change of a key says what is stored under it: the same version, stamp, sequence and payload,
-        or nothing. With the journal kept whole this is the same as replaying it.
-    A2  Every record that can expire has an entry in the expiry index at or before its stamp, at or above the floor.
-    A3  A topic's figures are those of its rows.
-    A4  A complete index has the entries of all stored records, one that is being built those behind its position.
-    A5  Sequences and versions rise, are given out once, and are reserved; the commits are their total order.
+    [1]  The last journaled change of a key says what is stored under it: the same version, stamp, sequence and payload,
+         or nothing. With the journal kept whole this is the same as replaying it.
+    [2]  Every record that can expire has an entry in the expiry index at or before its stamp, at or above the floor.
+    [3]  A topic's figures are those of its rows.
+    [4]  A complete index has the entries of all stored records, one that is being built those behind its position.
+    [5]  Sequences and versions rise, are given out once, and are reserved; the commits are their total order.
 
 An `Audit` reads on in the journal where it stopped last time, so that auditing a store again and again costs in
 proportion to what is new.

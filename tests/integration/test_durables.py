@@ -161,7 +161,7 @@ def test_what_does_not_go_with_a_durable_is_refused(server: ServerProcess) -> No
 
 
 def test_rewinding_clearing_describing_and_deleting(server: ServerProcess) -> None:
-    """FTL 3, F7, U7: by an administrator."""
+    """FTL 3, FTL 7, Pulsar 7: by an administrator."""
     caller = Caller(server)
     caller.create("orders")
     first = caller.attach("orders", "d", filter="/px > 1", settings=types_pb2.DurableSettings(retain_bytes=-1))
@@ -274,7 +274,7 @@ def test_a_publish_stream_is_held_or_refused_at_the_quota_in_order(server: Serve
 
 
 def test_evicting_tells_the_one_that_comes_back(server: ServerProcess) -> None:
-    """U5, J9."""
+    """Pulsar 5, J9."""
     caller = Caller(server)
     caller.create("orders", backlog_quota_bytes=10_000, backlog_action=admin_pb2.BACKLOG_ACTION_EVICT)
     caller.attach("orders", "d").call.cancel()
@@ -288,7 +288,7 @@ def test_evicting_tells_the_one_that_comes_back(server: ServerProcess) -> None:
 
 
 def test_acknowledgements_survive_kills(server: ServerProcess) -> None:
-    """W1, J2: what an answer has told is never handed over again, and nothing is left out."""
+    """J2: what an answer has told is never handed over again, and nothing is left out."""
     draw = random.Random(7)
     caller = Caller(server)
     caller.create("orders")
@@ -332,7 +332,7 @@ def test_acknowledgements_survive_kills(server: ServerProcess) -> None:
 
 
 def test_an_entry_that_consumers_fail_on_is_set_aside_and_the_rest_is_browsed(server: ServerProcess) -> None:
-    """F6, F8, J15, J16, J17: through the contract, the clients and the command, and over a kill of the server."""
+    """FTL 6, FTL 8, J15, J16, J17: through the contract, the clients and the command, and over a kill of the server."""
     with Client(server.address) as client:
         client.create_topic("dead", message_type="binary")
         kept = client.create_topic("orders", dead_letter="dead", retain_bytes=UNLIMITED, backlog_quota_entries=3)

@@ -33,7 +33,7 @@ def told(client: Client, topic: str) -> dict[str, tuple[str, str]]:
 
 
 def test_a_policy_is_set_told_listed_and_deleted_and_survives_a_kill(server: ServerProcess) -> None:
-    """U3, R1, T2, T4: set, get and remove by pattern; describe tells each value and its origin."""
+    """Pulsar 3, RabbitMQ 1, T2, T4: set, get and remove by pattern; describe tells each value and its origin."""
     with server.client() as client:
         client.create_topic("orders.eu", dead_letter="dlq")
         client.set_policy("orders", r"orders\..*", topics={"expiration": "45s", "retain_bytes": 2**20}, priority=5)
@@ -68,7 +68,7 @@ def test_a_policy_is_set_told_listed_and_deleted_and_survives_a_kill(server: Ser
 
 
 def test_what_a_topic_declares_no_more_takes_its_next_source(server: ServerProcess) -> None:
-    """T2, U8: set, and removed again."""
+    """T2, Pulsar 8: set, and removed again."""
     with server.client() as client:
         client.set_policy("p", ".*", topics={"retain_bytes": 7, "retain_time": "2h"})
         client.create_topic("orders", retain_bytes=2**20)
@@ -87,7 +87,7 @@ def test_the_storage_to_plan_for(server: ServerProcess) -> None:
 
 
 def test_what_contradicts_itself_is_refused_with_both_values(server: ServerProcess) -> None:
-    """U2, Pulsar 5, L4, RabbitMQ 12, T1, T2, X2."""
+    """Pulsar 2, Pulsar 5, L4, RabbitMQ 12, T1, T2, X2."""
     with server.client() as client:
 
         def refusal(**settings: object) -> str:

@@ -15,11 +15,11 @@ A mistake is a patch, with its description in front:
 
     --- a/sow_server/…                               # in the form that `git apply` takes
 
-MU1  The tests run on the copy, in their own process and in the servers that they start: `test_this_tree_runs.py` runs
-     in front of them, and a mistake whose copy fails at that is reported as broken.
-MU2  Caught is what makes a test fail. A patch that does not apply, a test that is not there, a module that cannot be
-     imported and a run without an end are no catch.
-MU3  The named tests pass on the tree as it is; they run there once, before anything is planted.
+    [1]  The tests run on the copy, in their own process and in the servers that they start: `test_this_tree_runs.py`
+         runs in front of them, and a mistake whose copy fails at that is reported as broken.
+    [2]  Caught is what makes a test fail. A patch that does not apply, a test that is not there, a module that cannot
+         be imported and a run without an end are no catch.
+    [3]  The named tests pass on the tree as it is; they run there once, before anything is planted.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"the {len(tests)} named tests, with nothing planted …", flush=True)
         clean = run_tests(template, [CHECK, *tests], ALL_SECONDS_MAX)
         if clean.code != 0:
-            return _end(f"{clean.said}\nthe named tests do not pass on the tree as it is (MU3)")
+            return _end(f"{clean.said}\nthe named tests do not pass on the tree as it is ([3])")
         results: list[Result] = []
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for result in pool.map(lambda mutant: judge(mutant, template, everything=chosen.all), mutants):

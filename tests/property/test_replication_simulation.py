@@ -599,7 +599,7 @@ def test_an_instance_that_takes_back_what_it_wrote_before_it_lost_its_data_is_fo
 
 
 def test_a_node_that_forgets_senders_that_have_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ND2."""
+    """See node [2]."""
     monkeypatch.setattr(Node, "_strangers", lambda self: False)
 
     def wrong(number: int) -> bool:
@@ -613,6 +613,6 @@ def test_a_node_that_forgets_senders_that_have_not_come_is_found(monkeypatch: py
 
 
 def test_a_node_that_does_not_wait_until_its_sources_have_been_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ND2."""
+    """See node [2]."""
     monkeypatch.setattr(Receiver, "satisfied_probe", property(lambda it: 2**62, lambda it, probe: None), raising=False)
     assert found()

@@ -1,17 +1,17 @@
 """Whether what clients saw of instances that replicate is what the rules promise. Pure: a history in, problems out.
 
-    CK1  A record that somebody sees was written: by a write that was not refused, under the version, with the stamp and
+    [1]  A record that somebody sees was written: by a write that was not refused, under the version, with the stamp and
          the payload that its acknowledgement told; and one version of a key is one record, wherever it is seen (R2).
-    CK2  A follower is told a key in rising (version, origin) (R3, R4), each sequence once, and skips nothing (S5); all
+    [2]  A follower is told a key in rising (version, origin) (R3, R4), each sequence once, and skips nothing (S5); all
          followers of a journal are told the same under a sequence.
-    CK3  A read is not behind what was acknowledged, or read, at that instance before it began; it shows nothing that
+    [3]  A read is not behind what was acknowledged, or read, at that instance before it began; it shows nothing that
          has expired (L8); the clock does not run backwards (L15).
-    CK4  In the end a key is no older than any write that was acknowledged and may not be lost, nor than a record that
+    [4]  In the end a key is no older than any write that was acknowledged and may not be lost, nor than a record that
          an instance has shown and may not lose. It is absent only if a delete or an expiry that is as new may have
          happened (R3, R4).
-    CK5  In the end all instances are equal (R3), and a restart changes nothing.
-    CK6  Nothing is dropped as dead unless somebody was away for longer than tombstones are kept, or lost its data (R4).
-    CK7  Of a key that is only published to, a publish is applied once, however often it was sent (P6).
+    [5]  In the end all instances are equal (R3), and a restart changes nothing.
+    [6]  Nothing is dropped as dead unless somebody was away for longer than tombstones are kept, or lost its data (R4).
+    [7]  Of a key that is only published to, a publish is applied once, however often it was sent (P6).
 
 An acknowledged write may be lost only with the data of the instance that took it, unless it was REPLICATED (P5). One
 that was not answered may have happened, at any time from then on until the process ends. Where an answer does not tell
@@ -120,7 +120,7 @@ class Known:
                 yield f"{read.instance} by a query", row
 
 
-# -- CK1 --------------------------------------------------------------------------------------------------------------
+# -- [1] --------------------------------------------------------------------------------------------------------------
 
 
 def written(known: Known) -> Iterator[Problem]:
@@ -131,19 +131,19 @@ def written(known: Known) -> Iterator[Problem]:
         if at in told:
             before = told[at]
             if before != row:
-                yield _problem("CK1", "two records of one version", row, where, f"{row} and {before}")
+                yield _problem("[1]", "two records of one version", row, where, f"{row} and {before}")
             continue
         told[at] = row
         op = known.exact.get(at)
         if op is not None:
             if not _fits(op, row) or (op.expire_known and op.expire != row.expire):
-                yield _problem("CK1", "not as acknowledged", row, where, f"{row}, of {op}")
+                yield _problem("[1]", "not as acknowledged", row, where, f"{row}, of {op}")
         elif not any(_may_be(known, op, row) for op in known.ops[row.topic, row.key]):
-            yield _problem("CK1", "nobody wrote it", row, where, str(row))
+            yield _problem("[1]", "nobody wrote it", row, where, str(row))
         for tag, kinds in ((row.value, ("put", "delta")), (row.delta, ("delta",))):
             wrote = [op for op in known.ops[row.topic, row.key] if tag and op.tag == tag and op.kind in kinds]
             if tag and not any(op.outcome != "refused" for op in wrote):
-                yield _problem("CK1", "a payload that nobody wrote" if not wrote else "a write that was refused",
+                yield _problem("[1]", "a payload that nobody wrote" if not wrote else "a write that was refused",
                                row, where, f"{row}, of {wrote}")  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def _may_be(known: Known, op: Op, row: Row) -> bool:
     return known.lowest(op) <= row.version <= known.highest(op)
 
 
-# -- CK2 --------------------------------------------------------------------------------------------------------------
+# -- [2] --------------------------------------------------------------------------------------------------------------
 
 
 def followed(known: Known) -> Iterator[Problem]:
@@ -176,7 +176,7 @@ def followed(known: Known) -> Iterator[Problem]:
     for seen in history.seen:
         first = journals[seen.instance, seen.epoch].setdefault(seen.sequence, seen)
         if (first.op, first.row) != (seen.op, seen.row):
-            yield _problem("CK2", "one sequence, two changes", seen.row, seen.stream, f"{seen} and {first}")
+            yield _problem("[2]", "one sequence, two changes", seen.row, seen.stream, f"{seen} and {first}")
         streams[seen.stream, seen.epoch].append(seen)
     for changes in streams.values():
         yield from _one_stream(changes)
@@ -190,7 +190,7 @@ def followed(known: Known) -> Iterator[Problem]:
         for sequence, seen in journals[covered.instance, covered.epoch].items():
             inside = begins.get(seen.row.topic, covered.upto) < sequence <= covered.upto
             if inside and sequence not in handed:
-                yield _problem("CK2", "left out", seen.row, covered.stream, f"{seen}, told to {seen.stream}")
+                yield _problem("[2]", "left out", seen.row, covered.stream, f"{seen}, told to {seen.stream}")
 
 
 def _one_stream(changes: Iterable[Seen]) -> Iterator[Problem]:
@@ -199,7 +199,7 @@ def _one_stream(changes: Iterable[Seen]) -> Iterator[Problem]:
     for seen in changes:
         if seen.sequence <= last:
             if not seen.repeats:
-                yield _problem("CK2", "out of order", seen.row, seen.stream, f"{seen} after {last}")
+                yield _problem("[2]", "out of order", seen.row, seen.stream, f"{seen} after {last}")
             continue
         last = seen.sequence
         at = (seen.row.topic, seen.row.key)
@@ -209,10 +209,10 @@ def _one_stream(changes: Iterable[Seen]) -> Iterator[Problem]:
             continue
         older = seen.row.rank <= before.row.rank if seen.op == "put" else seen.row.rank != before.row.rank
         if older or (seen.op != "put" and before.op != "put"):
-            yield _problem("CK2", "older than told before", seen.row, seen.stream, f"{seen} after {before}")
+            yield _problem("[2]", "older than told before", seen.row, seen.stream, f"{seen} after {before}")
 
 
-# -- CK3 --------------------------------------------------------------------------------------------------------------
+# -- [3] --------------------------------------------------------------------------------------------------------------
 
 
 def reads(known: Known) -> Iterator[Problem]:
@@ -234,21 +234,21 @@ def reads(known: Known) -> Iterator[Problem]:
     for read in sorted(chain(history.reads, known.final_reads), key=lambda read: read.end):
         before = clocks.get((read.instance, read.life))
         if before is not None and read.begin >= before.end and read.as_of < before.as_of - CLOCK_SLACK_MICROS:
-            yield Problem("CK3", "the clock ran backwards", "", "", read.instance, f"{read.as_of} after {before.as_of}")
+            yield Problem("[3]", "the clock ran backwards", "", "", read.instance, f"{read.as_of} after {before.as_of}")
         if before is None or read.as_of > before.as_of:
             clocks[read.instance, read.life] = read
         for row in read.rows:
             if row.topic in history.acting and row.expire <= read.as_of:
-                yield _problem("CK3", "shown though expired", row, read.instance, f"{row} at {read.as_of}")
+                yield _problem("[3]", "shown though expired", row, read.instance, f"{row} at {read.as_of}")
             ends, ranks = highest.get((read.instance, read.life, row.topic, row.key), ([], []))
             place = bisect_right(ends, read.begin)
             if place and row.rank < ranks[place - 1]:
                 yield _problem(
-                    "CK3", "older than known there before", row, read.instance, f"{row} < {ranks[place - 1]}"
+                    "[3]", "older than known there before", row, read.instance, f"{row} < {ranks[place - 1]}"
                 )
 
 
-# -- CK4 --------------------------------------------------------------------------------------------------------------
+# -- [4] --------------------------------------------------------------------------------------------------------------
 
 
 class Bound(NamedTuple):
@@ -296,7 +296,7 @@ def finals(known: Known) -> Iterator[Problem]:
                 for bound in required:
                     if bound.exceeds(row.rank) or _is_earlier(known, row, bound.op):
                         what = "a delete that did not last" if bound.removes else "an acknowledged write is lost"
-                        yield _problem("CK4", what, row, read.instance, f"{row}, though {bound.why}")
+                        yield _problem("[4]", what, row, read.instance, f"{row}, though {bound.why}")
                         break
                 continue
             puts = [bound for bound in required if not bound.removes]
@@ -308,7 +308,7 @@ def finals(known: Known) -> Iterator[Problem]:
                 or (topic in history.acting and _expired(known, newest, rows[topic, key], topic, key))
                 or any(not newest.exceeds(rank) for rank in drops[topic, key])
             ):
-                yield Problem("CK4", "gone", topic, key, read.instance, f"though {newest.why}")
+                yield Problem("[4]", "gone", topic, key, read.instance, f"though {newest.why}")
 
 
 def _is_earlier(known: Known, row: Row, op: Op | None) -> bool:
@@ -346,7 +346,7 @@ def _expired(known: Known, newest: Bound, rows: Iterable[Row], topic: str, key: 
     )
 
 
-# -- CK5 --------------------------------------------------------------------------------------------------------------
+# -- [5] --------------------------------------------------------------------------------------------------------------
 
 
 def equal(known: Known) -> Iterator[Problem]:
@@ -368,17 +368,17 @@ def _equal(known: Known, several: list[Read], what: str) -> Iterator[Problem]:
         for key in sorted(set(chain.from_iterable(states.values()))):
             held = {name: state.get(key) for name, state in states.items()}
             if len(set(held.values())) > 1:
-                yield Problem("CK5", what, topic, key, ", ".join(held), f"{held}")
+                yield Problem("[5]", what, topic, key, ", ".join(held), f"{held}")
 
 
-# -- CK6, CK7 ---------------------------------------------------------------------------------------------------------
+# -- [6], [7] ---------------------------------------------------------------------------------------------------------
 
 
 def drops(known: Known) -> Iterator[Problem]:
     """Records that were dropped without a reason."""
     if not known.history.drops_allowed:
         for drop in known.history.dropped:
-            yield Problem("CK6", "dropped", drop.topic, drop.key, drop.instance, str(drop))
+            yield Problem("[6]", "dropped", drop.topic, drop.key, drop.instance, str(drop))
 
 
 def once(known: Known) -> Iterator[Problem]:
@@ -391,7 +391,7 @@ def once(known: Known) -> Iterator[Problem]:
         if len(found) > 1 and all(
             op.kind in ("put", "delete") and op.instance not in known.history.wipes for op in ops
         ):
-            yield Problem("CK7", "applied twice", topic, key, ops[0].instance, f"{tag} as {sorted(found)}")
+            yield Problem("[7]", "applied twice", topic, key, ops[0].instance, f"{tag} as {sorted(found)}")
 
 
 def _problem(rule: str, what: str, row: Row, where: str, text: str) -> Problem:

@@ -316,13 +316,13 @@ class Round:
                 break
             before = marks
             if time.monotonic() > give_up:
-                outcome.problems.append("CK5: no quiet, or no equality")
+                outcome.problems.append("checker [5]: no quiet, or no equality")
                 break
             time.sleep(QUIET_SECONDS)
         for sender, receiver in self.cluster.links:
             for verified in self.cluster.verified(sender, receiver):
                 if verified.differing or verified.left_out:
-                    outcome.problems.append(f"CK5 verify {sender} {receiver}: {verified}")
+                    outcome.problems.append(f"checker [5] verify {sender} {receiver}: {verified}")
 
     def _marks(self) -> object:
         return [(name, self.cluster[name].client.status().journal_epoch, self._versions(name)) for name in NAMES]
@@ -359,7 +359,7 @@ class Round:
 
 def check_equal(history: History) -> list[Problem]:
     """What differs between instances."""
-    return [problem for problem in check(history) if problem.rule == "CK5"]
+    return [problem for problem in check(history) if problem.rule == "[5]"]
 
 
 # -- the nemesis ------------------------------------------------------------------------------------------------------

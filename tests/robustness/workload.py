@@ -1,8 +1,8 @@
 """Clients of a cluster: writers, publishers that retry, followers that move on, durables, readers. All write down what
 they did and saw; nobody judges.
 
-    WL1  A key of its own only one writer writes; shared keys all writers of all instances write.
-    WL2  A client waits for no more than `CALL_SECONDS`, so that faults do not stop the work at instances that are well.
+    [1]  A key of its own only one writer writes; shared keys all writers of all instances write.
+    [2]  A client waits for no more than `CALL_SECONDS`, so that faults do not stop the work at instances that are well.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ with Cluster(tmp_path, "a", "b", topics="[topics.orders]\\nkey = ['/id']") as cl
     cluster["a"].client.publish("orders", {"id": 1})
     cluster.await_equal()
 
-CL1  Unless other links are given, each instance sends to each other one.
-CL2  Every wait looks at the status of the instances, and has a bound.
+    [1]  Unless other links are given, each instance sends to each other one.
+    [2]  Every wait looks at the status of the instances, and has a bound.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ The server runs with notes around each call that syncs (`tests/support/powered_s
 there *before* the call, is written down *after* it has returned, outside of the data directory, and survives the kill.
 What is modelled:
 
-PC1  A write-ahead log keeps what was in it before the last `flush_wal(sync=True)` that returned. Of what came later a
-     draw decides: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones are empty
-     or gone.
-PC2  A log that RocksDB has closed is kept whole once there is a table file that was begun after it: RocksDB syncs
-     closed logs before it flushes what is in them.
-PC3  Any other file of the data directory has the content of its last `fsync`, and a directory the names that it had at
-     its own last `fsync`; a draw decides whether what came later is there as well.
+    [1]  A write-ahead log keeps what was in it before the last `flush_wal(sync=True)` that returned. Of what came later
+         a draw decides: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones are
+         empty or gone.
+    [2]  A log that RocksDB has closed is kept whole once there is a table file that was begun after it: RocksDB syncs
+         closed logs before it flushes what is in them.
+    [3]  Any other file of the data directory has the content of its last `fsync`, and a directory the names that it had
+         at its own last `fsync`; a draw decides whether what came later is there as well.
 
 Not modelled: table files, MANIFEST, CURRENT, OPTIONS and IDENTITY stay as they are. RocksDB syncs them and their names
 itself before it counts on them, so a mistake of RocksDB's there is not found. Neither are disks that lie about a sync,
@@ -118,7 +118,7 @@ def _cut_logs(database: Path, synced: dict[str, int], draw: random.Random) -> in
     for log, following in zip(logs, [*logs[1:], None], strict=True):
         size = log.stat().st_size
         if following is not None and last_table > _number(following):
-            continue  # PC2
+            continue  # [2]
         kept = synced.get(log.name, 0)
         assert kept <= size, f"{log.name} has {size} bytes, {kept} were synced"
         assert not (cut and kept), f"{log.name} was synced, and an earlier log was not"

@@ -4,8 +4,8 @@
         client = Client(proxy.address)
         proxy.stall()
 
-    PX1  What it passes on it passes on in order, and unchanged but for the bytes that it was told to damage.
-    PX2  It acts on connections by itself; who made them learns of it as he would of a network.
+    [1]  What it passes on it passes on in order, and unchanged but for the bytes that it was told to damage.
+    [2]  It acts on connections by itself; who made them learns of it as he would of a network.
 
 Each proxy has an event loop in a thread of its own, so that a test that blocks does not hold up the bytes.
 """

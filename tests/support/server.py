@@ -1,13 +1,13 @@
 """A real server in a process of its own, for tests: start it, talk to it, end it in every way there is, read its log.
 
-    with ServerProcess(tmp_path, "[topics.orders]\\nkey = ['/id']") as server, server.client() as client:
-        client.publish("orders", {"id": 1})
-        server.kill9()
-        server.start()
+with ServerProcess(tmp_path, "[topics.orders]\\nkey = ['/id']") as server, server.client() as client:
+    client.publish("orders", {"id": 1})
+    server.kill9()
+    server.start()
 
-P1  The process is ended, by its id, whatever becomes of the test; at the latest when the interpreter ends.
-P2  Every wait has a bound, and running into it shows the log.
-P3  The log of a test that fails is part of its report, once a `conftest.py` imports `pytest_runtest_makereport`.
+[1]  The process is ended, by its id, whatever becomes of the test; at the latest when the interpreter ends.
+[2]  Every wait has a bound, and running into it shows the log.
+[3]  The log of a test that fails is part of its report, once a `conftest.py` imports `pytest_runtest_makereport`.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _end_all() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the logs of the servers that run, or have ended in this test, to the report of one that fails (P3)."""
+    """Adds the logs of the servers that run, or have ended in this test, to the report of one that fails ([3])."""
     report = yield
     if report.failed:
         for server in {**dict.fromkeys(_running), **_ended}:

@@ -1,12 +1,12 @@
 """A server's side of subscriptions, as the contract describes it: a journal in memory, and the frames of a call.
 
-    journal = Journal()
-    journal.put("a", {"n": 1})
-    journal.commit(put("b", {}), put("c", {}), atomic=True)
-    for frame in journal.frames(request): …
+journal = Journal()
+journal.put("a", {"n": 1})
+journal.commit(put("b", {}), put("c", {}), atomic=True)
+for frame in journal.frames(request): …
 
-J1  `frames` sends what the contract promises, for topics, keys and payloads that match every filter.
-J2  Frames tell what was committed when they were asked for, and nothing that came since.
+[1]  `frames` sends what the contract promises, for topics, keys and payloads that match every filter.
+[2]  Frames tell what was committed when they were asked for, and nothing that came since.
 """
 
 from __future__ import annotations
