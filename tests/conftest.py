@@ -42,6 +42,7 @@ class OneSession(LoadFileScheduling):
         return "tests/spark" if scope.startswith("tests/spark/") else scope
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSession:
     return OneSession(config, log)
 

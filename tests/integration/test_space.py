@@ -1,4 +1,4 @@
-"""Disk space of expired records is used again and given back by compaction (L17; arrebato 6, Pulsar 10, RabbitMQ 11)."""
+"""Space of expired records is used again, and given back by compaction (L17; arrebato 6, Pulsar 10, RabbitMQ 11)."""
 
 from __future__ import annotations
 

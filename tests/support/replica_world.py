@@ -1102,8 +1102,11 @@ class World:
     # -- what is to hold --------------------------------------------------------------------------------------------
 
     def check_promises(self, instance: Instance) -> None:
-        """After a crash a receiver still has what it has acknowledged (receiver [1], rule R6): senders let go of their journal
-        and of tombstones by that, and tell publishers that their records are REPLICATED (rule P5). Raises Broken."""
+        """After a crash a receiver still has all that it has acknowledged (receiver [1], rule R6).
+
+        Senders let go of their journal and of tombstones by that, and tell publishers that their records are
+        REPLICATED (rule P5). Raises Broken.
+        """
         store = instance.store
         for (name, other), promise in self._promises.items():
             if (name, store.identity) != (store.identity.name, promise.receiver):
