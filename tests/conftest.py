@@ -34,7 +34,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class OneSession(LoadFileScheduling):
+class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
     """Files go to processes whole, and all of Spark's to one: each process with one of them would start a JVM."""
 
     def _split_scope(self, nodeid: str) -> str:
