@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sow_server.config.sections import Config
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads.loads import LoadOptions
 from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions

@@ -38,9 +38,9 @@ from sow_server.config.kinds import (
     UnlessWord,
     ValueKind,
 )
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads.loads import LoadOptions
 from sow_server.engine.replicas.replicas import ReplicaOptions

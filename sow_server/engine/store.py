@@ -24,10 +24,12 @@ from sow_server.engine.catalog.rows import load_policies, load_topics
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit import letters, tombstones
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.observers import NoObserver, Observer
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.requests import Limits
 from sow_server.engine.commit.soundness import Reports
-from sow_server.engine.commit.writer import Deliver, NoObserver, Observer, Writer, WriterOptions
+from sow_server.engine.commit.writer import Deliver, Writer
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
 from sow_server.engine.disk.rocks import META, Rocks, RocksError, RocksOptions

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.commit.writer import Committed
+from sow_server.engine.commit.observers import Committed
 from sow_server.engine.disk.layout import Changes, Entry
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import mark_key
 from sow_server.engine.disk.rocks import STAGING
 from sow_server.engine.loads import loads

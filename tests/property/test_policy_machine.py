@@ -12,7 +12,7 @@ from typing import Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings

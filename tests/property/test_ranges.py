@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.writer import Writer, WriterOptions
+from sow_server.engine.commit.options import WriterOptions
+from sow_server.engine.commit.writer import Writer
 from sow_server.engine.disk.layout import DELETE, EXPIRE, TOUCH
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError

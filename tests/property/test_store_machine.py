@@ -28,9 +28,9 @@ from hypothesis.stateful import (
 from sow_server.engine import background, upkeep
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import publishers
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
     HEADER_BYTES,

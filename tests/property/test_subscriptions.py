@@ -34,7 +34,8 @@ from hypothesis.stateful import (
 )
 
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.writer import Writer, WriterOptions
+from sow_server.engine.commit.options import WriterOptions
+from sow_server.engine.commit.writer import Writer
 from sow_server.engine.disk.layout import DELETE, EXPIRE
 from sow_server.engine.journal.builder import ChunkBuilder
 from sow_server.engine.store import StoreOptions

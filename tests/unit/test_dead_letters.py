@@ -11,7 +11,7 @@ import pytest
 
 from sow_server.engine import background, store
 from sow_server.engine.catalog.topics import UNDELIVERED
-from sow_server.engine.commit import dead_letters, requests
+from sow_server.engine.commit import dead_letters, puts
 from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS
@@ -231,7 +231,7 @@ def test_asking_who_is_attached_takes_a_bounded_time_of_a_commit(rig: Rig, monke
     filter costs nothing to ask, and a filter that fails is not the publisher's fault."""
     subscribers = Subscribers(rig)
     subscribers.subscribe("orders", filter="/n > 1")
-    monkeypatch.setattr(requests, "TAKING_SECONDS_MAX", 1e-9)
+    monkeypatch.setattr(puts, "TAKING_SECONDS_MAX", 1e-9)
     assert publish_now(rig, b'{"n":2}') == [0]
     assert len(rig.live("dead")) == 1
     monkeypatch.undo()

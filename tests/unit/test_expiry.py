@@ -12,7 +12,7 @@ import pytest
 from sow_server.engine import background, reading, store
 from sow_server.engine.commit import expiry
 from sow_server.engine.commit.expiry import Sweep
-from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import REARM_KEY
 from sow_server.engine.disk.rocks import META, Cursor
 from sow_server.engine.store import StoreOptions

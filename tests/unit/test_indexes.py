@@ -15,7 +15,7 @@ from sow_server.app import declare_topics
 from sow_server.engine import background, store
 from sow_server.engine.catalog.indexes import Indexes, altered, interval
 from sow_server.engine.catalog.topics import check_settings
-from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import INDEX_KEY, TEXT_BYTES_MAX, TOPIC_KEY
 from sow_server.engine.disk.rocks import INDEXES, META, RECORDS, Batch, Stalled
 from sow_server.engine.values.errors import Reason, StoreError

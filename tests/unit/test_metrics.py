@@ -20,7 +20,7 @@ from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
 from sow_server import metrics_server
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.writer import Observer
+from sow_server.engine.commit.observers import Observer
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings

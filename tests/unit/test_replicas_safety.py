@@ -17,7 +17,7 @@ from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.sender import TopicState
 from sow_server.config import LimitsConfig
 from sow_server.engine.commit import origins
-from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import (
     INSTANCE_KEY,
     MADE_ORDER,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS, Damaged
 from sow_server.engine.store import StoreOptions

@@ -12,8 +12,8 @@ import pytest
 
 from sow_server.engine import upkeep
 from sow_server.engine.commit import publishers
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import RUNS_KEPT
-from sow_server.engine.commit.writer import WriterOptions
 from sow_server.engine.disk.layout import PUBLISHER_KEY
 from sow_server.engine.disk.rocks import META
 from sow_server.engine.store import StoreOptions

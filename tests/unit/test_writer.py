@@ -13,7 +13,7 @@ import structlog
 from sow_server.engine.commit import requests as mutations
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.expiry import Sweep
-from sow_server.engine.commit.writer import WriterOptions
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import BOUNDS_KEY
 from sow_server.engine.disk.rocks import META, RECORDS, Cursor, Damaged, DiskFull, Failed, Stalled
 from sow_server.engine.store import StoreOptions

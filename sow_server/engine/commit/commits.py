@@ -15,10 +15,12 @@ from typing import TypeVar
 
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.observers import Follow
 from sow_server.engine.commit.publishers import PublisherCache
+from sow_server.engine.commit.queue import QueuedStep
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.commit.steps import Nothing, Round, Staged, Step, StepInRounds
-from sow_server.engine.commit.writer import Follow, QueuedStep, Writer
+from sow_server.engine.commit.writer import Writer
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import OpenedPublisher, Outcome, Request
 

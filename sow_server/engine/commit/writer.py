@@ -16,33 +16,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import structlog
 
 from sow_server.engine.catalog.rows import topic_row
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
+from sow_server.engine.commit.failures import as_store_error, broken_stream
+from sow_server.engine.commit.mutations import merged_fits, stage_job
+from sow_server.engine.commit.observers import Committed, Follow, Observer
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import PublisherCache
+from sow_server.engine.commit.queue import Item, QueuedStep, Stop, WriteQueue
 from sow_server.engine.commit.reclaim import Removals
-from sow_server.engine.commit.requests import (
-    FETCH_LATER,
-    AtomicAborted,
-    Job,
-    Limits,
-    Slice,
-    merged_fits,
-    prepare,
-    stage_job,
-    store_keys,
-)
+from sow_server.engine.commit.requests import FETCH_LATER, AtomicAborted, Job, Slice, prepare, store_keys
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import (
@@ -53,8 +45,7 @@ from sow_server.engine.disk.layout import (
     i64,
     publisher_key,
 )
-from sow_server.engine.disk.rocks import META, Batch, Damaged, DiskFull, Rocks, RocksError, Stalled
-from sow_server.engine.journal.builder import ChunkBuilder
+from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Outcome, Publish, Refusal
@@ -65,97 +56,8 @@ SWEEP_ENTRIES_MIN: Final = 20
 """A commit of the sweep has room for this many entries, however slow the disk: below, it would be all overhead."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriterOptions:
-    """Bounds of the writer; times in microseconds."""
-
-    commit_records_max: int = 1000
-    commit_merged_bytes_max: int = 32 * 2**20
-    queue_requests_max: int = 10_000
-    queue_bytes_max: int = 64 * 2**20
-    buffered_sync_micros: int = 40_000
-    stall_patience_micros: int = 5 * MICROS
-    sweep_entries_max: int = 1000
-    sweep_busy_micros: int = 1500
-    sweep_busy_pause_micros: int = 100
-    sweep_pause_micros: int = 2000
-    busy_window_micros: int = 200_000
-    version_reserve_micros: int = 2 * MICROS
-    sequence_reserve: int = 1_000_000
-    limits: Limits = field(default_factory=Limits)
-
-
-class Observer(Protocol):
-    """Who wants to know what the writer does (the metrics). Called from the writer thread; must be quick."""
-
-    def committed(self, records: int, seconds: float) -> None:
-        """A commit of `records` applied records took `seconds`, sync included."""
-
-    def expired(self, lags_micros: list[int]) -> None:
-        """Records were expired, so long after their expire time."""
-
-    def stalled(self) -> None:
-        """A write found RocksDB stalled."""
-
-
-class NoObserver:
-    """Nobody watches."""
-
-    def committed(self, records: int, seconds: float) -> None: ...
-    def expired(self, lags_micros: list[int]) -> None: ...
-    def stalled(self) -> None: ...
-
-
-class QueuedStep:
-    """A step in the queue: staged on a draft of its own, committed and synced before `done` hears of it.
-
-    `sweep_first`: overdue records are expired before, in commits of their own, between which others have their turn.
-    One of a `size` counts for the bounds of the queue as a publish of so many bytes does. Without `sync` it is durable
-    as a BUFFERED publish is.
-    """
-
-    __slots__ = ("begun_micros", "done", "size", "step", "sweep_first", "sync")
-
-    def __init__(
-        self,
-        step: Step[object],
-        done: Callable[[object], None],
-        *,
-        sweep_first: bool = False,
-        size: int = 0,
-        sync: bool = True,
-    ) -> None:
-        self.step = step
-        self.done = done
-        self.sweep_first = sweep_first
-        self.size = size
-        self.sync = sync
-        self.begun_micros = NEVER
-        """When it first came to its turn."""
-
-
-class _Stop:
-    """Ends the thread once everything queued before it is done."""
-
-
 Deliver = Callable[[Callable[[], None]], object]
 """Runs a callable on the thread that owns the answers, such as `loop.call_soon_threadsafe`."""
-
-
-class Committed(NamedTuple):
-    """What one commit did to topics, for those who follow changes."""
-
-    last_sequence: int
-    commit_time_micros: int
-    chunks: Sequence[ChunkBuilder]
-    control: bool = False
-    """Whether it may have changed topics: what there are, or their settings."""
-    dropped: Sequence[Topic] = ()
-    """Topics that were deleted; of them nothing follows."""
-
-
-Follow = Callable[[Sequence[Committed], int], None]
-"""Hears on the deliverer's thread, in order, which commits have become durable, and up to which sequence all are."""
 
 
 class Writer:
@@ -193,11 +95,7 @@ class Writer:
         self.heads: Final = heads
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
         self._deliver: Deliver = lambda answers: answers()
-        self._queue: SimpleQueue[Job | QueuedStep | _Stop] = SimpleQueue()
-        self._admission = threading.Lock()
-        self._queued_requests = 0
-        self._queued_bytes = 0
-        self._backlog: deque[Job | QueuedStep | _Stop] = deque()
+        self._queue = WriteQueue(requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max)
         self._answers: list[Callable[[], None]] = []
         self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
@@ -206,8 +104,6 @@ class Writer:
         self._last_publish = 0
         self._next_sweep = 0
         self._busy_entries = SWEEP_ENTRIES_MIN
-        self._failure: StoreError | None = None
-        self._stopping = False
         self._thread: threading.Thread | None = None
         self.expired_total = 0
         self.letters_total: Final[dict[str, int]] = dict.fromkeys(Fate, 0)
@@ -218,37 +114,19 @@ class Writer:
     # -- the callers' side ------------------------------------------------------------------------------------------
 
     def submit(self, item: Job | QueuedStep) -> None:
-        """Queues a request; its `done` is called once, on the deliverer's thread. Raises StoreError at once when the
-        queue is full, or the store failed or is stopping. From any thread."""
-        size = _size(item)
-        with self._admission:
-            if self._failure is not None:
-                raise self._refusal()
-            if self._stopping:
-                raise StoreError(Reason.STOPPING, "the server is stopping")
-            options = self._options
-            if (isinstance(item, Job) or size) and (
-                self._queued_requests >= options.queue_requests_max
-                or (self._queued_bytes and self._queued_bytes + size > options.queue_bytes_max)
-            ):
-                raise StoreError(
-                    Reason.OVERLOADED,
-                    f"the write queue is full ({self._queued_requests} requests, {self._queued_bytes} bytes)",
-                    retry_after_micros=100_000,
-                )
-            self._queued_requests += 1
-            self._queued_bytes += size
-            self._queue.put(item)
+        """Queues an item; its `done` is called once, on the deliverer's thread. From any thread. Raises StoreError as
+        `WriteQueue.submit`."""
+        self._queue.submit(item)
 
     @property
     def queue_depth(self) -> tuple[int, int]:
         """(requests, bytes) that wait or are under way."""
-        return self._queued_requests, self._queued_bytes
+        return self._queue.depth
 
     @property
     def failure(self) -> StoreError | None:
         """Why writing has ended; None while it goes on."""
-        return self._failure
+        return self._queue.failure
 
     @property
     def last_sequence(self) -> int:
@@ -269,10 +147,6 @@ class Writer:
         """From the next commit on, tells `follow`, too, of changes. Before `start`, or under the cut lock."""
         self._followers.append(follow)
 
-    def _refusal(self) -> StoreError:
-        assert self._failure is not None, "asked only of a failed writer"
-        return StoreError(self._failure.reason, self._failure.message)
-
     # -- running ----------------------------------------------------------------------------------------------------
 
     def start(self, deliver: Deliver) -> None:
@@ -283,11 +157,8 @@ class Writer:
 
     def stop(self) -> None:
         """Refuses new requests, finishes those that are queued, syncs, and ends the thread."""
-        with self._admission:
-            if self._stopping:
-                return
-            self._stopping = True
-            self._queue.put(_Stop())
+        if not self._queue.stop():
+            return
         if self._thread is not None:
             self._thread.join()
         else:
@@ -296,17 +167,17 @@ class Writer:
 
     def step(self) -> None:
         """Without a thread (start-up, tests): does all that is queued, then returns."""
-        while self._take(0):
+        while self._queue.take(0):
             if not self._turn():
                 break
-            if not self._backlog:
+            if not self._queue.backlog:
                 self._flush_answers()  # an answer may queue more
         self._flush_answers()
 
     def sweep_now(self, entries_max: int | None = None) -> int:
         """Without a thread: sweeps what is due, in bounded commits. Returns the entries visited."""
         visited = 0
-        while self._failure is None and self.sweep.next_due <= self._clock.now_micros():
+        while self._queue.failure is None and self.sweep.next_due <= self._clock.now_micros():
             step = self._sweep_once(self._options.sweep_entries_max)
             visited += step
             if step == 0 or (entries_max is not None and visited >= entries_max):
@@ -315,15 +186,15 @@ class Writer:
 
     def sync_now(self) -> None:
         """Without a thread: syncs what is written and not yet durable."""
-        if self._unsynced_since is not None and self._failure is None:
+        if self._unsynced_since is not None and self._queue.failure is None:
             self._sync()
             self._flush_answers()
 
     def _run(self) -> None:
         try:
             while True:
-                self._take(self._wait_micros())
-                if self._backlog and not self._turn():
+                self._queue.take(self._wait_micros())
+                if self._queue.backlog and not self._turn():
                     break
                 self._flush_answers()  # before the sweep: they have waited long enough
                 self._sweep_if_due()
@@ -338,38 +209,28 @@ class Writer:
 
     def _wait_micros(self) -> int:
         """How long the writer may sleep when nothing is queued."""
-        if self._backlog:
+        if self._queue.backlog:
             return 0
         now = self._clock.now_micros()
         wait = MICROS
-        if self._failure is None:
+        if self._queue.failure is None:
             if not self._clock.paused:
                 wait = min(wait, max(self.sweep.next_due, self._next_sweep) - now)
             if self._unsynced_since is not None:
                 wait = min(wait, self._unsynced_since + self._options.buffered_sync_micros - now)
         return max(0, wait)
 
-    def _take(self, wait_micros: int) -> bool:
-        """Moves what is queued to the backlog, after waiting for at most `wait_micros` for the first."""
-        try:
-            item = self._queue.get(timeout=wait_micros / MICROS) if wait_micros else self._queue.get_nowait()
-            self._backlog.append(item)
-            while True:
-                self._backlog.append(self._queue.get_nowait())
-        except Empty:
-            return bool(self._backlog)
-
     def _turn(self) -> bool:
         """Does the next step, or commits the next jobs. False: stop."""
-        first = self._backlog[0]
-        if isinstance(first, _Stop):
-            self._backlog.popleft()
+        first = self._queue.backlog[0]
+        if isinstance(first, Stop):
+            self._queue.backlog.popleft()
             return False
-        if self._failure is not None:
+        if self._queue.failure is not None:
             self._refuse_all()
             return True
         if isinstance(first, QueuedStep):
-            self._backlog.popleft()
+            self._queue.backlog.popleft()
             self._do_step(first)
             return True
         jobs = self._next_jobs()
@@ -383,21 +244,21 @@ class Writer:
         """The jobs of the next commit, in order, with how many records of each. Refused ones are answered here."""
         chosen: list[tuple[Job, int]] = []
         room = self._options.commit_records_max
-        while self._backlog and room > 0:
-            job = self._backlog[0]
+        while self._queue.backlog and room > 0:
+            job = self._queue.backlog[0]
             if not isinstance(job, Job):
                 break
             if job.topic is None and not self._prepare(job):
-                self._backlog.popleft()
+                self._queue.backlog.popleft()
                 continue
             if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
-                self._backlog.popleft()
-                self._answer(job, _broken(job))
+                self._queue.backlog.popleft()
+                self._answer(job, broken_stream(job))
                 continue
             if job.alone:
                 if not chosen:
                     chosen.append((job, job.left))
-                    self._backlog.popleft()
+                    self._queue.backlog.popleft()
                 break
             if chosen and room < job.left <= self._options.commit_records_max:
                 break  # a request that fits into one commit is not spread over two (rule D2)
@@ -408,7 +269,7 @@ class Writer:
             room -= count
             if count < job.left:
                 break  # the rest of it stays at the head of the backlog, for the next commit
-            self._backlog.popleft()
+            self._queue.backlog.popleft()
         return chosen
 
     def _prepare(self, job: Job) -> bool:
@@ -453,14 +314,14 @@ class Writer:
             if len(chosen) > 1:
                 # Who is to blame is found by staging them one by one; nothing has been written.
                 for job, count in chosen:
-                    if self._failure is not None:
-                        self._end(job, self._refusal())
+                    if self._queue.failure is not None:
+                        self._end(job, self._queue.refusal())
                     elif isinstance(job.request, Publish) and job.request.channel and job.request.channel.broken:
-                        self._end(job, _broken(job))
+                        self._end(job, broken_stream(job))
                     else:
                         self._commit_jobs([(job, count)], whole=True)
                 return
-            self._end(chosen[0][0], _as_store_error(error))
+            self._end(chosen[0][0], as_store_error(error))
             return
         self._finish_jobs(draft, parts, started)
 
@@ -506,8 +367,8 @@ class Writer:
             if fits < count:
                 # The last of them may be still there, as only a part of it was chosen.
                 for other, _ in reversed(chosen[at:]):
-                    if not (self._backlog and self._backlog[0] is other):
-                        self._backlog.appendleft(other)
+                    if not (self._queue.backlog and self._queue.backlog[0] is other):
+                        self._queue.backlog.appendleft(other)
                 break
         return taken
 
@@ -555,8 +416,8 @@ class Writer:
 
     def _end(self, job: Job, error: StoreError) -> None:
         """Refuses the rest of a job. Slices of it that were committed stand, and the answer says how many records."""
-        if self._backlog and self._backlog[0] is job:
-            self._backlog.popleft()
+        if self._queue.backlog and self._queue.backlog[0] is job:
+            self._queue.backlog.popleft()
         self._answer(
             job,
             StoreError(
@@ -573,10 +434,10 @@ class Writer:
 
     def _do_step(self, queued: QueuedStep) -> None:
         if queued.sweep_first and not self._swept_for(queued):
-            self._backlog.append(queued)
+            self._queue.backlog.append(queued)
             return
         result = self._run_step(queued.step, sync=queued.sync)
-        self._settle(queued)
+        self._queue.settle(queued)
         self._answers.append(lambda: queued.done(result))
 
     def _swept_for(self, queued: QueuedStep) -> bool:
@@ -586,7 +447,7 @@ class Writer:
         """
         queued.begun_micros = min(queued.begun_micros, self._clock.now_micros())
         visited = self.sweep_now(self._options.sweep_entries_max)
-        if visited and self.sweep.next_due <= queued.begun_micros and not (self._stopping or self._failure):
+        if visited and self.sweep.next_due <= queued.begun_micros and not (self._queue.stopping or self._queue.failure):
             return False
         self.sweep_now()
         return True
@@ -601,10 +462,10 @@ class Writer:
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001  # [5]: as above
-            return _as_store_error(error)
+            return as_store_error(error)
 
     def _sweep_if_due(self) -> None:
-        if self._failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
+        if self._queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
             return
         now = self._clock.now_micros()
         if self.sweep.next_due > now or self._next_sweep > now:
@@ -633,7 +494,7 @@ class Writer:
         try:
             visited = self.sweep.stage(draft, entries_max)
         except RocksError as error:
-            self._fail(_as_store_error(error))
+            self._fail(as_store_error(error))
             return 0
         if visited and self._write(draft, sync=False) is not None:
             return 0  # stalled or failed: tried again later, or never
@@ -660,8 +521,8 @@ class Writer:
 
     def _write(self, draft: Draft, *, sync: bool) -> StoreError | None:
         """Writes a draft, and syncs; takes its counters over. Returns why nothing was written, or None."""
-        if self._failure is not None:
-            return self._refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
+        if self._queue.failure is not None:
+            return self._queue.refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
         try:
             self.sweep.lower(draft)
             draft.batch.puts[META].update(map(topic_row, draft.new_topics))
@@ -676,7 +537,7 @@ class Writer:
                 retry_after_micros=MICROS,
             )
         except RocksError as error:
-            return self._fail(_as_store_error(error))
+            return self._fail(as_store_error(error))
         except Exception as error:  # [5]: perhaps written, perhaps not; what is in memory may be wrong
             log.exception("commit_failed")
             return self._fail(StoreError(Reason.STORE_FAILED, f"a commit met an unexpected error: {error!r}"))
@@ -759,7 +620,7 @@ class Writer:
         try:
             self._rocks.sync()
         except RocksError as error:
-            return self._fail(_as_store_error(error))
+            return self._fail(as_store_error(error))
         self._unsynced_since = None
         self._synced_sequence = self._last_sequence
         if self._followers:
@@ -769,30 +630,28 @@ class Writer:
         return None
 
     def _sync_if_due(self) -> None:
-        if self._unsynced_since is None or self._failure is not None:
+        if self._unsynced_since is None or self._queue.failure is not None:
             return
         if self._clock.now_micros() - self._unsynced_since >= self._options.buffered_sync_micros:
             self._sync()
 
     def _finish(self) -> None:
         """At an orderly stop: syncs, and gives back what was reserved and not used."""
-        if self._failure is not None:
+        if self._queue.failure is not None:
             return
         try:
             bounds = encode_bounds(Reserved(self._last_version, self._last_sequence))
             self._write_meta({BOUNDS_KEY: bounds, CLOCK_KEY: i64(self._clock.now_micros())})
         except RocksError as error:
-            self._fail(_as_store_error(error))
+            self._fail(as_store_error(error))
 
     # -- failing and answering --------------------------------------------------------------------------------------
 
     def _fail(self, error: StoreError) -> StoreError:
         """Ends writing for good ([3])."""
-        with self._admission:
-            if self._failure is None:
-                self._failure = error
-                log.error("writes_stopped", reason=error.reason.name, cause=error.message)
-        return self._refusal()
+        if self._queue.fail(error):
+            log.error("writes_stopped", reason=error.reason.name, cause=error.message)
+        return self._queue.refusal()
 
     def fail(self, error: StoreError) -> None:
         """Ends writing from outside: a check of the data has found damage."""
@@ -800,34 +659,32 @@ class Writer:
 
     def _refuse_all(self) -> None:
         """Refuses everything queued, after a failure or a stop."""
-        self._take(0)
-        error = self._refusal() if self._failure is not None else StoreError(Reason.STOPPING, "the server is stopping")
-        kept: deque[Job | QueuedStep | _Stop] = deque()
-        while self._backlog:
-            item = self._backlog.popleft()
+        self._queue.take(0)
+        error = (
+            self._queue.refusal()
+            if self._queue.failure is not None
+            else StoreError(Reason.STOPPING, "the server is stopping")
+        )
+        kept: list[Item] = []
+        while self._queue.backlog:
+            item = self._queue.backlog.popleft()
             match item:
                 case Job():
                     self._end(item, error)
                 case QueuedStep():
-                    self._settle(item)
+                    self._queue.settle(item)
                     self._answers.append(partial(item.done, error))
-                case _Stop():
+                case Stop():
                     kept.append(item)
-        self._backlog = kept
+        self._queue.backlog.extend(kept)
 
     def _answer(self, job: Job, answer: Outcome | StoreError) -> None:
         request = job.request
         if isinstance(answer, StoreError) and isinstance(request, Publish) and request.channel is not None:
             # Passing or not, records after a refused request must not overtake it (rules P6, P7).
             request.channel.broken = True
-        self._settle(job)
+        self._queue.settle(job)
         self._answers.append(lambda: job.done(answer))
-
-    def _settle(self, item: Job | QueuedStep) -> None:
-        size = _size(item)
-        with self._admission:
-            self._queued_requests -= 1
-            self._queued_bytes -= size
 
     def _flush_answers(self) -> None:
         """One wake-up per turn, not per answer: waking the loop is most of the cost of a small write."""
@@ -843,33 +700,3 @@ class Writer:
                     log.exception("answer_failed")  # its own matter: the others still want to hear theirs
 
         self._deliver(deliver)
-
-
-def _size(item: Job | QueuedStep) -> int:
-    return item.size
-
-
-def _broken(job: Job) -> StoreError:
-    return StoreError(
-        Reason.STREAM_BROKEN,
-        "an earlier request of this stream was refused, so nothing after it is applied",
-        applied=job.outcome.applied,
-    )
-
-
-def _as_store_error(error: Exception) -> StoreError:
-    """What a caller is told of an exception below the store's door."""
-    match error:
-        case StoreError():
-            return error
-        case DiskFull():
-            return StoreError(Reason.DISK_FULL, f"the disk is full, writes have stopped: {error}")
-        case Damaged():
-            return StoreError(Reason.DATA_DAMAGED, f"stored data is damaged: {error}")
-        case Stalled():
-            return StoreError(Reason.WRITE_STALLED, f"the disk cannot keep up: {error}", retry_after_micros=MICROS)
-        case RocksError():
-            return StoreError(Reason.STORE_FAILED, f"a commit failed, writes have stopped: {error}")
-        case _:
-            log.error("unexpected", exc_info=error)
-            return StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}")

@@ -34,7 +34,8 @@ import structlog
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.requests import Job, Limits, prepare, stage_job
+from sow_server.engine.commit.mutations import stage_job
+from sow_server.engine.commit.requests import Job, Limits, prepare
 from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,

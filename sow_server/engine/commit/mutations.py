@@ -1,0 +1,161 @@
+"""Requests, staged on a `Draft`: a publish as `puts` decides, touches, deletes and restamps record by record.
+
+[1]  Records are decided in the order of the request (rules P4, P7).
+"""
+
+from __future__ import annotations
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.publishers import PublisherCache
+from sow_server.engine.commit.puts import failed_condition, stage_publish, ttl_ignored
+from sow_server.engine.commit.requests import Job, Result, Slice, store_keys
+from sow_server.engine.disk.layout import (
+    TOUCH,
+    payload_bytes_total,
+    read_header,
+)
+from sow_server.engine.formats.payloads import BadRecord
+from sow_server.engine.values import lifetimes
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.lifetimes import LifetimeError
+from sow_server.engine.values.model import (
+    Applied,
+    Condition,
+    Delete,
+    Lifetime,
+    Publish,
+    Refusal,
+    Restamp,
+    RestampMode,
+    Touch,
+)
+
+
+def stage_job(draft: Draft, job: Job, count: int, publishers: PublisherCache) -> Slice:
+    """Stages the next `count` records of a job. Raises StoreError (nothing of the job is staged) or AtomicAborted."""
+    topic = job.topic
+    assert topic is not None, "the job has been prepared"
+    match job.request:
+        case Publish() as publish:
+            return stage_publish(draft, job, publish, topic, count, publishers)
+        case Touch() as touch:
+            return _stage_touch(draft, job, touch, topic, count)
+        case Delete() as delete:
+            return _stage_delete(draft, job, delete, topic, count, publishers)
+        case Restamp() as restamp:
+            return _stage_restamp(draft, job, restamp, topic, count)
+
+
+def merged_fits(draft: Draft, job: Job, count: int, bytes_max: int) -> tuple[int, int]:
+    """How many of the next `count` records of a delta publish merge into records of at most `bytes_max` together, and
+    how many bytes these are. Their heads have been fetched."""
+    found = [draft.heads[key] for key in store_keys(job, count)]
+    size = payload_bytes_total([head for head in found if head is not None])
+    if size <= bytes_max:
+        return count, size
+    size = 0
+    for index, store_key in enumerate(job.store_keys[job.position : job.position + count]):
+        head = draft.heads[store_key] if store_key else None
+        record_bytes = 0 if head is None else read_header(head).payload_bytes
+        if size + record_bytes > bytes_max:
+            return index, size
+        size += record_bytes
+    return count, size
+
+
+def _stage_touch(draft: Draft, job: Job, request: Touch, topic: Topic, count: int) -> Slice:
+    part = Slice(count)
+    draft.fetch_bodies(store_keys(job, count))
+    for index in range(job.position, job.position + count):
+        key = job.keys[index]
+        if isinstance(key, BadRecord):
+            part.add(Refusal(index, key.reason, key.message))
+        else:
+            part.add(_touch_one(draft, topic, index, key, request.lifetime, request.condition))
+    return part
+
+
+def _touch_one(
+    draft: Draft, topic: Topic, index: int, key: bytes, lifetime: Lifetime, condition: Condition | None
+) -> Result:
+    store_key = topic.prefix + key
+    try:
+        expire_time = lifetimes.expire_time(topic.settings, lifetime, draft.now)
+    except LifetimeError as error:
+        return Refusal(index, error.reason, error.message)
+    head = draft.live_head(topic, key, store_key)
+    if head is None:
+        return Refusal(index, Reason.RECORD_NOT_FOUND, f"key: there is no live record {_shown(key)}")
+    if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
+        return failed
+    version, sequence = draft.put(
+        topic,
+        key,
+        store_key,
+        head,
+        draft.body(store_key),
+        change=TOUCH,
+        publish_time=read_header(head).publish_time_micros,
+        expire_time=expire_time,
+    )
+    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ttl_ignored(topic, lifetime))
+
+
+def _stage_delete(
+    draft: Draft, job: Job, request: Delete, topic: Topic, count: int, publishers: PublisherCache
+) -> Slice:
+    """Deletes; a key without a live record, or with one that is not meant, does not match: no refusal (rule D2)."""
+    part = Slice(count)
+    if (position := request.publisher) is not None:
+        found = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
+        found.check_acting(position)
+    draft.fetch_bodies(store_keys(job, count))
+    for index in range(job.position, job.position + count):
+        key = job.keys[index]
+        if isinstance(key, BadRecord):
+            continue
+        store_key = topic.prefix + key
+        head = draft.live_head(topic, key, store_key)
+        if head is not None and (request.matches is None or request.matches(key, draft.value(store_key))):
+            part.last_sequence = draft.delete(topic, key, store_key, head)
+            part.applied += 1
+    return part
+
+
+def _stage_restamp(draft: Draft, job: Job, request: Restamp, topic: Topic, count: int) -> Slice:
+    """Restamps; records that are not meant, or have that lifetime already, are left alone (rule L13)."""
+    part = Slice(count)
+    try:
+        stamp = lifetimes.restamp_time(topic.settings, request.mode, request.lifetime, draft.now)
+    except LifetimeError as error:
+        raise StoreError(error.reason, error.message, field="lifetime") from None
+    draft.fetch_bodies(store_keys(job, count))
+    for index in range(job.position, job.position + count):
+        key = job.keys[index]
+        if isinstance(key, BadRecord):
+            continue
+        store_key = topic.prefix + key
+        head = draft.live_head(topic, key, store_key)
+        if head is None or not (request.matches is None or request.matches(key, draft.value(store_key))):
+            continue
+        before = read_header(head)
+        expire_time = min(before.expire_time_micros, stamp) if request.mode is RestampMode.CAP else stamp
+        if expire_time != before.expire_time_micros:
+            part.last_version, part.last_sequence = draft.put(
+                topic,
+                key,
+                store_key,
+                head,
+                draft.body(store_key),
+                change=TOUCH,
+                publish_time=before.publish_time_micros,
+                expire_time=expire_time,
+            )
+            part.applied += 1
+    return part
+
+
+def _shown(key: bytes) -> str:
+    text = key.decode()
+    return repr(text if len(text) <= 80 else text[:77] + "…")

@@ -1,0 +1,46 @@
+"""Hearing of commits: the followers of changes, and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.journal.builder import ChunkBuilder
+
+
+class Committed(NamedTuple):
+    """What one commit did to topics, for those who follow changes."""
+
+    last_sequence: int
+    commit_time_micros: int
+    chunks: Sequence[ChunkBuilder]
+    control: bool = False
+    """Whether it may have changed topics: what there are, or their settings."""
+    dropped: Sequence[Topic] = ()
+    """Topics that were deleted; of them nothing follows."""
+
+
+Follow = Callable[[Sequence[Committed], int], None]
+"""Hears on the deliverer's thread, in order, which commits have become durable, and up to which sequence all are."""
+
+
+class Observer(Protocol):
+    """Hears of the work of the writer (the metrics). Called from the writer thread; must be quick."""
+
+    def committed(self, records: int, seconds: float) -> None:
+        """A commit of `records` applied records took `seconds`, sync included."""
+
+    def expired(self, lags_micros: list[int]) -> None:
+        """Records were expired, so long after their expire time."""
+
+    def stalled(self) -> None:
+        """A write found RocksDB stalled."""
+
+
+class NoObserver:
+    """Nobody watches."""
+
+    def committed(self, records: int, seconds: float) -> None: ...
+    def expired(self, lags_micros: list[int]) -> None: ...
+    def stalled(self) -> None: ...

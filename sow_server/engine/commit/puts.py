@@ -1,0 +1,392 @@
+"""Publishes, decided record by record or column by column, on a `Draft`.
+
+[1]  Records are decided in the order of the request (rules P4, P7).
+[2]  A refused record changes nothing but the memory of its publisher.
+[3]  Publisher sequences at or below the highest seen are never applied again (rule P6).
+[4]  A request that ends a unit of work finishes it with its last records, if none of all its records is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Final
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft, Puts
+from sow_server.engine.commit.publishers import SEVERAL, Publisher, PublisherCache, Run
+from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice
+from sow_server.engine.disk.layout import (
+    EXPIRE_TIME,
+    HEADER,
+    HEADER_FAST,
+    PUT,
+    header_start,
+    i64,
+    read_header,
+)
+from sow_server.engine.formats.payloads import BadRecord
+from sow_server.engine.values import lifetimes
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.lifetimes import LifetimeError
+from sow_server.engine.values.model import (
+    NEVER,
+    Applied,
+    Condition,
+    ConditionKind,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    Publish,
+    PublisherPosition,
+    Refusal,
+    TtlMode,
+)
+
+
+def stage_publish(
+    draft: Draft, job: Job, request: Publish, topic: Topic, count: int, publishers: PublisherCache
+) -> Slice:
+    part = Slice(count)
+    start, stop = job.position, job.position + count
+    position = request.publisher
+    publisher: Publisher | None = None
+    ends_unit = False
+    if position is not None:
+        publisher = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
+        publisher = publisher.admit(position, len(job.keys))
+        ends_unit = position.unit_done and position.unit > publisher.unit
+        if ends_unit and start == 0:
+            publisher.check_finish(position)
+        start = _skip_duplicates(job, request, position, publisher, part, start, stop)
+        part.first_sequence = position.first_sequence
+    _put_all(draft, job, request, topic, start, stop, part)
+    if request.atomic and part.refusals and part.applied:
+        raise AtomicAborted(part.refusals)
+    finishes = ends_unit and stop == len(job.keys) and not (job.outcome.refusals or part.refusals)
+    if publisher is not None and position is not None and (start < stop or finishes):
+        refused = [
+            refusal._replace(index=position.first_sequence + refusal.index)
+            for refusal in part.refusals
+            if refusal.index >= start
+        ]
+        draft.publishers[position.publisher_id] = publisher.advance(
+            position.first_sequence + stop - 1,
+            refused,
+            draft.now,
+            unit=position.unit,
+            applied=part.applied,
+            finishes=finishes,
+            runs=part.runs,
+        )
+    return part
+
+
+def _skip_duplicates(
+    job: Job,
+    request: Publish,
+    position: PublisherPosition,
+    publisher: Publisher,
+    part: Slice,
+    start: int,
+    stop: int,
+) -> int:
+    """Answers the records that were decided before with their original outcome; returns where new ones begin."""
+    first_new = min(stop, max(start, publisher.highest_sequence + 1 - position.first_sequence))
+    runs = publisher.known_runs() if start < first_new else []
+    for index in range(start, first_new):
+        # The same request as then: also an atomic one may have been refused for another reason than its records'.
+        conditional = request.atomic or (request.conditions is not None and request.conditions[index] is not None)
+        refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional)
+        key = job.keys[index]
+        if refusal is not None:
+            refusal = refusal._replace(index=index)
+        elif isinstance(key, BadRecord):
+            refusal = Refusal(index, key.reason, key.message)
+        if refusal is not None:
+            part.refusals.append(refusal)
+            part.results.append(refusal)
+        else:
+            assert isinstance(key, bytes), "either a key or a reason"
+            part.duplicates += 1
+            version, sequence, expire_time = _remembered(runs, position.first_sequence + index)
+            part.last_duplicate_version, part.last_duplicate_sequence = version, sequence
+            if request.want_results:
+                known = expire_time != SEVERAL
+                part.results.append(
+                    Applied(
+                        key.decode(),
+                        version,
+                        expire_time if known else NEVER,
+                        sequence,
+                        duplicate=True,
+                        expire_time_known=known,
+                    )
+                )
+    return first_new
+
+
+def _remembered(runs: Sequence[Run], sequence: int) -> tuple[int, int, int]:
+    """Version, journal sequence and stamp that a publisher's sequence got when it was applied; 0, 0 and SEVERAL where
+    that is forgotten."""
+    for run in runs:
+        if 0 <= (offset := sequence - run.first) < run.count:
+            return run.version + offset, run.sequence + offset, run.expire_time_micros
+    return 0, 0, SEVERAL
+
+
+def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
+    """Puts the records of a slice: runs of plain ones column by column, the others one by one.
+
+    One by one: records without a key, with a refused or already-over lifetime, or replacing an overdue record; and all
+    of them where the request has conditions, keeps stamps, merges, is atomic, or wants results.
+    """
+    count = stop - start
+    if (
+        request.conditions is not None
+        or job.delta is not None
+        or request.ttl_mode is TtlMode.KEEP
+        or request.want_results
+        or request.atomic
+        or count < PLAIN_RECORDS_MIN
+    ):
+        _put_each(draft, job, request, topic, start, stop, part)
+        return
+    expire_times = _expire_times(request, topic, draft.now, start, stop)
+    store_keys = job.store_keys[start:stop]
+    one_by_one: set[int] = set()
+    if min(expire_times) <= draft.now:
+        one_by_one.update(index for index, expire_time in enumerate(expire_times) if expire_time <= draft.now)
+    if not job.all_have_keys:
+        one_by_one.update(index for index, store_key in enumerate(store_keys) if not store_key)
+    if topic.acts:
+        stamps = [_NEVER_BYTES if head is None else head[EXPIRE_TIME] for head in map(draft.heads.get, store_keys)]
+        if min(stamps) <= draft.now_bytes:
+            one_by_one.update(index for index, stamp in enumerate(stamps) if stamp <= draft.now_bytes)
+    if len(one_by_one) * PLAIN_RECORDS_MIN > count:
+        _put_each(draft, job, request, topic, start, stop, part)
+        return
+    at = 0
+    for index in sorted(one_by_one):
+        if at < index:
+            _put_plain(draft, job, request, topic, expire_times[at:index], start + at, start + index, part)
+        _put_each(draft, job, request, topic, start + index, start + index + 1, part)
+        at = index + 1
+    if at < count:
+        _put_plain(draft, job, request, topic, expire_times[at:], start + at, stop, part)
+
+
+def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, stop: int) -> list[int]:
+    """The stamps of a slice of records; 0 where the lifetime is refused."""
+
+    def stamp(lifetime: Lifetime) -> int:
+        try:
+            return lifetimes.expire_time(topic.settings, lifetime, now_micros)
+        except LifetimeError:
+            return 0
+
+    common = stamp(request.lifetime)
+    if request.lifetimes is None:
+        return [common] * (stop - start)
+    given = request.lifetimes[start:stop]
+    if (stamps_alike := _stamps_of_one_kind(topic, given, now_micros)) is not None:
+        return stamps_alike
+    # Publishers use few different lifetimes, so each is worked out once.
+    stamps = {lifetime: stamp(lifetime) for lifetime in set(given) if lifetime.kind is not LifetimeKind.ABSENT}
+    return [stamps.get(lifetime, common) for lifetime in given]
+
+
+def _stamps_of_one_kind(topic: Topic, given: Sequence[Lifetime], now_micros: int) -> list[int] | None:
+    """The stamps of lifetimes that are all ttls, or all expire times, and none of them refused; None for others.
+
+    A lifetime column often has another one for each record. A stamp rises with its lifetime, so the shortest and the
+    longest tell whether any is refused or bounded, and the rest is an addition.
+    """
+    kinds = list(map(_KIND, given))
+    kind = kinds[0]
+    # By identity: to hash a member of an enumeration, as a set does, runs Python.
+    if kind not in (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME) or kinds.count(kind) != len(kinds):
+        return None
+    micros = list(map(_MICROS, given))
+    base = now_micros if kind is LifetimeKind.TTL else 0
+    shortest, longest = min(micros), max(micros)
+    try:
+        low = lifetimes.expire_time(topic.settings, Lifetime(kind, shortest), now_micros)
+        high = lifetimes.expire_time(topic.settings, Lifetime(kind, longest), now_micros)
+    except LifetimeError:
+        return None
+    if low == base + shortest and high == base + longest:
+        return [base + value for value in micros]
+    return [min(max(base + value, low), high) for value in micros]
+
+
+_KIND: Final = itemgetter(0)
+_MICROS: Final = itemgetter(1)
+
+
+def _put_plain(
+    draft: Draft,
+    job: Job,
+    request: Publish,
+    topic: Topic,
+    expire_times: list[int],
+    start: int,
+    stop: int,
+    part: Slice,
+) -> None:
+    """The hot path: unconditional puts with expire times ahead, over nothing overdue. Publishing is as fast as this.
+
+    It does to each record what `Draft.put` does, column by column instead of record by record, so that the interpreter
+    runs a few bytecodes a record and C the rest; the property tests hold the two together.
+    """
+    keys, payloads, store_keys = job.keys[start:stop], request.payloads[start:stop], job.store_keys[start:stop]
+    count, version, sequence = stop - start, draft.next_version, draft.next_sequence
+    alike = min(expire_times) == max(expire_times)
+    expire_bytes = [i64(expire_times[0])] * count if alike else list(map(i64, expire_times))
+    now_bytes = draft.now_bytes
+    lengths = list(map(len, payloads))
+    new_heads = list(
+        map(
+            HEADER_FAST.pack,
+            repeat(header_start(draft.origin)),
+            lengths,
+            range(version, version + count),
+            repeat(now_bytes + expire_bytes[0]) if alike else [now_bytes + stamp for stamp in expire_bytes],
+            range(sequence, sequence + count),
+        )
+    )
+    draft.put_all(
+        topic,
+        Puts(
+            keys,  # type: ignore[arg-type]  # a plain put has a key
+            store_keys,
+            new_heads,
+            payloads,
+            stamps=expire_bytes,
+            earliest=expire_times[0] if alike else min(expire_times),
+            version=range(version, version + count),
+            publish_time=draft.now,
+            expire_time=expire_times[0] if alike else array("q", expire_times),
+            origin=draft.origin,
+        ),
+    )
+    draft.next_version = version + count
+    part.applied += count
+    part.last_version, part.last_sequence = version + count - 1, sequence + count - 1
+    if part.first_sequence is not None:
+        stamp = expire_times[0] if alike else SEVERAL
+        part.runs.append(Run(part.first_sequence + start, count, version, sequence, stamp))
+
+
+def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
+    """Puts record by record: conditions, lifetimes of their own, kept stamps, deltas, results."""
+    for index in range(start, stop):
+        key = job.keys[index]
+        result: Result
+        if isinstance(key, BadRecord):
+            result = Refusal(index, key.reason, key.message)
+        else:
+            result = _put_one(draft, topic, job, request, index, key)
+        part.add(result)
+        if part.first_sequence is not None and isinstance(result, Applied):
+            run = Run(part.first_sequence + index, 1, result.version, result.sequence, result.expire_time_micros)
+            if not (part.runs and part.runs[-1].grow(run)):
+                part.runs.append(run)
+
+
+def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int, key: bytes) -> Result:
+    payload, lifetime, delta = request.payloads[index], request.lifetime, job.delta
+    if request.lifetimes is not None and request.lifetimes[index].kind is not LifetimeKind.ABSENT:
+        lifetime = request.lifetimes[index]
+    condition = None if request.conditions is None else request.conditions[index]
+    store_key = topic.prefix + key
+    try:
+        expire_time = lifetimes.expire_time(topic.settings, lifetime, draft.now)
+    except LifetimeError as error:
+        return Refusal(index, error.reason, error.message)
+    head = draft.live_head(topic, key, store_key)
+    if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
+        return failed
+    if delta is not None and head is not None:
+        merged = topic.format.merge(draft.body(store_key), payload, delta.unset)
+        if isinstance(merged, BadRecord):
+            return Refusal(index, merged.reason, merged.message)
+        if len(merged) > delta.payload_bytes_max:
+            return Refusal(
+                index,
+                Reason.PAYLOAD_TOO_LARGE,
+                f"payload: merged into the record it has {len(merged)} bytes, more than the limit of"
+                f" {delta.payload_bytes_max}",
+            )
+        payload = merged
+    if request.ttl_mode is TtlMode.KEEP and head is not None:
+        expire_time = read_header(head).expire_time_micros
+    due = topic.acts and expire_time <= draft.now
+    version, sequence = draft.put(
+        topic,
+        key,
+        store_key,
+        head,
+        payload,
+        change=PUT,
+        publish_time=draft.now,
+        expire_time=expire_time,
+        expire_due=not due,
+    )
+    delivered = None
+    if due:
+        value = draft.value(store_key)
+        delivered = draft.part(HandOver).takers(topic, key, value)
+        draft.expire(topic, key, store_key, value[HEADER], letters=not delivered)
+    ignored = ttl_ignored(topic, lifetime)
+    return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ignored, delivered=delivered)
+
+
+class HandOver:
+    """Hands records that are due at once to attached subscribers, in a bounded part of one commit's time (rule L7)."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = TAKING_SECONDS_MAX
+
+    def takers(self, topic: Topic, key: bytes, value: bytes) -> int:
+        """How many attached subscribers a record is for; those that were not asked in time do not count."""
+        if topic.takers is None or self._seconds <= 0:
+            return 0
+        begin = time.perf_counter()
+        try:
+            return topic.takers(key, value, begin + self._seconds)
+        finally:
+            self._seconds -= time.perf_counter() - begin
+
+
+def failed_condition(condition: Condition, head: bytes | None, index: int) -> Refusal | None:
+    """Why a condition does not hold; None when it does (rule P3)."""
+    current = 0 if head is None else read_header(head).version
+    if condition.kind is ConditionKind.IF_ABSENT:
+        holds, wanted = head is None, "to be absent"
+    elif condition.kind is ConditionKind.IF_PRESENT:
+        holds, wanted = head is not None, "to be present"
+    else:
+        holds, wanted = head is not None and current == condition.version, f"at version {condition.version}"
+    if holds:
+        return None
+    found = "there is none" if head is None else f"it is at version {current}"
+    return Refusal(index, Reason.CONDITION_FAILED, f"condition: the record was wanted {wanted}, {found}", current)
+
+
+def ttl_ignored(topic: Topic, lifetime: Lifetime) -> bool:
+    """Whether a lifetime was given to a topic that does not act on expiration."""
+    return topic.settings.expiration is Expiration.DISABLED and lifetime.kind is not LifetimeKind.ABSENT
+
+
+_NEVER_BYTES: Final = i64(NEVER)
+TAKING_SECONDS_MAX: Final = 0.05
+"""Of one commit: asking filters to whom records that are due at once are handed. The writer does nothing else
+meanwhile."""
+PLAIN_RECORDS_MIN: Final = 8
+"""Going column by column has a price of its own, which this many records earn back."""
