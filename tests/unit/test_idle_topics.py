@@ -146,12 +146,12 @@ def test_content_that_comes_before_the_writers_turn_saves_a_topic(keeper: Keeper
     keeper.rig.store.cuts.get(keeper.rig.topic("used"), [b"k"])
     topic = keeper.rig.topic("full")
     # In the writer's queue the publish comes after, so it is brought before by hand.
-    queue = keeper.rig.store.writer
-    queue._take(0)
+    writer = keeper.rig.store.writer
+    writer._queue.take(0)
     keeper.rig.store.commits.submit(Publish("full", [b"{}"], ["k"]), lambda _: None)
-    queue._take(0)
-    queue._backlog.rotate(1)
-    queue.step()
+    writer._queue.take(0)
+    writer._queue.backlog.rotate(1)
+    writer.step()
     assert keeper.there("full")
     assert keeper.there("used")
     assert keeper.rig.topic("full") is topic
@@ -273,13 +273,13 @@ def test_a_topic_of_the_same_name_is_another_topic(keeper: Keeper) -> None:
     keeper.create("t", idle_ttl_micros=TTL)
     keeper.rig.time.tick(TTL)
     keeper.idle.tick()  # asked for, and before it the topic is deleted and made again
-    queue = keeper.rig.store.writer
-    queue._take(0)
+    writer = keeper.rig.store.writer
+    writer._queue.take(0)
     keeper.rig.store.administration.delete_topic("t", lambda _: None)
     keeper.rig.store.administration.create_topic("t", declared_of(JSON), lambda _: None)
-    queue._take(0)
-    queue._backlog.rotate(2)
-    queue.step()
+    writer._queue.take(0)
+    writer._queue.backlog.rotate(2)
+    writer.step()
     assert keeper.there("t")
     assert sum(keeper.idle.deleted_total.values()) == 0
 

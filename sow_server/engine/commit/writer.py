@@ -37,14 +37,7 @@ from sow_server.engine.commit.reclaim import Removals
 from sow_server.engine.commit.requests import FETCH_LATER, AtomicAborted, Job, Slice, prepare, store_keys
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.disk.heads import HeadCache
-from sow_server.engine.disk.layout import (
-    BOUNDS_KEY,
-    CLOCK_KEY,
-    Reserved,
-    encode_bounds,
-    i64,
-    publisher_key,
-)
+from sow_server.engine.disk.layout import BOUNDS_KEY, CLOCK_KEY, Reserved, encode_bounds, i64, publisher_key
 from sow_server.engine.disk.rocks import META, Batch, Rocks, RocksError, Stalled
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
