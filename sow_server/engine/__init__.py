@@ -20,10 +20,11 @@ from typing import Final
 from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topic, Topics, check_name, check_settings, topic_deleted
 from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.observers import Committed, Observer
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.commit.requests import Limits, payload_key
-from sow_server.engine.commit.writer import Committed, Observer, WriterOptions
 from sow_server.engine.disk.rocks import Damaged, RocksError, RocksOptions
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.opening import Instance
