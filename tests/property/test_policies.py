@@ -137,7 +137,7 @@ def naive(
 def test_what_is_in_force_is_what_the_rule_says(
     name: str, own: Declared, given: list[Policy], defaults: Declared, in_config: bool
 ) -> None:
-    """T2, U3, R1, R5."""
+    """T2, Pulsar 3, RabbitMQ 1, RabbitMQ 5."""
     found = resolve_topic(name, own, Policies(given), defaults, in_config=in_config)
     assert found.settings._asdict() == naive(name, own, given, defaults, in_config=in_config)
 
