@@ -113,7 +113,7 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
-    loading = Loading(store, clock, parts.admission, readers)
+    loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = health.aio.HealthServicer()
     server = _server(config, links)
@@ -179,7 +179,10 @@ class _Parts:
     def on(cls, store: Store, clock: GuardedClock, config: Config, metrics: Metrics) -> _Parts:
         """Builds the parts, watched by the metrics."""
         hub = Hub(
-            store,
+            store.commits,
+            store.topics,
+            store.cuts,
+            store.instance,
             clock,
             asyncio.get_running_loop().call_soon,
             options=HubOptions(
@@ -191,10 +194,19 @@ class _Parts:
             store,
             clock,
             hub,
-            Consumers(store, clock, hub, lambda text: TopicFilters(store, text, (), (), SCAN_RECORDS).view),
-            Admission(store, clock),
-            IdleTopics(store, clock),
-            Exports(store, options=ExportOptions(config.limits.exports_max)),
+            Consumers(
+                store.topics,
+                store.durables,
+                store.durable_commits,
+                store.commits,
+                store.cuts,
+                clock,
+                hub,
+                lambda text: TopicFilters(store.cuts, text, (), (), SCAN_RECORDS).view,
+            ),
+            Admission(store.topics, store.durables, store.commits, clock),
+            IdleTopics(store.topics, store.durables, store.administration, clock),
+            Exports(store.topics, store.cuts, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
         )
         metrics.watch_sorts(parts.sorts)
@@ -249,13 +261,13 @@ def _own_handlers(
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """The handlers of this project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
-    changes = Submissions(store, links, parts.admission)
+    changes = Submissions(store.commits, store.topics, links, parts.admission)
     sow = SowService(store, hub, consumers, changes, readers, config.server.durability, metrics, parts.sorts)
     admin = AdminService(
         store, parts.clock, consumers, links, readers, metrics, instance=config.server.instance, version=__version__
     )
     snapshot = SnapshotService(store, parts.exports, hub, consumers, readers, metrics)
-    loads = LoadService(store, loading, readers, store_options(config).writer.limits, metrics)
+    loads = LoadService(store.loads, store.commits, loading, readers, store_options(config).writer.limits, metrics)
     return (
         handlers(load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
         handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),

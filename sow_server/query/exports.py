@@ -25,10 +25,9 @@ from itertools import compress, pairwise
 from typing import Final, NamedTuple
 
 from sow.durations import format_micros
-from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
 from sow_server.engine.formats.payloads import key_paths
-from sow_server.engine.reading import Cut
-from sow_server.engine.store import Store
+from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -104,7 +103,7 @@ class ExportPiece(NamedTuple):
 class Export:
     """One cut, and its parts. Readings and `prepare` run on reader threads, one piece at a time."""
 
-    def __init__(self, store: Store, topic: Topic, given: RecordFilter | None, parts: int, splits: SplitCache) -> None:
+    def __init__(self, cuts: Cuts, topic: Topic, given: RecordFilter | None, parts: int, splits: SplitCache) -> None:
         """`parts`: about how many; 0: the server decides. Call `prepare` until it returns True before reading."""
         self.id: Final = secrets.token_hex(12)
         self.topic: Final = topic
@@ -115,7 +114,7 @@ class Export:
         self._guard = threading.Lock()
         self._busy = False
         self._closed = False
-        self.cut: Final[Cut] = store.cuts.records(topic, [bound.steps for bound in self._plan.bounds])
+        self.cut: Final[Cut] = cuts.records(topic, [bound.steps for bound in self._plan.bounds])
         self.stored: Final = topic.statistics.records
         """Stored records of the topic, approximately: of a moment after the cut."""
         self._sieve = sieve(topic, given, self.cut.now_micros)
@@ -399,10 +398,16 @@ class Exports:
     """Owns the open exports, and ends them. On one thread, the event loop's."""
 
     def __init__(
-        self, store: Store, *, options: ExportOptions | None = None, elapsed: Callable[[], int] = boot_micros
+        self,
+        topics: Topics,
+        cuts: Cuts,
+        *,
+        options: ExportOptions | None = None,
+        elapsed: Callable[[], int] = boot_micros,
     ) -> None:
         """`elapsed`: a clock in microseconds for leases."""
-        self._store = store
+        self._topics = topics
+        self._cuts = cuts
         self._options = options or ExportOptions()
         self._elapsed = elapsed
         self._held: dict[str, _OpenExport] = {}
@@ -469,13 +474,13 @@ class Exports:
     def _judge(self, held: _OpenExport) -> None:
         """Ends an export whose lease is over."""
         topic = held.export.topic
-        if self._store.topics.by_id.get(topic.id) is not topic:
+        if self._topics.by_id.get(topic.id) is not topic:
             self._end(held, topic)
         elif not held.busy and self._elapsed() >= held.due_micros:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease_micros)}")
         else:
             # else the topic would be deleted for lack of use while its records are read (rule T1)
-            self._store.cuts.used(topic)
+            self._cuts.used(topic)
 
     @contextmanager
     def reader(self, export_id: str) -> Generator[Export, None, None]:

@@ -25,8 +25,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
 from sow_server.engine.formats.payloads import Projection, key_paths
-from sow_server.engine.reading import Cut
-from sow_server.engine.store import Store
+from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER
 from sow_server.filters import Meta, print_path
@@ -110,7 +109,7 @@ class Explanation(NamedTuple):
 class Scan:
     """Owns the cut of one query and the position in it."""
 
-    def __init__(self, store: Store, query: Query, sort_memory: SortMemory | None = None) -> None:
+    def __init__(self, cuts: Cuts, query: Query, sort_memory: SortMemory | None = None) -> None:
         """`sort_memory`: the memory that ordered queries share. Raises StoreError for options that contradict each
         other, or a page token of another query."""
         _check(query)
@@ -132,7 +131,7 @@ class Scan:
         self._matched = self._returned = self._scanned = 0
         self._rows: Rows | None = None
         self._way = Explanation(self._plan.access, "", 0, 0)
-        self.cut: Final[Cut] = store.cuts.records(
+        self.cut: Final[Cut] = cuts.records(
             query.topic,
             [bound.steps for bound in self._plan.bounds],
             counted=_counts_all(query),

@@ -21,8 +21,9 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.store import Store
+from sow_server.engine.administration.administration import Administration
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.durables.registry import Durables
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
@@ -46,8 +47,10 @@ class Cause(enum.StrEnum):
 class IdleTopics:
     """Knows when the next topic may be due. On one thread, the event loop's, except for its watcher of topics."""
 
-    def __init__(self, store: Store, clock: GuardedClock) -> None:
-        self._store = store
+    def __init__(self, topics: Topics, durables: Durables, administration: Administration, clock: GuardedClock) -> None:
+        self._topics = topics
+        self._durables = durables
+        self._administration = administration
         self._clock = clock
         self._stopped = False
         self._heard: deque[Topic] = deque()
@@ -64,8 +67,8 @@ class IdleTopics:
         self.wake: Callable[[], None] = lambda: None
         """Called when `tick` has work earlier than it said."""
         self.deleted_total: Final = dict.fromkeys(Cause, 0)
-        store.topics.watch(lambda topic, _: self._heard.append(topic))
-        self._heard.extend(store.topics.by_id.values())
+        topics.watch(lambda topic, _: self._heard.append(topic))
+        self._heard.extend(topics.by_id.values())
 
     def stop(self) -> None:
         """Deletes nothing any more: the server stops."""
@@ -85,7 +88,7 @@ class IdleTopics:
             if self._due.get(topic_id) != due:
                 continue
             del self._due[topic_id]
-            found = self._store.topics.by_id.get(topic_id)
+            found = self._topics.by_id.get(topic_id)
             if found is not None:
                 self._look(found, now)
         return self._heap[0][0] if self._heap else NEVER
@@ -93,7 +96,7 @@ class IdleTopics:
     def _hear(self, topic: Topic, now: int) -> None:
         """Notes the settings of a topic, and looks at it."""
         ttl = topic.settings.idle_ttl_micros
-        gone = self._store.topics.by_id.get(topic.id) is not topic
+        gone = self._topics.by_id.get(topic.id) is not topic
         if gone or topic.in_config or topic.reserved or (ttl is None and not topic.settings.auto_delete):
             self._ttls.pop(topic.id, None)
             self._due.pop(topic.id, None)
@@ -131,12 +134,7 @@ class IdleTopics:
 
     def _left(self, topic: Topic, now: int) -> bool:
         """Whether all subscribers have left; a detached durable has not left."""
-        return (
-            topic.settings.auto_delete
-            and topic.was_followed
-            and _may_go(topic)
-            and not self._store.durables.count(topic)
-        )
+        return topic.settings.auto_delete and topic.was_followed and _may_go(topic) and not self._durables.count(topic)
 
     def _delete(self, topic: Topic, cause: Cause) -> None:
         if len(self._asked) >= DELETIONS_MAX:
@@ -155,14 +153,14 @@ class IdleTopics:
 
         self._asked.add(topic.id)
         try:
-            self._store.administration.delete_unused(topic, self._left if cause is Cause.LEFT else _unused, done)
+            self._administration.delete_unused(topic, self._left if cause is Cause.LEFT else _unused, done)
         except StoreError:  # the store is overloaded, stopping or has failed
             self._asked.discard(topic.id)
             self._refused(topic)
 
     def _refused(self, topic: Topic) -> None:
         """Hears that the writer has not deleted a topic: it was used meanwhile, or something else keeps it."""
-        if self._store.topics.by_id.get(topic.id) is not topic:
+        if self._topics.by_id.get(topic.id) is not topic:
             return
         now = self._clock.now_micros()
         if self._cause(topic, now) is None:

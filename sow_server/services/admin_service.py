@@ -56,7 +56,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._consumers = consumers
         self._clock = clock
         self._readers = readers
-        self._changes = Submissions(store, replicas)
+        self._changes = Submissions(store.commits, store.topics, replicas)
         self._replicas = replicas
         self._instance = instance
         self._version = version
@@ -272,7 +272,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             return row_fault(topic, key, value, limits, self._clock.now_micros()) is not None
 
         progress = admin_pb2.CheckTopicResponse()
-        async with aclosing(checked(self._store, self._readers, topic, limits)) as steps:
+        async with aclosing(checked(self._store.cuts, self._readers, topic, limits)) as steps:
             async for step in steps:
                 progress.checked += step.rows
                 progress.unsound += len(step.unsound)
@@ -316,9 +316,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         text = request.filter or "true"
         progress = admin_pb2.RestampResponse()
         if request.dry_run:
-            progress.matched = await count_selected(self._store, self._readers, topic, text)
+            progress.matched = await count_selected(self._store.cuts, self._readers, topic, text)
         else:
-            async with aclosing(selected(self._store, self._readers, topic, text)) as batches:
+            async with aclosing(selected(self._store.cuts, self._readers, topic, text)) as batches:
                 async for keys, matches in batches:
                     submitted = await self._changes.submit_patiently(
                         model.Restamp(topic.name, keys, mode, lifetime, topic_id=topic.id, matches=matches)

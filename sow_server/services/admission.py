@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.store import Store
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.durables.registry import Durables
 from sow_server.engine.values import model
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -32,8 +33,10 @@ RETRY_MICROS: Final = MICROS
 class Admission:
     """Owns the waiting publishes, by topic. On the event loop."""
 
-    def __init__(self, store: Store, clock: GuardedClock) -> None:
-        self._store = store
+    def __init__(self, topics: Topics, durables: Durables, commits: Commits, clock: GuardedClock) -> None:
+        self._topics = topics
+        self._durables = durables
+        self._commits = commits
         self._clock = clock
         self._under_way: dict[int, tuple[int, int]] = {}
         """Entries and bytes that have passed and are not written yet, by topic id."""
@@ -53,7 +56,7 @@ class Admission:
         held = False
         # The settings may change during the wait, and the name may belong to another topic afterwards.
         while (topic := self._limited(request)) is not None and self._exceeds(topic):
-            if self._store.commits.failure is not None:
+            if self._commits.failure is not None:
                 break  # the writer will raise it
             if topic.settings.backlog_action is BacklogAction.REJECT:
                 self.rejected_total += 1
@@ -78,7 +81,7 @@ class Admission:
     def _limited(self, request: model.Request) -> Topic | None:
         if not isinstance(request, Publish | Touch):
             return None
-        topic = self._store.topics.by_name.get(request.topic)
+        topic = self._topics.by_name.get(request.topic)
         if topic is None:
             return None
         settings = topic.settings
@@ -87,7 +90,7 @@ class Admission:
         return topic if settings.backlog_action in (BacklogAction.HOLD, BacklogAction.REJECT) else None
 
     def _exceeds(self, topic: Topic) -> bool:
-        return exceeds(self._store, topic, self._clock.now_micros(), self._under_way.get(topic.id, (0, 0)))
+        return exceeds(self._durables, topic, self._clock.now_micros(), self._under_way.get(topic.id, (0, 0)))
 
     async def _wait(self, topic: Topic, give_up: float | None) -> None:
         """Waits until there may be room, or no reason to wait. The first to wake takes the room; the others wait on."""
@@ -118,8 +121,8 @@ class Admission:
         """Whether there is no reason to wait for this topic any more."""
         settings = topic.settings
         return (
-            topic.id not in self._store.topics.by_id
-            or self._store.commits.failure is not None
+            topic.id not in self._topics.by_id
+            or self._commits.failure is not None
             or not settings.has_quota
             or settings.backlog_action is not BacklogAction.HOLD
         )

@@ -87,7 +87,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         limits = RangeLimits(request.max_entries, request.max_bytes, request.parts or 1)
         position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
         end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
-        found = await asyncio.shield(self._work(lambda: plan_range(store, topic, start, position, end, limits)))
+        found = await asyncio.shield(
+            self._work(lambda: plan_range(store.cuts, store.instance, topic, start, position, end, limits))
+        )
         return snapshot_pb2.PlanChangesResponse(
             start_bookmark=store.instance.bookmark(found.start),
             end_bookmark=store.instance.bookmark(found.end),
@@ -138,7 +140,8 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         share = _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(
-            store,
+            store.cuts,
+            store.instance,
             topic,
             await asyncio.shield(self._work(lambda: _filter(topic, text))) if text else None,
             start=start,

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from sow.v1 import load_pb2, load_pb2_grpc
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import Limits
 from sow_server.engine.loads.loads import (
     LEASE_MICROS,
@@ -18,9 +19,9 @@ from sow_server.engine.loads.loads import (
     Load,
     LoadPart,
     LoadPhase,
+    Loads,
     Piece,
 )
-from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
@@ -74,9 +75,11 @@ class _RequestMemory:
 class LoadService(load_pb2_grpc.LoadServiceServicer):
     """Validates, calls the store, translates; owns nothing."""
 
-    def __init__(self, store: Store, loading: Loading, readers: Executor, limits: Limits, rpcs: RpcObserver) -> None:
-        self._store = store
-        self._loads = store.loads
+    def __init__(
+        self, loads: Loads, commits: Commits, loading: Loading, readers: Executor, limits: Limits, rpcs: RpcObserver
+    ) -> None:
+        self._loads = loads
+        self._commits = commits
         self._loading = loading
         self._readers = readers
         self._limits = limits
@@ -210,7 +213,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             yield load_pb2.CommitLoadResponse(phase=_phase(row.phase), figures=_figures(load))
             if not row.working:
                 return
-            if (failure := self._store.commits.failure) is not None:
+            if (failure := self._commits.failure) is not None:
                 raise StoreError(failure.reason, failure.message)  # the next start continues it
             await self._loading.progressed(load)
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import structlog
 
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.disk.rocks import RocksError
-from sow_server.engine.loads.loads import Chunk, Load, LoadPhase
-from sow_server.engine.store import Store
+from sow_server.engine.loads.loads import Chunk, Load, LoadPhase, Loads
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
@@ -35,8 +35,11 @@ PASSING: Final = frozenset({Reason.OVERLOADED, Reason.WRITE_STALLED, Reason.BACK
 class Loading:
     """Owns the tasks. On the event loop."""
 
-    def __init__(self, store: Store, clock: GuardedClock, admission: Admission, readers: Executor) -> None:
-        self._store = store
+    def __init__(
+        self, loads: Loads, commits: Commits, clock: GuardedClock, admission: Admission, readers: Executor
+    ) -> None:
+        self._loads = loads
+        self._commits = commits
         self._clock = clock
         self._admission = admission
         self._readers = readers
@@ -58,7 +61,7 @@ class Loading:
 
     def wake(self) -> None:
         """Starts a load that has been committed."""
-        for load in self._store.loads.working():
+        for load in self._loads.working():
             if load.row.number not in self._tasks:
                 task = self._tasks[load.row.number] = asyncio.create_task(self._work(load))
                 task.add_done_callback(lambda _, number=load.row.number: self._tasks.pop(number, None))  # type: ignore[misc]  # a lambda's default
@@ -79,8 +82,8 @@ class Loading:
 
     def look_after(self) -> None:
         """Resumes stopped loads that can continue; runs about every second."""
-        self._store.loads.upkeep()
-        if self._store.commits.failure is None:
+        self._loads.upkeep()
+        if self._commits.failure is None:
             self.wake()
 
     async def _work(self, load: Load) -> None:
@@ -102,7 +105,7 @@ class Loading:
         try:
             async with self._one:
                 started = loop.time()
-                chunk = await asyncio.shield(loop.run_in_executor(self._readers, self._store.loads.read, load))
+                chunk = await asyncio.shield(loop.run_in_executor(self._readers, self._loads.read, load))
             topic = None
             request = Publish(load.row.topic, chunk.payloads)
             if chunk.phase is LoadPhase.APPLYING:
@@ -117,7 +120,7 @@ class Loading:
             await self._fail(load, f"the staged rows cannot be read ({error})")
             return False
         except StoreError as error:
-            if error.reason is Reason.STOPPING or self._store.commits.failure is not None:
+            if error.reason is Reason.STOPPING or self._commits.failure is not None:
                 log.warning("load_interrupted", load=load.row.id, reason=error.reason.name)
                 return False
             if error.reason not in PASSING:
@@ -125,17 +128,17 @@ class Loading:
                 return False
             await asyncio.sleep(RETRY_SECONDS)
             return True
-        if self._store.commits.queue_depth[0]:
+        if self._commits.queue_depth[0]:
             await asyncio.sleep(loop.time() - started)
         return True
 
     async def _apply(self, chunk: Chunk) -> Load:
         applied: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
-        self._store.loads.apply(chunk, lambda result: settle(applied, result))
+        self._loads.apply(chunk, lambda result: settle(applied, result))
         return await applied
 
     async def _fail(self, load: Load, why: str) -> None:
         failed: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(StoreError):
-            self._store.loads.fail(load, why, lambda result: settle(failed, result))
+            self._loads.fail(load, why, lambda result: settle(failed, result))
             await failed

@@ -14,8 +14,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, row_fault
 from sow_server.engine.commit.soundness import Limits as RowLimits
 from sow_server.engine.disk.layout import read_header
-from sow_server.engine.reading import Cut
-from sow_server.engine.store import Store
+from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.model import RecordMatcher
 from sow_server.query.filtering import record_filter
 from sow_server.query.scan import Query, RecordBatch, Scan
@@ -36,7 +35,7 @@ class Selected(NamedTuple):
 
 
 async def selected(
-    store: Store, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False
+    cuts: Cuts, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False
 ) -> AsyncGenerator[Selected, None]:
     """The records of `topic` that match the filter `text` now, `CHANGE_RECORDS` at a time; the last batch may have
     fewer. `unreadable`: also records whose key does not fit into a message (rule R13).
@@ -48,7 +47,7 @@ async def selected(
     # Parsing a long filter takes a while, which must not block the event loop.
     given = await loop.run_in_executor(readers, record_filter, topic, text, 0)
     query = Query(topic, filter=given, keys_only=True, batch_size=CHANGE_RECORDS, unreadable=unreadable)
-    scan = Scan(store, query)
+    scan = Scan(cuts, query)
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
         matches = _unless_unchanged(given.at(scan.cut.now_micros).matches, scan.cut.sequence)
@@ -74,16 +73,16 @@ def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
     return lambda key, value: read_header(value).sequence <= sequence or matches(key, value)
 
 
-async def count_selected(store: Store, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False) -> int:
+async def count_selected(cuts: Cuts, readers: Executor, topic: Topic, text: str, *, unreadable: bool = False) -> int:
     """How many records of `topic` match the filter `text` now."""
     given = await asyncio.get_running_loop().run_in_executor(readers, record_filter, topic, text, 0)
-    return await count(store, readers, Query(topic, filter=given, count_only=True, unreadable=unreadable))
+    return await count(cuts, readers, Query(topic, filter=given, count_only=True, unreadable=unreadable))
 
 
-async def count(store: Store, readers: Executor, query: Query) -> int:
+async def count(cuts: Cuts, readers: Executor, query: Query) -> int:
     """How many records match a query that only counts. Raises StoreError."""
     loop = asyncio.get_running_loop()
-    scan = Scan(store, query)
+    scan = Scan(cuts, query)
     reading: asyncio.Future[RecordBatch | None] | None = None
     try:
         while True:
@@ -103,11 +102,11 @@ class Checked(NamedTuple):
     """The rows among them that no publish could have made: key, stored value, fault."""
 
 
-async def checked(store: Store, readers: Executor, topic: Topic, limits: RowLimits) -> AsyncGenerator[Checked, None]:
+async def checked(cuts: Cuts, readers: Executor, topic: Topic, limits: RowLimits) -> AsyncGenerator[Checked, None]:
     """Checks all live rows of a topic, as they are now, `CHECK_ROWS` at a time (rule R13). Close it, as it holds the
     cut."""
     loop = asyncio.get_running_loop()
-    cut = store.cuts.records(topic, unreadable=True)
+    cut = cuts.records(topic, unreadable=True)
     reading: asyncio.Future[tuple[bytes | None, Checked]] | None = None
 
     def check(start: bytes) -> tuple[bytes | None, Checked]:

@@ -62,7 +62,7 @@ class SnapshotService(ChangesService):
 
         def opened() -> Export:
             given = record_filter(topic, request.filter, 0) if request.filter else None
-            return Export(self._store, topic, given, request.parts, self._exports.splits)
+            return Export(self._store.cuts, topic, given, request.parts, self._exports.splits)
 
         with self._exports.room():
             opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)

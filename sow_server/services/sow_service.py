@@ -279,7 +279,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     def _scan(self, topic: Topic, request: sow_pb2.QueryRequest) -> Scan:
         return Scan(
-            self._store,
+            self._store.cuts,
             Query(
                 topic,
                 keys=point_keys(request.keys),
@@ -421,7 +421,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         if dry_run:
             query = Query(topic, keys=self._keys_of(delete, topic), count_only=True)
-            matched = await count(self._store, self._readers, query)
+            matched = await count(self._store.cuts, self._readers, query)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         outcome = await self._changes.submit(delete)
@@ -443,12 +443,12 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         """Deletes the records that match now, in batches, each record if it still matches then. Each answer tells the
         progress."""
         if dry_run:
-            matched = await count_selected(self._store, self._readers, topic, text, unreadable=True)
+            matched = await count_selected(self._store.cuts, self._readers, topic, text, unreadable=True)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
-        found = selected(self._store, self._readers, topic, text, unreadable=True)
+        found = selected(self._store.cuts, self._readers, topic, text, unreadable=True)
         async with aclosing(found) as batches:
             async for keys, matches in batches:
                 submitted = await self._changes.submit_patiently(
@@ -478,7 +478,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
-        scan = Scan(self._store, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True, unreadable=True))
+        scan = Scan(self._store.cuts, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True, unreadable=True))
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
         try:

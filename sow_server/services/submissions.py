@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from sow_server.engine.store import Store
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Durability, Outcome
@@ -27,8 +28,9 @@ class Submissions:
     nobody else waits for them and the next requests of a stream are written meanwhile.
     """
 
-    def __init__(self, store: Store, replicas: Links, admission: Admission | None = None) -> None:
-        self._store = store
+    def __init__(self, commits: Commits, topics: Topics, replicas: Links, admission: Admission | None = None) -> None:
+        self._commits = commits
+        self._topics = topics
         self._replicas = replicas
         self._admission = admission
 
@@ -76,7 +78,7 @@ class Submissions:
         REPLICATION_UNAVAILABLE."""
         if durability is not Durability.REPLICATED:
             return
-        found = self._store.topics.by_name.get(topic)
+        found = self._topics.by_name.get(topic)
         if found is not None and not found.settings.journal:
             why = "has no journal"
         elif not self._replicas.sync_peers(topic):
@@ -115,14 +117,14 @@ class Submissions:
         sequence = outcome.last_sequence
         if outcome.duplicates:
             # The sequences of an earlier attempt are not remembered, but they are at most the last one.
-            sequence = self._store.commits.last_sequence
+            sequence = self._commits.last_sequence
         await self.reach(topic, sequence, applied=outcome.applied)
         outcome.durability = Durability.REPLICATED
         return outcome
 
     def _queue(self, request: model.Request) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._store.commits.submit(request, lambda outcome: settle(future, outcome))
+        self._commits.submit(request, lambda outcome: settle(future, outcome))
         return future
 
     async def _queue_patiently(self, request: model.Request) -> asyncio.Future[Outcome]:

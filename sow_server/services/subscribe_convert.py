@@ -30,7 +30,7 @@ from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request,
 def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
     """The requested subscription. Raises StoreError if options contradict each other."""
     filters = TopicFilters(
-        store, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
+        store.cuts, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
     )
     asked = Request(
         filters.view,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.store import Store
+from sow_server.engine.reading import Cuts
 from sow_server.query.filtering import RecordFilter, record_filter
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, Scan
@@ -20,10 +20,8 @@ from sow_server.subscriptions.request import View
 class TopicFilters:
     """The filter and the projection of one subscriber, topic by topic. From any thread."""
 
-    def __init__(
-        self, store: Store, text: str, include: Sequence[str], exclude: Sequence[str], batch_size: int
-    ) -> None:
-        self._store = store
+    def __init__(self, cuts: Cuts, text: str, include: Sequence[str], exclude: Sequence[str], batch_size: int) -> None:
+        self._cuts = cuts
         self._text = text
         self._include, self._exclude = tuple(include), tuple(exclude)
         self._batch_size = batch_size
@@ -44,7 +42,7 @@ class TopicFilters:
             projection=projection(topic, self._include, self._exclude),
             batch_size=self._batch_size,
         )
-        return PlannedSnapshot(Scan(self._store, query))
+        return PlannedSnapshot(Scan(self._cuts, query))
 
     def _filter(self, topic: Topic) -> RecordFilter | None:
         if not self._text:

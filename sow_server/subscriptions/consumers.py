@@ -17,7 +17,8 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.durables import (
     AttachedDurable,
     ClearedBacklogs,
@@ -29,7 +30,9 @@ from sow_server.engine.durables import (
     in_use,
     not_found,
 )
-from sow_server.engine.store import Store
+from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.durables.registry import Durables
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
@@ -51,13 +54,25 @@ RETRY_MICROS: Final = MICROS
 class Consumers:
     """Owns the attachments and the deadlines of durables."""
 
-    def __init__(self, store: Store, clock: GuardedClock, source: SubscriptionSource, view_of: ViewOf) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        durables: Durables,
+        durable_commits: DurableCommits,
+        commits: Commits,
+        cuts: Cuts,
+        clock: GuardedClock,
+        source: SubscriptionSource,
+        view_of: ViewOf,
+    ) -> None:
         self.source: Final = source
         """Makes the inner subscriptions, which count among those of the server."""
-        self._store = store
+        self._topics = topics
+        self._durables = durables
+        self._commits = commits
         self._clock = clock
-        self.entries: Final = DurableEntries(store, clock, view_of)
-        self._changes: Final = DurableChanges(store)
+        self.entries: Final = DurableEntries(topics, durables, commits, cuts, clock, view_of)
+        self._changes: Final = DurableChanges(durable_commits)
         self._consumers: dict[Key, Consumer] = {}
         self._sessions: dict[Key, Consumer] = {}
         """The last session of each durable, ended or not: it may still acknowledge the entries that it was handed."""
@@ -65,19 +80,19 @@ class Consumers:
         self._due: dict[Key, int] = {}
         """When to look at each durable with a `backlog_ttl` or an `idle_ttl` next."""
         self._settled: deque[Topic] = deque(
-            [topic for topic in map(store.topics.by_id.get, store.durables.topic_ids()) if topic is not None]
+            [topic for topic in map(topics.by_id.get, durables.topic_ids()) if topic is not None]
         )
         """Topics whose settings, or whose durables' settings, have changed. Any thread may append."""
-        store.topics.watch(lambda topic, settings: self._settled.append(topic) if settings else None)
+        topics.watch(lambda topic, settings: self._settled.append(topic) if settings else None)
         self.wake: Callable[[], None] = lambda: None
         """Called when `upkeep` has work earlier than it said."""
         self._dropped = 0
         """`Durables.dropped`, the count of deleted topics, up to which sessions have been forgotten."""
         self._relieved: dict[int, None] = {}
         """The ids of topics with a quota that evicts or conflates."""
-        for topic_id in store.durables.topic_ids():
-            topic = store.topics.by_id.get(topic_id)
-            for durable in [] if topic is None else store.durables.of(topic):
+        for topic_id in durables.topic_ids():
+            topic = topics.by_id.get(topic_id)
+            for durable in [] if topic is None else durables.of(topic):
                 if durable.attached and topic is not None:
                     # Its consumer ended with the last process.
                     self._changes.submit(_detach(topic, durable.name), _ignore)
@@ -87,14 +102,14 @@ class Consumers:
     def attach(self, request: Request, attachment: Attachment, done: Callable[[Consumer | StoreError], None]) -> None:
         """Attaches a consumer; `request` has passed `request.check`. Raises StoreError at once, or `done` hears it:
         DURABLE_IN_USE, DURABLE_DIFFERS, NO_JOURNAL, …"""
-        topic = self._store.topics.find(request.topic)
+        topic = self._topics.find(request.topic)
         view = request.view(topic)
         text = "" if view.filter is None else view.filter.text
         key = topic.id, attachment.name
         present = self._consumers.get(key)
         if present is not None and not attachment.force:
             raise in_use(topic, attachment.name)
-        known = self._store.durables.get(topic.id, attachment.name)
+        known = self._durables.get(topic.id, attachment.name)
         if known is not None:
             check_same(topic, known, text, attachment.declared)
         start, unstartable = None, None
@@ -116,7 +131,7 @@ class Consumers:
         self._consumers[key] = self._sessions[key] = consumer
 
         def attach(durables: DurableEditor) -> AttachedDurable:
-            if self._store.topics.by_id.get(topic.id) is not topic:
+            if self._topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)
             if unstartable is not None and durables.get(topic, attachment.name) is None:
                 raise unstartable
@@ -171,7 +186,7 @@ class Consumers:
 
     def row(self, consumer: Consumer) -> Durable | None:
         """The current row of a consumer's durable."""
-        return self._store.durables.get(consumer.topic.id, consumer.name)
+        return self._durables.get(consumer.topic.id, consumer.name)
 
     @property
     def attached_count(self) -> int:
@@ -189,7 +204,7 @@ class Consumers:
     ) -> None:
         """Acknowledges everything up to `position`. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND,
         DURABLE_TAKEN_OVER, DURABLE_DETACHED, BOOKMARK_IN_FUTURE."""
-        self._store.durables.find(topic, name)
+        self._durables.find(topic, name)
         consumer = self._sessions.get((topic.id, name))
         if consumer is None:
             raise StoreError(
@@ -232,13 +247,13 @@ class Consumers:
     def browse(self, topic: Topic, name: str, after: int, entries_max: int) -> Browse:
         """Shows the unacknowledged entries of a durable after `after`, without handing them over. Raises StoreError
         DURABLE_NOT_FOUND."""
-        durable, consumer = self._store.durables.find(topic, name), self._consumers.get((topic.id, name))
+        durable, consumer = self._durables.find(topic, name), self._consumers.get((topic.id, name))
         handed = durable.handed if consumer is None else max(durable.handed, consumer.handed)
 
         def deliveries(sequence: int) -> int:
             return durable.delivered(sequence) + (sequence <= handed)
 
-        upto = min(self._store.commits.synced_sequence, topic.statistics.last_sequence)
+        upto = min(self._commits.synced_sequence, topic.statistics.last_sequence)
         start = max(after, durable.position)
         return Browse(self.entries.replay(topic, durable.filter), start, max(start, upto), entries_max, deliveries)
 
@@ -246,7 +261,7 @@ class Consumers:
 
     def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
         """Whether the first entry has reached the delivery limit, unless the filter leaves it out."""
-        limit = self._store.durables.settings(topic, durable).delivery_limit
+        limit = self._durables.settings(topic, durable).delivery_limit
         if limit is None or durable.delivered(durable.position + 1) < limit:
             return False
         # Conflated entries are replaced by a snapshot, which is no entry.
@@ -284,7 +299,7 @@ class Consumers:
         declared = {"idle_ttl_micros": idle_ttl_micros}
 
         def pin(durables: DurableEditor) -> tuple[Durable, bool]:
-            if self._store.topics.by_id.get(topic.id) is not topic:
+            if self._topics.by_id.get(topic.id) is not topic:
                 raise topic_deleted(topic)
             return durables.pin(topic, name, position, declared)
 
@@ -309,7 +324,7 @@ class Consumers:
     ) -> None:
         """Moves a durable back (rule J6). Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND,
         DURABLE_IN_USE, BOOKMARK_TOO_OLD, INVALID_ARGUMENT."""
-        self._store.durables.find(topic, name)
+        self._durables.find(topic, name)
         self._free(topic, name, "rewound", force=force)
 
         def rewound(result: tuple[Durable, int] | StoreError) -> None:
@@ -321,7 +336,7 @@ class Consumers:
 
     def delete(self, topic: Topic, name: str, done: Callable[[Durable | StoreError], None], *, force: bool) -> None:
         """Deletes a durable. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND, DURABLE_IN_USE."""
-        self._store.durables.find(topic, name)
+        self._durables.find(topic, name)
         self._free(topic, name, "deleted", force=force)
         self._changes.submit(lambda durables: durables.remove(topic, name), done)
 
@@ -329,7 +344,7 @@ class Consumers:
         """Acknowledges everything; for all durables of the topic if `name` is empty (rule J13). Consumers are detached
         and come back for the next entries. Raises StoreError at once, or `done` hears it: DURABLE_NOT_FOUND."""
         if name:
-            self._store.durables.find(topic, name)
+            self._durables.find(topic, name)
         for topic_id, other in list(self._sessions):
             if topic_id == topic.id and name in ("", other):
                 self._free(topic, other, "cleared", force=True)
@@ -355,33 +370,33 @@ class Consumers:
         """Acts on deadlines and quotas. Call it about every second, and at the returned time, at which the next
         deadline may come. Costs in proportion to the deadlines that have come and to the durables whose settings have
         changed."""
-        if self._store.commits.failure is not None:
+        if self._commits.failure is not None:
             return NEVER
-        now, store = self._clock.now_micros(), self._store
+        now, topics, durables = self._clock.now_micros(), self._topics.by_id, self._durables
         while self._settled:
             topic = self._settled.popleft()
             self._relieved.pop(topic.id, None)
-            if store.topics.by_id.get(topic.id) is topic and store.durables.count(topic):
+            if topics.get(topic.id) is topic and durables.count(topic):
                 self._watch(topic)
-                for durable in store.durables.of(topic):
+                for durable in durables.of(topic):
                     self._look_at(topic, durable)
-        if self._dropped != store.durables.dropped:
-            self._dropped = store.durables.dropped
-            for key in [key for key in self._sessions if key[0] not in store.topics.by_id]:
+        if self._dropped != durables.dropped:
+            self._dropped = durables.dropped
+            for key in [key for key in self._sessions if key[0] not in topics]:
                 self._forget(key)
         for topic_id in list(self._relieved):
-            relieved = store.topics.by_id.get(topic_id)
+            relieved = topics.get(topic_id)
             if relieved is None:
                 del self._relieved[topic_id]
-            elif exceeds(store, relieved, now):
+            elif exceeds(durables, relieved, now):
                 self._changes.submit_quietly(_relieve(relieved), partial(self._tell, relieved))
         while self._heap and self._heap[0][0] <= now:
             when, topic_id, name = heapq.heappop(self._heap)
             if self._due.get((topic_id, name)) != when:
                 continue  # replaced by a newer entry
             del self._due[topic_id, name]
-            held = store.topics.by_id.get(topic_id)
-            found = None if held is None else store.durables.get(topic_id, name)
+            held = topics.get(topic_id)
+            found = None if held is None else durables.get(topic_id, name)
             if held is None or found is None:
                 self._forget((topic_id, name))
                 continue
@@ -409,14 +424,14 @@ class Consumers:
 
     def _look_at(self, topic: Topic, durable: Durable, *, not_before: int = 0) -> None:
         """Puts a durable into the heap with its next deadline."""
-        settings = self._store.durables.settings(topic, durable)
+        settings = self._durables.settings(topic, durable)
         now, key = self._clock.now_micros(), (topic.id, durable.name)
         due: list[int] = []
         if settings.idle_ttl_micros is not None:
             idle_since = now if key in self._consumers else durable.last_use_micros
             due.append(idle_since + settings.idle_ttl_micros)
         if settings.backlog_ttl_micros is not None:
-            oldest = self._store.durables.oldest(topic, durable.position)
+            oldest = self._durables.oldest(topic, durable.position)
             due.append((now if oldest is None else oldest) + settings.backlog_ttl_micros)
         if not due:
             self._due.pop(key, None)
@@ -429,13 +444,13 @@ class Consumers:
                 self.wake()
 
     def _fall_due(self, topic: Topic, durable: Durable, now: int) -> None:
-        settings = self._store.durables.settings(topic, durable)
+        settings = self._durables.settings(topic, durable)
         key = topic.id, durable.name
         idle, ttl = settings.idle_ttl_micros, settings.backlog_ttl_micros
 
         def again(result: object) -> None:
-            found = self._store.durables.get(*key)
-            if found is not None and topic.id in self._store.topics.by_id:
+            found = self._durables.get(*key)
+            if found is not None and topic.id in self._topics.by_id:
                 pause = RETRY_MICROS if isinstance(result, StoreError) else STEP_MICROS
                 self._look_at(topic, found, not_before=self._clock.now_micros() + pause)
                 self._tell(topic, [durable.name])
@@ -447,7 +462,7 @@ class Consumers:
                 self._changes.submit(lambda durables: _remove_idle(durables, topic, durable.name, idle), again)
                 return
             if ttl is not None:
-                oldest = self._store.durables.oldest(topic, durable.position)
+                oldest = self._durables.oldest(topic, durable.position)
                 if oldest is not None and oldest + ttl <= now:
                     self._changes.submit(lambda durables: durables.expire_backlog(topic, durable.name), again)
                     return
@@ -458,11 +473,10 @@ class Consumers:
     def scans(self) -> Iterator[FloorScan]:
         """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter
         and no consumer. Run `read` on a reader thread and give its result to `scanned`."""
-        store = self._store
-        synced = store.commits.synced_sequence
-        for topic_id in store.durables.topic_ids():
-            topic = store.topics.by_id.get(topic_id)
-            durable = None if topic is None else store.durables.slowest(topic)
+        synced = self._commits.synced_sequence
+        for topic_id in self._durables.topic_ids():
+            topic = self._topics.by_id.get(topic_id)
+            durable = None if topic is None else self._durables.slowest(topic)
             if topic is None or durable is None or not durable.filter or (topic_id, durable.name) in self._consumers:
                 continue
             upto = min(synced, topic.statistics.last_sequence)
@@ -477,11 +491,11 @@ class Consumers:
         )
 
 
-def exceeds(store: Store, topic: Topic, now_micros: int, under_way: tuple[int, int] = (0, 0)) -> bool:
+def exceeds(durables: Durables, topic: Topic, now_micros: int, under_way: tuple[int, int] = (0, 0)) -> bool:
     """Whether a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9)."""
     settings = topic.settings
     size, age, number = settings.backlog_quota_bytes, settings.backlog_quota_age_micros, settings.backlog_quota_entries
-    backlog = store.durables.backlog(topic)
+    backlog = durables.backlog(topic)
     if backlog is None:
         return False
     if size is not None and backlog.bytes + under_way[1] >= size:

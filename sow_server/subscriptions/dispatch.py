@@ -19,10 +19,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
 from sow_server.engine.disk.layout import Changes, Entry
-from sow_server.engine.store import Store
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.changes import Change, changes_of
@@ -169,13 +170,17 @@ class Dispatcher:
 
     def __init__(
         self,
-        store: Store,
+        commits: Commits,
+        topics: Topics,
+        cuts: Cuts,
         clock: GuardedClock,
         schedule: Schedule,
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`ticks`: seconds, for the length of slices."""
-        self._store = store
+        self._commits = commits
+        self._all_topics = topics
+        self._cuts = cuts
         self._ticks = ticks
         self._clock = clock
         self._schedule = schedule
@@ -188,19 +193,19 @@ class Dispatcher:
         self._unit: _HeavyChange | None = None
         """The change in the midst of which the next slice continues; no frames are given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
-        self._seen: Mapping[int, Topic] = store.topics.by_id
+        self._seen: Mapping[int, Topic] = topics.by_id
         self._several: tuple[Member, ...] = ()
         self._waiting: dict[Member, int] = {}
         """The subscribers that are about to attach, with their positions, in rising order."""
         self._groups: dict[Member, list[tuple[FollowedTopic, Group]]] = {}
         self._dirty: list[Group] = []
-        self.position = self.synced = store.commits.synced_sequence
+        self.position = self.synced = commits.synced_sequence
         self.changes_total = 0
         self.unjudged_total = 0
         """How often a change, or an atomic request, was left to reader threads for one filter."""
         self.dropped_total = 0
         """How often the backlog was dropped."""
-        store.topics.created = self._created
+        topics.created = self._created
 
     # -- members ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class Dispatcher:
             if member.several:
                 self._several = (*self._several, member)
 
-        self._store.commits.follow_topics(follow)
+        self._commits.follow_topics(follow)
         return barrier
 
     def _register(self, member: Member, topic: Topic) -> bool:
@@ -245,7 +250,7 @@ class Dispatcher:
         topic.last_use_micros = self._clock.now_micros()
         topic.was_followed = True
         if not topic.followers:
-            self._store.topics.lost(topic)
+            self._all_topics.lost(topic)
 
     def unregister(self, member: Member) -> None:
         """Removes a subscriber."""
@@ -261,7 +266,7 @@ class Dispatcher:
                         followed.topic.takers = None
                         del self._topics[topic_id]
 
-        self._store.commits.follow_topics(unfollow)
+        self._commits.follow_topics(unfollow)
 
     def attach(self, member: Member, at: int) -> None:
         """Gives the subscriber every commit from the position `at` on, which is the store's current one."""
@@ -309,9 +314,9 @@ class Dispatcher:
 
     def _adopt(self) -> None:
         """Registers the members that follow several topics with topics that have appeared."""
-        if self._seen is self._store.topics.by_id:
+        if self._seen is self._all_topics.by_id:
             return
-        known, self._seen = self._seen, self._store.topics.by_id
+        known, self._seen = self._seen, self._all_topics.by_id
 
         def follow(topics: Collection[Topic]) -> None:
             for topic in topics:
@@ -320,7 +325,7 @@ class Dispatcher:
                         if member.follows(topic):
                             self._register(member, topic)
 
-        self._store.commits.follow_topics(follow)
+        self._commits.follow_topics(follow)
         for followed in self._topics.values():
             for member in followed.registered:
                 if not member.several or not (member in self._groups or member in self._waiting):
@@ -544,7 +549,7 @@ class Dispatcher:
         """The previous change of a key, for changes staged just before previous values were wanted."""
         if not topic.settings.journal:
             return None
-        cut = self._store.cuts.journal()
+        cut = self._cuts.journal()
         try:
             return cut.entry(topic, sequence)
         finally:

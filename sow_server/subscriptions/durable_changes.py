@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from sow_server.engine.durables import DurableEditor
-from sow_server.engine.store import Store
+from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.values.errors import StoreError
 
 log = structlog.get_logger(__name__)
@@ -31,8 +31,8 @@ class _DurableChange(NamedTuple):
 class DurableChanges:
     """Owns the changes that wait for the writer."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, durable_commits: DurableCommits) -> None:
+        self._durable_commits = durable_commits
         self._waiting: list[_DurableChange] = []
         self._writing = False
 
@@ -66,7 +66,7 @@ class DurableChanges:
                     results.append(error)
             return results
 
-        self._store.durable_commits.change(change, lambda results: self._written(batch, results))
+        self._durable_commits.change(change, lambda results: self._written(batch, results))
         del self._waiting[: len(batch)]
         self._writing = True
 

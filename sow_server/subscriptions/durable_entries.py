@@ -11,9 +11,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.durables import Durable, DurableFigures
-from sow_server.engine.store import Store
+from sow_server.engine.durables.registry import Durables
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.subscriptions.frames import ChangeFrame
@@ -96,18 +98,31 @@ class Browse:
 class DurableEntries:
     """Reads the entries of durables. From any thread."""
 
-    def __init__(self, store: Store, clock: GuardedClock, view_of: ViewOf) -> None:
-        self._store = store
+    def __init__(
+        self,
+        topics: Topics,
+        durables: Durables,
+        commits: Commits,
+        cuts: Cuts,
+        clock: GuardedClock,
+        view_of: ViewOf,
+    ) -> None:
+        self._topics = topics
+        self._durables = durables
+        self._commits = commits
+        self._cuts = cuts
         self._clock = clock
         self._view_of = view_of
 
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
         """Reads the first entries of a consumer that have reached the delivery limit; None: there are none. For a
         reader thread."""
-        limit = self._store.durables.settings(topic, durable).delivery_limit
+        limit = self._durables.settings(topic, durable).delivery_limit
         view = request.view(topic)
         seen = VersionMatcher(view.filter), request.wants(view)
-        replay = Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
+        replay = Replay(
+            self._cuts, self._topics, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic
+        )
         often = [step.upto for step in durable.deliveries if limit is not None and step.times >= limit]
 
         def read() -> FirstEntries | None:
@@ -155,7 +170,7 @@ class DurableEntries:
         """The figures of a durable, counted exactly: only entries that match its filter. Reads all of them, so it must
         not run on the event loop."""
         reader = self.replay(topic, durable.filter)
-        upto = min(self._store.commits.synced_sequence, topic.statistics.last_sequence)
+        upto = min(self._commits.synced_sequence, topic.statistics.last_sequence)
         total, unacknowledged, position = [0, 0], [0, 0], figures.earliest
         while position < upto:
             found = reader.read(position, upto, {})
@@ -181,4 +196,6 @@ class DurableEntries:
         """Reads every entry of a topic that matches a filter, whatever else its consumers ask for."""
         view = self._view_of(text)(topic)
         seen = VersionMatcher(view.filter), Wants(changes=True)
-        return Replay(self._store, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic)
+        return Replay(
+            self._cuts, self._topics, self._clock, lambda _: seen, topic=topic, follows=lambda other: other is topic
+        )

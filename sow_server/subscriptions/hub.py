@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sow.durations import format_micros
-from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.store import Store
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.opening import Instance
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock, boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
@@ -38,7 +40,10 @@ class Hub:
 
     def __init__(
         self,
-        store: Store,
+        commits: Commits,
+        topics: Topics,
+        cuts: Cuts,
+        instance: Instance,
         clock: GuardedClock,
         schedule: Schedule,
         *,
@@ -47,15 +52,18 @@ class Hub:
         ticks: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make it before the store is started: from then on it follows the writer."""
-        self._store = store
+        self._commits = commits
+        self._all_topics = topics
+        self._cuts = cuts
+        self._instance = instance
         self._clock = clock
         self._elapsed = elapsed
         self._options = options or HubOptions()
-        self.dispatcher: Final = Dispatcher(store, clock, schedule, ticks)
+        self.dispatcher: Final = Dispatcher(commits, topics, cuts, clock, schedule, ticks)
         self._subscriptions: dict[Subscription, None] = {}
         self._stopping = False
         self.resyncs_total = 0
-        store.commits.follow(self.dispatcher.committed)
+        commits.follow(self.dispatcher.committed)
 
     def prepare(self, request: Request) -> None:
         """Parses and compiles the filter for `subscribe`, which may take milliseconds: from any thread. Raises
@@ -79,7 +87,9 @@ class Hub:
         topic = topics[0] if request.topic else None
         subscription = Subscription(
             request,
-            self._store,
+            self._commits,
+            self._all_topics,
+            self._cuts,
             self._clock,
             self._elapsed,
             self.dispatcher,
@@ -112,8 +122,8 @@ class Hub:
     def _topics(self, request: Request, matches: Callable[[str], bool]) -> list[Topic]:
         """The existing topics of a request, at least one. Raises StoreError."""
         if request.topic:
-            return [self._store.topics.find(request.topic)]
-        topics = [topic for topic in self._store.topics.by_id.values() if matches(topic.name)]
+            return [self._all_topics.find(request.topic)]
+        topics = [topic for topic in self._all_topics.by_id.values() if matches(topic.name)]
         if not topics:
             raise StoreError(
                 Reason.PATTERN_MATCHES_NOTHING,
@@ -152,7 +162,7 @@ class Hub:
         return (earliest if wanted is None else max(wanted, earliest)), floors
 
     def _last_before(self, time_micros: int) -> int | None:
-        cut = self._store.cuts.journal()
+        cut = self._cuts.journal()
         try:
             return cut.last_before(time_micros)
         finally:
@@ -181,13 +191,13 @@ class Hub:
                 field="bookmark",
             )
         epoch, position = found[1], int(found[2])
-        if epoch != self._store.instance.epoch:
+        if epoch != self._instance.epoch:
             raise StoreError(
                 Reason.BOOKMARK_OTHER_EPOCH,
-                f"bookmark: belongs to the journal {epoch}, not to {self._store.instance.epoch}; take a new snapshot",
+                f"bookmark: belongs to the journal {epoch}, not to {self._instance.epoch}; take a new snapshot",
                 field="bookmark",
             )
-        last = self._store.commits.last_sequence
+        last = self._commits.last_sequence
         if position > last:
             raise StoreError(
                 Reason.BOOKMARK_IN_FUTURE,
@@ -207,7 +217,7 @@ class Hub:
                 field="bookmark",
                 details={
                     "earliest_sequence": str(floor + 1),
-                    "earliest_bookmark": self._store.instance.bookmark(floor),
+                    "earliest_bookmark": self._instance.bookmark(floor),
                 },
             )
         return position

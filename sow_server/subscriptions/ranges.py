@@ -27,7 +27,8 @@ from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.soundness import all_told
 from sow_server.engine.disk.layout import BURY, DELETE, EXPIRE, PUT, TOUCH, Changes, Entry, HeaderColumns
 from sow_server.engine.journal.reading import JournalCounts, JournalCut, Ledger, StoredChunk
-from sow_server.engine.store import Store
+from sow_server.engine.opening import Instance
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import Find, changes_of, shown
@@ -76,7 +77,13 @@ class RangePlan:
 
 
 def plan_range(
-    store: Store, topic: Topic, start: Start, position: int, end: int | None, limits: RangeLimits
+    cuts: Cuts,
+    instance: Instance,
+    topic: Topic,
+    start: Start,
+    position: int,
+    end: int | None,
+    limits: RangeLimits,
 ) -> RangePlan:
     """Plans a range of changes that are on disk, by seeks and bisection. From any thread, but not the event loop's.
 
@@ -84,11 +91,11 @@ def plan_range(
     on disk; None: the head. A range without entries also ends at the limit, so that the floor does not overtake the
     position of an idle topic. Raises StoreError: NO_JOURNAL, TOPIC_DELETED, BOOKMARK_TOO_OLD, INVALID_ARGUMENT.
     """
-    ledger = store.cuts.ledger(topic)
+    ledger = cuts.ledger(topic)
     try:
         if not topic.settings.journal:
             raise _no_journal(topic)
-        first = _start(store, topic, ledger, start, position)
+        first = _start(instance, topic, ledger, start, position)
         head = max(ledger.head, first)
         last = head if end is None else min(end, head)
         if last < first:
@@ -114,11 +121,11 @@ def plan_range(
         ledger.close()
 
 
-def _start(store: Store, topic: Topic, ledger: Ledger, start: Start, position: int) -> int:
+def _start(instance: Instance, topic: Topic, ledger: Ledger, start: Start, position: int) -> int:
     match start.kind:
         case StartKind.BOOKMARK:
             if position < ledger.earliest:
-                raise _too_old(store, topic, position, ledger.earliest, "start_bookmark")
+                raise _too_old(instance, topic, position, ledger.earliest, "start_bookmark")
             return position
         case StartKind.NOW:
             return ledger.head
@@ -219,7 +226,8 @@ class RangeReader:
 
     def __init__(
         self,
-        store: Store,
+        cuts: Cuts,
+        instance: Instance,
         topic: Topic,
         record_filter: ViewFilter | None,
         *,
@@ -232,7 +240,8 @@ class RangeReader:
         """`end` is on disk. `history`: previous records at or before this position are not looked up; None: as far as
         the journal reaches. Only a filter needs them."""
         self._share = share
-        self._store = store
+        self._cuts = cuts
+        self._instance = instance
         self._topic = topic
         self._matcher = VersionMatcher(record_filter)
         self._end = end
@@ -248,7 +257,7 @@ class RangeReader:
 
     def read(self) -> RangePiece:
         """The next piece, perhaps empty. Raises StoreError: BOOKMARK_TOO_OLD, TOPIC_DELETED, NO_JOURNAL."""
-        cut = self._store.cuts.journal()
+        cut = self._cuts.journal()
         try:
             self._check(cut)
             return self._read(cut)
@@ -265,9 +274,9 @@ class RangeReader:
             raise _no_journal(topic)
         earliest = max(floor, topic.statistics.created_sequence)
         if self.position < earliest:
-            raise _too_old(self._store, topic, self.position, earliest, "start_bookmark")
+            raise _too_old(self._instance, topic, self.position, earliest, "start_bookmark")
         if self._history is not None and self._history < earliest and self._matcher.constant is None:
-            raise _too_old(self._store, topic, self._history, earliest, "history_bookmark")
+            raise _too_old(self._instance, topic, self._history, earliest, "history_bookmark")
 
     def _read(self, cut: JournalCut) -> RangePiece:
         history = self._history
@@ -401,11 +410,11 @@ def _no_journal(topic: Topic) -> StoreError:
     )
 
 
-def _too_old(store: Store, topic: Topic, position: int, earliest: int, name: str) -> StoreError:
+def _too_old(instance: Instance, topic: Topic, position: int, earliest: int, name: str) -> StoreError:
     return StoreError(
         Reason.BOOKMARK_TOO_OLD,
         f"{name}: names the sequence {position}, and the journal of {topic.name} begins at {earliest + 1}; "
         "take a new snapshot",
         field=name,
-        details={"earliest_sequence": str(earliest + 1), "earliest_bookmark": store.instance.bookmark(earliest)},
+        details={"earliest_sequence": str(earliest + 1), "earliest_bookmark": instance.bookmark(earliest)},
     )

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.disk.layout import Changes, Commit
 from sow_server.engine.journal.reading import JournalCut
-from sow_server.engine.store import Store
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions import focus
 from sow_server.subscriptions.changes import changes_of
@@ -54,10 +54,18 @@ class Replay:
     """Reads the journal for one subscriber. One thread at a time."""
 
     def __init__(
-        self, store: Store, clock: GuardedClock, view: View, *, topic: Topic | None, follows: Callable[[Topic], bool]
+        self,
+        cuts: Cuts,
+        topics: Topics,
+        clock: GuardedClock,
+        view: View,
+        *,
+        topic: Topic | None,
+        follows: Callable[[Topic], bool],
     ) -> None:
         """`topic`: the only one; None: all topics that `follows` accepts."""
-        self._store = store
+        self._cuts = cuts
+        self._all_topics = topics
         self._clock = clock
         self._view = view
         self._topic = topic
@@ -65,7 +73,7 @@ class Replay:
 
     def read(self, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | JournalGap:
         """The next changes after `position`. `accepted`: floors, by topic id, below which nothing is missed."""
-        cut = self._store.cuts.journal()
+        cut = self._cuts.journal()
         try:
             gap = self._gap(cut, position, accepted)
             if gap is not None:
@@ -87,7 +95,7 @@ class Replay:
         if self._topic is not None:
             yield self._topic
         else:
-            for topic in self._store.topics.by_id.values():
+            for topic in self._all_topics.by_id.values():
                 if self._follows(topic) and self._view(topic) is not None:
                     yield topic
 
@@ -121,7 +129,7 @@ class Replay:
             for changes in cut.changes(self._topic, position, upto):
                 yield self._topic, changes
             return
-        topics = self._store.topics.by_id
+        topics = self._all_topics.by_id
         for commit in cut.commits(position, upto):
             for run in commit.runs:
                 topic = topics.get(run.topic_id)

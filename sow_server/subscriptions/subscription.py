@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, topic_deleted
-from sow_server.engine.store import Store
+from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.reading import Cuts
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.conflation import Conflation
@@ -81,7 +82,9 @@ class Subscription:
     def __init__(
         self,
         request: Request,
-        store: Store,
+        commits: Commits,
+        topics: Topics,
+        cuts: Cuts,
         clock: GuardedClock,
         elapsed: Callable[[], int],
         dispatcher: Dispatcher,
@@ -93,7 +96,9 @@ class Subscription:
     ) -> None:
         """Use `Hub.subscribe`. `topic`: the only one; None: all whose name `matches`."""
         self.request: Final = request
-        self._store = store
+        self._commits = commits
+        self._topics = topics
+        self._cuts = cuts
         self._clock = clock
         self._elapsed = elapsed
         self._dispatcher = dispatcher
@@ -102,7 +107,7 @@ class Subscription:
         self._queue_bytes_max = queue_bytes_max
         self._closed = closed
         self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
-        self._replay = Replay(store, clock, self.view, topic=topic, follows=self.follows)
+        self._replay = Replay(cuts, topics, clock, self.view, topic=topic, follows=self.follows)
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver of the machine."""
 
@@ -239,14 +244,14 @@ class Subscription:
             self._position = self._covered = position
             self._accepted = accepted
         elif barrier:
-            self._store.commits.barrier(self._passed)
+            self._commits.barrier(self._passed)
         else:
             self._open()
 
     def _check_registered(self, topic: Topic) -> None:
         """Raises StoreError if the writer has just deleted the topic, or changed it so that the request does not fit
         any more. A registered subscription hears of later changes."""
-        if topic.id not in self._store.topics.by_id:
+        if topic.id not in self._topics.by_id:
             raise topic_deleted(topic)
         self.view(topic)
 
@@ -265,13 +270,13 @@ class Subscription:
             # Nothing else runs on this thread in between, so nothing after the cut has been dispatched yet.
             self._attach(snapshot.sequence)
         else:
-            self._attach(self._store.commits.follow_topics(lambda topics: None))
+            self._attach(self._commits.follow_topics(lambda topics: None))
         self._position = self._covered = self._live_from
 
     def _cut(self) -> Snapshot:
         if self._topic is not None:
             return self.request.snapshot(self._topic)
-        cut = self._store.cuts.many(lambda topics: [topic for topic in topics if self.follows(topic)])
+        cut = self._cuts.many(lambda topics: [topic for topic in topics if self.follows(topic)])
         return SeveralTopics(cut, self.view)
 
     def _attach(self, at: int) -> None:
@@ -363,7 +368,7 @@ class Subscription:
         if self._may_open:
             self._open()
         if not self._durable:
-            failure = self._store.commits.failure
+            failure = self._commits.failure
             if failure is not None:
                 raise StoreError(failure.reason, failure.message)
             return Wait(self._elapsed() + FAILURE_CHECK_MICROS)
@@ -432,7 +437,7 @@ class Subscription:
         synced = self._dispatcher.synced
         if not self._attached and self._covered >= synced:
             # It attaches first, then reads on up to there, so that nothing is missed in between.
-            self._attach(self._store.commits.follow_topics(lambda topics: None))
+            self._attach(self._commits.follow_topics(lambda topics: None))
         if not self._attached:
             return self._read(synced)
         if self._covered < min(self._live_from, synced):

@@ -71,7 +71,7 @@ def test_an_export_is_what_was_alive_whatever_happens_while_it_is_read(
             topic = rig.topic("t")
             given_filter = record_filter(topic, text, 0) if text else None
             alive = rig.live("t")
-            opened = Export(rig.store, topic, given_filter, parts, splits)
+            opened = Export(rig.store.cuts, topic, given_filter, parts, splits)
             while not opened.prepare():
                 change(rig, random)
             expected = sorted(

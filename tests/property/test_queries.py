@@ -265,7 +265,7 @@ class Answer(NamedTuple):
 
 
 def ask(rig: Rig, query: Query) -> Answer:
-    found = Scan(rig.store, query)
+    found = Scan(rig.store.cuts, query)
     records: list[tuple[bytes, bytes, int]] = []
     try:
         while (batch := found.next_batch()) is not None:

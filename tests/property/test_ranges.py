@@ -104,7 +104,9 @@ class World:
 
     def plan(self, start: int, limits: RangeLimits) -> RangePlan:
         begin = Start(StartKind.BOOKMARK)
-        return plan_range(self.rig.store, self.rig.topic("keyed"), begin, start, None, limits)
+        return plan_range(
+            self.rig.store.cuts, self.rig.store.instance, self.rig.topic("keyed"), begin, start, None, limits
+        )
 
     def entries(self, start: int, end: int) -> int:
         return sum(event.topic == "keyed" and start < event.sequence <= end for event in self.oracle.history)
@@ -128,7 +130,8 @@ class World:
         position = start
         while position < end:
             reader = RangeReader(
-                self.rig.store,
+                self.rig.store.cuts,
+                self.rig.store.instance,
                 topic,
                 wanted,
                 start=position,
@@ -318,6 +321,12 @@ def _check_end(world: World, found: RangePlan, entries: int, size: int) -> None:
         last for commit in world.commits for last in [max([last for _, last in commit], default=0)] if last > found.end
     )
     more = plan_range(
-        world.rig.store, world.rig.topic("keyed"), Start(StartKind.BOOKMARK), found.start, following, RangeLimits()
+        world.rig.store.cuts,
+        world.rig.store.instance,
+        world.rig.topic("keyed"),
+        Start(StartKind.BOOKMARK),
+        found.start,
+        following,
+        RangeLimits(),
     )
     assert (entries and more.entries > entries) or (size and more.bytes > size), "one commit more would be too much"

@@ -99,7 +99,7 @@ def request(
 ) -> Request:
     """What a subscriber asks for. Raises StoreError."""
 
-    filters = TopicFilters(store, filter, include, exclude, batch_size)
+    filters = TopicFilters(store.cuts, filter, include, exclude, batch_size)
     asked = Request(
         filters.view,
         filters.snapshot,
@@ -127,7 +127,10 @@ class Subscribers:
         self.rig = rig
         self.loop = Loop()
         self.hub = Hub(
-            rig.store,
+            rig.store.commits,
+            rig.store.topics,
+            rig.store.cuts,
+            rig.store.instance,
             rig.clock,
             self.loop.call_soon,
             options=HubOptions(**options),
@@ -135,10 +138,14 @@ class Subscribers:
             ticks=ticks,
         )
         self.consumers = Consumers(
-            rig.store,
+            rig.store.topics,
+            rig.store.durables,
+            rig.store.durable_commits,
+            rig.store.commits,
+            rig.store.cuts,
             rig.clock,
             self.hub,
-            lambda text: TopicFilters(rig.store, text, (), (), 1000).view,
+            lambda text: TopicFilters(rig.store.cuts, text, (), (), 1000).view,
         )
         # As in a server: what the writer has to tell waits for its turn on the loop.
         committed = self.hub.dispatcher.committed

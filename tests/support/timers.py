@@ -30,15 +30,24 @@ def timers(
 ) -> Timers:
     """Timers of the rig's store; their scheduler is not started."""
     if consumers is None:
-        hub = Hub(rig.store, rig.clock, lambda run: run())
-        consumers = Consumers(rig.store, rig.clock, hub, lambda text: lambda topic: View())
+        hub = Hub(rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, lambda run: run())
+        consumers = Consumers(
+            rig.store.topics,
+            rig.store.durables,
+            rig.store.durable_commits,
+            rig.store.commits,
+            rig.store.cuts,
+            rig.clock,
+            hub,
+            lambda text: lambda topic: View(),
+        )
     return Timers(
         rig.store,
         rig.clock,
         readers,
         consumers,
-        IdleTopics(rig.store, rig.clock),
-        Exports(rig.store),
+        IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
+        Exports(rig.store.topics, rig.store.cuts),
         sorts or SortMemory(),
         prune_interval_micros=prune_interval_micros,
         mark_interval_micros=mark_interval_micros,

@@ -901,7 +901,7 @@ def test_a_publish_that_is_held_uses_its_time(rig: Rig, subscribers: Subscribers
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        admission = Admission(rig.store, rig.clock)
+        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
         publish = Publish("orders", keys=["x"], payloads=[b"{}"])
         begin = loop.time()
         with pytest.raises(StoreError) as error:
@@ -943,7 +943,7 @@ def test_a_publish_that_is_held_hears_when_the_quota_refuses_from_now_on(rig: Ri
     quota = full(rig, subscribers)
 
     async def run() -> None:
-        admission = Admission(rig.store, rig.clock)
+        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
         waiting = held(admission)
         done, _ = await asyncio.wait((waiting,), timeout=0)
         assert not done
@@ -966,7 +966,7 @@ def test_a_backlog_comes_to_a_quota_by_age_when_its_oldest_entry_is_that_old(
     put(rig, "a")
 
     async def run() -> None:
-        admission = Admission(rig.store, rig.clock)
+        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
         rig.time.tick(MINUTE - 1)
         await held(admission)
         rig.time.tick(1)
@@ -985,7 +985,7 @@ def test_nobody_looks_for_room_for_those_that_have_gone_away(rig: Rig, subscribe
     full(rig, subscribers)
 
     async def run() -> None:
-        admission = Admission(rig.store, rig.clock)
+        admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
         waiting = held(admission)
         done, _ = await asyncio.wait((waiting,), timeout=0.001)
         assert not done
@@ -1492,7 +1492,7 @@ def test_a_quota_of_entries_refuses_new_ones_and_counts_what_is_under_way(rig: R
     """Pulsar 5: `reject` is what others call discard-new; nothing that is there is discarded."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=2, backlog_action=BacklogAction.REJECT)
-    admission = Admission(rig.store, rig.clock)
+    admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)
     one = Publish("orders", [b"{}"], ["a"])
 
     async def admit() -> None:

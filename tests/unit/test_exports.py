@@ -49,7 +49,7 @@ def export(
 ) -> Export:
     found = rig.topic(topic)
     given = record_filter(found, text, 0) if text else None
-    opened = Export(rig.store, found, given, parts, splits or SplitCache())
+    opened = Export(rig.store.cuts, found, given, parts, splits or SplitCache())
     while not opened.prepare():
         pass
     return opened
@@ -164,7 +164,7 @@ def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
 
     def pieces() -> int:
         found = rig.topic("quotes")
-        opened = Export(rig.store, found, None, 4, splits)
+        opened = Export(rig.store.cuts, found, None, 4, splits)
         count = 1
         while not opened.prepare():
             count += 1
@@ -333,7 +333,12 @@ class Held:
 
     def __init__(self, rig: Rig, exports_max: int = 64) -> None:
         self.rig = rig
-        self.exports = Exports(rig.store, options=ExportOptions(exports_max), elapsed=lambda: rig.time.elapsed_micros)
+        self.exports = Exports(
+            rig.store.topics,
+            rig.store.cuts,
+            options=ExportOptions(exports_max),
+            elapsed=lambda: rig.time.elapsed_micros,
+        )
 
     def open(self, lease: int = LEASE) -> str:
         with self.exports.room():

@@ -27,7 +27,9 @@ class Keeper:
 
     def __init__(self, path: Path) -> None:
         self.rig = Rig(path)
-        self.idle = IdleTopics(self.rig.store, self.rig.clock)
+        self.idle = IdleTopics(
+            self.rig.store.topics, self.rig.store.durables, self.rig.store.administration, self.rig.clock
+        )
 
     def create(self, name: str, **settings: object) -> None:
         self.rig.create_topic(name, JSON, settings)
@@ -163,7 +165,9 @@ def test_a_start_is_a_use(keeper: Keeper, tmp_path: Path) -> None:
     keeper.rig.kill()
     keeper.rig.time.tick(TTL)
     keeper.rig.open()
-    keeper.idle = IdleTopics(keeper.rig.store, keeper.rig.clock)
+    keeper.idle = IdleTopics(
+        keeper.rig.store.topics, keeper.rig.store.durables, keeper.rig.store.administration, keeper.rig.clock
+    )
     keeper.tick()
     keeper.tick(TTL - 1)
     assert keeper.there("t")

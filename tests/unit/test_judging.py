@@ -273,7 +273,7 @@ def test_the_writer_asks_a_filter_only_of_what_has_changed_meanwhile(rig: Rig, m
 
     async def select() -> selection.Selected:
         with ThreadPoolExecutor(1) as readers:
-            async with aclosing(selection.selected(rig.store, readers, rig.topic("orders"), SLOW)) as batches:
+            async with aclosing(selection.selected(rig.store.cuts, readers, rig.topic("orders"), SLOW)) as batches:
                 return await anext(batches)
 
     found = asyncio.run(select())

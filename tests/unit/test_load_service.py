@@ -32,8 +32,14 @@ class Served:
 
     def __init__(self, rig: Rig, readers: ThreadPoolExecutor) -> None:
         self.rig = rig
-        self.loading = Loading(rig.store, rig.clock, Admission(rig.store, rig.clock), readers)
-        self.service = LoadService(rig.store, self.loading, readers, Limits(), Metrics())
+        self.loading = Loading(
+            rig.store.loads,
+            rig.store.commits,
+            rig.clock,
+            Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock),
+            readers,
+        )
+        self.service = LoadService(rig.store.loads, rig.store.commits, self.loading, readers, Limits(), Metrics())
 
     async def done(self, awaited: Awaitable[object]) -> object:
         """Lets the writer work until something is done."""

@@ -54,14 +54,29 @@ class Watched:
         self.metrics = Metrics()
         self.store = Store.open(path, clock=self.clock, observer=self.metrics)
         self.metrics.watch(self.store, self.clock)
-        self.hub = Hub(self.store, self.clock, lambda run: run())
+        self.hub = Hub(
+            self.store.commits, self.store.topics, self.store.cuts, self.store.instance, self.clock, lambda run: run()
+        )
         self.metrics.watch_subscriptions(self.hub)
-        self.consumers = Consumers(self.store, self.clock, self.hub, lambda text: lambda topic: View())
-        self.metrics.watch_durables(self.consumers, Admission(self.store, self.clock))
-        self.metrics.watch_idle(IdleTopics(self.store, self.clock))
+        self.consumers = Consumers(
+            self.store.topics,
+            self.store.durables,
+            self.store.durable_commits,
+            self.store.commits,
+            self.store.cuts,
+            self.clock,
+            self.hub,
+            lambda text: lambda topic: View(),
+        )
+        self.metrics.watch_durables(
+            self.consumers, Admission(self.store.topics, self.store.durables, self.store.commits, self.clock)
+        )
+        self.metrics.watch_idle(
+            IdleTopics(self.store.topics, self.store.durables, self.store.administration, self.clock)
+        )
         self.metrics.watch_sorts(SortMemory())
         self.metrics.watch_jobs([Job("prune", _nothing, 60)])
-        self.exports = Exports(self.store)
+        self.exports = Exports(self.store.topics, self.store.cuts)
         self.metrics.watch_exports(self.exports)
 
     def create(self, name: str, settings: TopicSettings = EXPIRING) -> None:
@@ -197,7 +212,7 @@ def test_exports_and_the_records_read_from_them_are_counted(watched: Watched) ->
     watched.put("a", ["1", "2", "3"])
     assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (0, 0)
     with watched.exports.room():
-        export = Export(watched.store, watched.store.topics.find("a"), None, 1, watched.exports.splits)
+        export = Export(watched.store.cuts, watched.store.topics.find("a"), None, 1, watched.exports.splits)
         assert export.prepare()
         watched.exports.add(export, SECOND)
     with watched.exports.reader(export.id), watched.exports.handing_over(export.id, 3):

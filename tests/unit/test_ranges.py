@@ -54,7 +54,9 @@ def planned(
 ) -> RangePlan:
     position = start if isinstance(start, int) else 0
     kind = BOOKMARK if isinstance(start, int) else start
-    return plan_range(rig.store, rig.topic(topic), kind, position, end, RangeLimits(entries, size, parts))
+    return plan_range(
+        rig.store.cuts, rig.store.instance, rig.topic(topic), kind, position, end, RangeLimits(entries, size, parts)
+    )
 
 
 Seen = tuple[str, str, int]
@@ -76,7 +78,15 @@ def read(
     found = rig.topic(topic)
     given = record_filter(found, text, 0, allow_now=False) if text else None
     reader = RangeReader(
-        rig.store, found, given, start=start, end=end, history=history, batch_size=batch_size, share=share
+        rig.store.cuts,
+        rig.store.instance,
+        found,
+        given,
+        start=start,
+        end=end,
+        history=history,
+        batch_size=batch_size,
+        share=share,
     )
     pieces: list[list[Seen]] = []
     while not reader.done:
@@ -378,7 +388,9 @@ def test_a_range_that_is_lost_while_it_is_read_is_refused(rig: Rig, how: str) ->
     put(rig, *"abcdef")
     rig.time.tick(MINUTE)
     put(rig, "g")
-    reader = RangeReader(rig.store, rig.topic("orders"), None, start=begin, end=last(rig), batch_size=2)
+    reader = RangeReader(
+        rig.store.cuts, rig.store.instance, rig.topic("orders"), None, start=begin, end=last(rig), batch_size=2
+    )
     assert len(reader.read().columns.keys) == 2
     match how:
         case "pruned":

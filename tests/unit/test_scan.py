@@ -66,7 +66,7 @@ def query(rig: Rig, text: str = "", *, by: str = "", topic: str = "quotes", **op
 
 
 def run(rig: Rig, asked: Query) -> Answer:
-    found = Scan(rig.store, asked)
+    found = Scan(rig.store.cuts, asked)
     try:
         keys: list[str] = []
         while (batch := found.next_batch()) is not None:
@@ -190,7 +190,7 @@ def test_expired_records_are_found_in_no_way(rig: Rig, text: str) -> None:
 @pytest.mark.parametrize("text", ["/symbol = 'A'", "@key IN ('1', '2', '3')", "/other IS NULL", "@key < '9'"])
 def test_changes_after_the_cut_are_not_seen(rig: Rig, text: str) -> None:
     put(rig, {"id": 1, "symbol": "A"}, {"id": 2, "symbol": "A"})
-    found = Scan(rig.store, query(rig, text))
+    found = Scan(rig.store.cuts, query(rig, text))
     put(rig, {"id": 1, "symbol": "B"}, {"id": 3, "symbol": "A"})
     rig.delete("quotes", "2")
     batch = found.next_batch()
@@ -208,7 +208,7 @@ def test_a_count_is_that_of_the_cut_however_it_is_found(rig: Rig, text: str) -> 
     put(rig, {"id": 3}, {"id": 4}, {"id": 5}, ttl=SECOND)
     rig.time.tick(SECOND)
     put(rig, {"id": 6}, ttl=SECOND)
-    found, given_up = (Scan(rig.store, query(rig, text, count_only=True)) for _ in range(2))
+    found, given_up = (Scan(rig.store.cuts, query(rig, text, count_only=True)) for _ in range(2))
     given_up.close()
     put(rig, {"id": 7})
     rig.delete("quotes", "1", "2")
@@ -224,7 +224,7 @@ def test_now_is_that_of_the_cut(rig: Rig) -> None:
     put(rig, {"id": 2}, ttl=30 * SECOND)
     rig.time.tick(5 * SECOND)
     assert ask(rig, "@expire_time - NOW_MICROS() <= 5000000").keys == ["1"]
-    found = Scan(rig.store, query(rig, "@expire_time - NOW_MICROS() <= 5000000"))
+    found = Scan(rig.store.cuts, query(rig, "@expire_time - NOW_MICROS() <= 5000000"))
     rig.time.tick(20 * SECOND)
     batch = found.next_batch()
     assert batch is not None
@@ -248,7 +248,7 @@ def test_a_number_that_no_float_reaches_hides_nothing(rig: Rig) -> None:
 
 def test_a_piece_of_work_ends_though_nothing_is_found(rig: Rig) -> None:
     fill(rig, 25_000)
-    found = Scan(rig.store, query(rig, "/px < 0 OR /none = 1"))
+    found = Scan(rig.store.cuts, query(rig, "/px < 0 OR /none = 1"))
     scanned = 0
     for batch in steps(found):
         assert batch.keys == []
@@ -271,13 +271,13 @@ def test_only_as_much_is_read_as_is_wanted(rig: Rig) -> None:
 def test_a_batch_is_no_larger_than_asked_and_about_a_mebibyte(rig: Rig) -> None:
     put(rig, *[{"id": n, "pad": "x" * 100_000} for n in range(40)])
     for asked in (query(rig), query(rig, "/id >= 0"), query(rig, by="@key DESC")):
-        found = Scan(rig.store, asked)
+        found = Scan(rig.store.cuts, asked)
         sizes = [sum(map(len, batch.payloads or ())) for batch in steps(found)]
         assert max(sizes) < 2**20 + 200_000
         assert sum(sizes) > 40 * 100_000
         found.close()
     fill(rig, 100)
-    found = Scan(rig.store, query(rig, "/px >= 0 AND /none IS NULL", batch_size=7))
+    found = Scan(rig.store.cuts, query(rig, "/px >= 0 AND /none IS NULL", batch_size=7))
     assert [len(batch.keys) for batch in steps(found) if batch.keys] == [7] * 14 + [2]
     found.close()
 
@@ -305,7 +305,7 @@ def test_a_count_reads_what_it_must(rig: Rig) -> None:
 
 def test_an_explanation_is_that_of_a_real_run_without_its_records(rig: Rig) -> None:
     fill(rig, 300)
-    found = Scan(rig.store, query(rig, "/symbol = 'S3'", explain=True))
+    found = Scan(rig.store.cuts, query(rig, "/symbol = 'S3'", explain=True))
     assert [batch.keys for batch in steps(found) if batch.keys] == []
     assert found.footer() == (3, 3, 3, "")
     assert found.explanation() == (Access.INDEX, "/symbol", 1, 3)
@@ -336,12 +336,12 @@ def test_numbers_at_the_end_of_their_range_are_taken(rig: Rig) -> None:
 def test_a_result_that_cannot_be_sorted_is_refused_and_its_memory_free_again(rig: Rig) -> None:
     put(rig, *[{"id": n, "pad": "x" * 10_000} for n in range(50)])
     memory = SortMemory(bytes_max=200_000)
-    found = Scan(rig.store, query(rig, by="/id"), memory)
+    found = Scan(rig.store.cuts, query(rig, by="/id"), memory)
     with pytest.raises(StoreError) as caught:
         found.next_batch()
     assert caught.value.reason is Reason.RESULT_TOO_LARGE
     found.close()
-    found = Scan(rig.store, query(rig, by="/id DESC", top_n=5), memory)
+    found = Scan(rig.store.cuts, query(rig, by="/id DESC", top_n=5), memory)
     batch = found.next_batch()
     assert batch is not None
     assert len(batch.keys) == 5
@@ -368,7 +368,7 @@ def test_many_ordered_queries_take_turns_in_little_memory(
     waited = unsent = answered = 0
     for count in range(60):
         top = dice.choice([0, 0, 0, 10, 150])
-        running[Scan(rig.store, query(rig, by="/px", top_n=top, batch_size=50), memory)] = []
+        running[Scan(rig.store.cuts, query(rig, by="/px", top_n=top, batch_size=50), memory)] = []
         if count < 40 and dice.random() < 0.7:
             continue  # many at once at first
         for found in dice.sample(list(running), k=len(running)):
@@ -418,7 +418,7 @@ def test_many_ordered_queries_take_turns_in_little_memory(
 def test_the_line_for_memory_is_bounded_and_who_goes_away_leaves_it(rig: Rig) -> None:
     put(rig, *[{"id": n, "pad": "x" * 10_000} for n in range(12)])
     memory = SortMemory(bytes_max=200_000, waiting_max=1)
-    first, second, third, fourth = (Scan(rig.store, query(rig, by="/id"), memory) for _ in range(4))
+    first, second, third, fourth = (Scan(rig.store.cuts, query(rig, by="/id"), memory) for _ in range(4))
 
     def run_until_it_waits_or_is_sorted(found: Scan) -> None:
         while found.waits_for is None and found._sorted is None:
@@ -448,7 +448,7 @@ def test_memory_is_given_back_while_a_sorted_result_is_read(rig: Rig, monkeypatc
     monkeypatch.setattr(ordering, "GIVE_BACK_RECORDS", 10)
     fill(rig, 100)
     memory = SortMemory()
-    found = Scan(rig.store, query(rig, by="/px", batch_size=10), memory)
+    found = Scan(rig.store.cuts, query(rig, by="/px", batch_size=10), memory)
     held = []
     while found.next_batch() is not None:
         held.append(memory.held_bytes)

@@ -51,9 +51,22 @@ def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: p
 
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
-            hub = Hub(rig.store, rig.clock, lambda run: run())
-            consumers = Consumers(rig.store, rig.clock, hub, lambda text: lambda topic: View())
-            service = SnapshotService(rig.store, Exports(rig.store), hub, consumers, readers, Metrics())
+            hub = Hub(
+                rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, lambda run: run()
+            )
+            consumers = Consumers(
+                rig.store.topics,
+                rig.store.durables,
+                rig.store.durable_commits,
+                rig.store.commits,
+                rig.store.cuts,
+                rig.clock,
+                hub,
+                lambda text: lambda topic: View(),
+            )
+            service = SnapshotService(
+                rig.store, Exports(rig.store.topics, rig.store.cuts), hub, consumers, readers, Metrics()
+            )
             opening = asyncio.ensure_future(service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), NO_CONTEXT))
             await waiting.wait()
             assert not opening.done()

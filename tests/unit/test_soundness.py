@@ -217,7 +217,7 @@ def test_a_removal_under_such_a_key_is_taken_where_there_is_a_row_and_is_nothing
 
 def found(rig: Rig, text: str = "") -> set[bytes]:
     given = record_filter(rig.topic("t"), text, 0) if text else None
-    scan = Scan(rig.store, Query(rig.topic("t"), filter=given))
+    scan = Scan(rig.store.cuts, Query(rig.topic("t"), filter=given))
     try:
         keys: set[bytes] = set()
         while (batch := scan.next_batch()) is not None:

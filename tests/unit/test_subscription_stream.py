@@ -45,7 +45,9 @@ class Running:
         self.store: Store = rig.store
         self.readers = readers
         loop = asyncio.get_running_loop()
-        self.hub = Hub(rig.store, rig.clock, loop.call_soon)
+        self.hub = Hub(
+            rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, loop.call_soon
+        )
         rig.store.start(loop.call_soon_threadsafe)
 
     def subscribe(self, *, sow: bool = False, start: Start = FROM_NOW) -> AsyncGenerator[Frame, None]:
