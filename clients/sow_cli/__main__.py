@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     """Runs the command line of this process and exits with its code (see `sow_cli.exits`)."""
-    # gRPC writes its own remarks about failing connections between ours, unless somebody wants to see them.
+    # gRPC would write remarks about failing connections between ours. The user may set this variable to see them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from sow_cli.command import sow  # after that, as it is read when grpc is imported

@@ -1,7 +1,7 @@
-"""Checks of command line text. Each function but `refuse_together` is the `type=` of an option; wrong text is a usage
-error (exit code 2).
+"""Checks of command line text. Each function except `refuse_together` is the `type=` of an option; wrong text is a
+usage error (exit code 2).
 
-Plain functions instead of `click.ParamType` classes: click wraps them, and adds the option's name to the message.
+They are plain functions, not `click.ParamType` classes: click wraps them, and adds the option's name to the message.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sow.sizes import SizeError, parse_bytes
 from sow_client import UNLIMITED
 
 NONE: Final = "none"
-"""Takes a setting away."""
+"""Removes a setting."""
 
 NO_INDEX: Final = NONE
-"""As an `--index`: there is to be none."""
+"""As an `--index`: the topic has none."""
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _EXPIRATIONS: Final = ("disabled", "enabled", "reject")
 
 
 def duration(text: str) -> str:
-    """`30s`, `1h30m`, `2d` (rule L1). A bare number is refused: nobody knows its unit."""
+    """`30s`, `1h30m`, `2d` (rule L1). A bare number is refused, as its unit is unknown."""
     try:
         parse_micros(text)
     except DurationError as error:
@@ -51,7 +51,7 @@ def ttl(text: str) -> str:
 
 
 def bound(text: str) -> str:
-    """A duration, or `none` to take a bound away."""
+    """A duration, or `none` to remove a bound."""
     return _duration_or(text, NONE)
 
 
@@ -84,12 +84,12 @@ def entries(text: str) -> int | str:
 
 
 def position(text: str) -> str | datetime:
-    """A time, or else what the client takes as it is: `earliest`, or a bookmark, which never looks like a time."""
+    """A time, or `earliest` or a bookmark, which the client takes unchanged; a bookmark never looks like a time."""
     return instant(text) if _DATE.match(text) else text
 
 
 def instant(text: str) -> datetime:
-    """An ISO 8601 time with a zone, as UTC. Without a zone it is refused: the server may be in another one."""
+    """An ISO 8601 time with a zone, as UTC. Without a zone it is refused: the server may be in another zone."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
@@ -111,7 +111,7 @@ def expiration(text: str) -> str:
 
 
 def key(text: str) -> str:
-    """A record key. A shell can pass bytes that are not UTF-8; no key has them."""
+    """A record key. A shell can pass bytes that are not UTF-8; such keys are refused."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -120,14 +120,14 @@ def key(text: str) -> str:
 
 
 def index(text: str) -> str:
-    """The path of an index, or `none`. Which paths there can be, the server judges."""
+    """The path of an index, or `none`. The server checks the path."""
     if text != NO_INDEX and not text.startswith("/"):
         raise click.BadParameter(f"{text!r} is neither a path such as /symbol nor {NO_INDEX}")
     return key(text)
 
 
 def refuse_together(*options: tuple[str, bool]) -> None:
-    """Wrong usage when more than one of these (name, is it given) is given."""
+    """Raises a usage error when more than one of these (name, is it given) is given."""
     given = [name for name, is_given in options if is_given]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other")

@@ -1,7 +1,7 @@
-"""The command `sow`: the options that say which server, and the list of subcommands.
+"""The command `sow`: the options that name the server, and the list of subcommands.
 
-A subcommand gets a `Session` through `click.pass_obj` and opens the client in it only when it has something to ask,
-so that `--help` and usage errors need no server. Tests pass their own way to connect as `obj`.
+A subcommand gets a `Session` through `click.pass_obj`. It opens the session's client only when it needs the server, so
+`--help` and usage errors need none. Tests pass their own way to connect as `obj`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sow(
     Results go to stdout, as a table on a terminal and as NDJSON in a pipe (--format of each command); everything
     else goes to stderr.
 
-    Exit codes: 0 done, 1 the server said no, 2 wrong usage, 3 the server is not reachable, 130 Ctrl-C, 143 SIGTERM.
+    Exit codes: 0 done, 1 the server refused, 2 wrong usage, 3 the server is not reachable, 130 Ctrl-C, 143 SIGTERM.
     """
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")

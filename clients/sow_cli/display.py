@@ -1,7 +1,7 @@
-"""How values look to people: times, sizes, counts, and text that may hold anything.
+"""Values for people: times, sizes, counts, and text that may hold anything.
 
-Pure functions. Machines get the exact values in the other formats, so here brevity wins over precision; but settings,
-and what is measured against them, are shown exactly, as the options take them.
+Pure functions. The other formats carry exact values for machines, so brevity wins over precision here. Settings, and
+values that are compared with them, are shown exactly, in the notation of the options.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from sow.durations import format_micros
 from sow.sizes import format_bytes
 
-# Control characters would move the cursor or colour the terminal of whoever looks at somebody else's data.
+# Control characters in data would move the cursor or colour the terminal of its reader.
 _CONTROL: Final = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
     ord("\n"): "\\n",
@@ -22,15 +22,15 @@ _CONTROL: Final = {
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
 }
 NOT_SET: Final = "-"
-"""What is not set, or not there. `never` and `unlimited` are values, and are spelled out."""
+"""Shown for a value that is not set or absent. `never` and `unlimited` are values, and are spelled out."""
 UNKNOWN: Final = "unknown"
-"""What the server does not remember."""
+"""Shown for a value that the server does not remember."""
 _TABLE_TEXT_MAX: Final = 2_000
 _DAY_MICROS: Final = 86_400_000_000
 
 
 def safe(text: str) -> str:
-    """`text` on one line, with everything that a terminal would act upon spelled out."""
+    """`text` on one line; characters that a terminal would act upon are escaped."""
     return text if text.isprintable() else text.translate(_CONTROL)
 
 
@@ -40,7 +40,7 @@ def safe_lines(text: str) -> str:
 
 
 def safe_bytes(data: bytes, length_max: int = _TABLE_TEXT_MAX) -> str:
-    """The beginning of `data` as text: what is not UTF-8 or not printable is spelled out."""
+    """The beginning of `data` as text; bytes that are not UTF-8 or not printable are escaped."""
     text = safe(data[:length_max].decode("utf-8", "backslashreplace"))
     return text + "…" if len(data) > length_max else text
 
@@ -73,12 +73,12 @@ def expires(expire_time_micros: int | None, now_micros: int) -> str:
 
 
 def instant(micros: int) -> str:
-    """A time in UTC to the millisecond; the raw number where a calendar has no such year."""
+    """A time in UTC to the millisecond; the raw number when the calendar has no such year."""
     try:
         time = datetime.fromtimestamp(micros // 1_000_000, UTC)
     except (OverflowError, ValueError, OSError):
         return f"{micros}µs"
-    # isoformat, as strftime costs ten times as much, and a table has one of these in every row.
+    # isoformat, because strftime costs ten times as much, and a table has a time in every row.
     return f"{time.replace(tzinfo=None).isoformat(' ')}.{micros // 1_000 % 1_000:03}Z"
 
 
@@ -101,12 +101,12 @@ def size(byte_count: int) -> str:
 
 
 def exact_size(byte_count: int) -> str:
-    """Bytes in the largest binary unit that tells them exactly: `256MiB`, `1500B`. What a size option takes."""
+    """Bytes in the largest exact binary unit: `256MiB`, `1500B`, as a size option takes them."""
     return format_bytes(byte_count)
 
 
 def exact_duration(length: timedelta) -> str:
-    """A length of time the way Go prints it, to the microsecond: `1h30m0s`. What a duration option takes."""
+    """A length of time as Go prints it, to the microsecond: `1h30m0s`, as a duration option takes it."""
     return format_micros(length // timedelta(microseconds=1))
 
 

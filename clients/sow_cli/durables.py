@@ -1,4 +1,4 @@
-"""`sow durable list|describe|rewind|clear-backlog|delete`: durable subscriptions, but for consuming them."""
+"""`sow durable list|describe|browse|rewind|clear-backlog|delete`: managing durable subscriptions."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def durable() -> None:
 @output_option
 @click.pass_obj
 def list_durables(session: Session, output: Output, topic: str | None) -> None:
-    """List the durable subscriptions of TOPIC, or of all topics, with what each has not acknowledged.
+    """List the durable subscriptions of TOPIC, or of all topics, with their unacknowledged entries.
 
-    Entries are counted before its filter.
+    Entries are counted before the filter.
 
     \b
     Example:
@@ -68,9 +68,9 @@ def list_durables(session: Session, output: Output, topic: str | None) -> None:
 @output_option
 @click.pass_obj
 def describe(session: Session, output: Output, topic: str, name: str, exact: bool) -> None:
-    """Show the durable subscription NAME of TOPIC: its position, and what it has not acknowledged.
+    """Show the durable subscription NAME of TOPIC: its position and its unacknowledged entries.
 
-    Entries are counted before its filter, which costs nothing; with --exact after it.
+    Entries are counted before the filter, which costs nothing; with --exact, after it.
 
     \b
     Example:
@@ -96,9 +96,9 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
 @output_option
 @click.pass_obj
 def browse(session: Session, output: Output, topic: str, name: str, entries_max: int, after: str | None) -> None:
-    """Show what the durable subscription NAME of TOPIC has not acknowledged, the oldest first, and consume nothing.
+    """Show the unacknowledged changes of the durable subscription NAME of TOPIC, the oldest first, and consume nothing.
 
-    It works while a consumer is attached. Each change comes with the number of times that it was handed over so far.
+    It works while a consumer is attached. Each change shows how often it was handed over so far.
 
     \b
     Examples:
@@ -123,9 +123,9 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
 @output_option
 @click.pass_obj
 def rewind(session: Session, output: Output, topic: str, name: str, to: str | datetime, force: bool) -> None:
-    """Move the durable subscription NAME of TOPIC back, to hand over again what is retained.
+    """Move the durable subscription NAME of TOPIC back, so that retained changes come again.
 
-    After a BOOKMARK or a SEQUENCE, to the first change at a TIME or later, or to the earliest one that it can read.
+    It moves after a BOOKMARK or a SEQUENCE, to the first change at or after a TIME, or to the earliest retained change.
 
     \b
     Examples:
@@ -146,7 +146,7 @@ def rewind(session: Session, output: Output, topic: str, name: str, to: str | da
 
 
 def _place(client: Client, to: str | datetime) -> str | datetime:
-    """A sequence as the bookmark that it stands for."""
+    """A sequence as a bookmark."""
     if isinstance(to, str) and to.isascii() and to.isdecimal():
         return f"{client.status().journal_epoch}.{to}"
     return to
@@ -159,9 +159,9 @@ def _place(client: Client, to: str | datetime) -> str | datetime:
 @output_option
 @click.pass_obj
 def clear_backlog(session: Session, output: Output, topic: str, name: str | None, force: bool) -> None:
-    """Mark everything acknowledged of the durable subscription NAME of TOPIC; without NAME, of all of them.
+    """Acknowledge the whole backlog of the durable subscription NAME of TOPIC; without NAME, of all of them.
 
-    Its consumers will not get it any more. Asks first on a terminal; without one it needs --force.
+    Consumers will not get these changes. The command asks first on a terminal; without a terminal it needs --force.
 
     \b
     Example:
@@ -189,7 +189,7 @@ def clear_backlog(session: Session, output: Output, topic: str, name: str | None
 def delete(session: Session, output: Output, topic: str, name: str, force: bool) -> None:
     """Delete the durable subscription NAME of TOPIC with its position.
 
-    Asks first on a terminal; without one it needs --force.
+    The command asks first on a terminal; without a terminal it needs --force.
 
     \b
     Example:

@@ -1,16 +1,16 @@
-"""Exit codes, and the one place where errors become them.
+"""Exit codes, and the one place that turns errors into them.
 
 | code | meaning |
 |---|---|
 | 0   | done; also when the reader of a pipe went away (`sow query … | head`) |
-| 1   | the server said no, to all of it or to some records; or you did, when asked |
+| 1   | the server refused the request or some records; or you declined when asked |
 | 2   | wrong usage: arguments, options, input that cannot be read |
 | 3   | the server is not reachable, or gave no answer in time |
 | 130 | Ctrl-C |
 | 143 | SIGTERM |
 
-Errors go to stderr: the server's reason, its message, then the details it gave (field, position) one to a line. A
-message of several lines stays so: that of a filter shows the filter, and a caret below the place at fault.
+Errors go to stderr: the server's reason, its message, then its details (field, position), one per line. A message of
+several lines keeps them: that of a filter shows the filter, and a caret below the position of the error.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _NO_ANSWER: Final = frozenset({"UNREACHABLE", "STREAM_CUT", "UNAVAILABLE"})
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. All ends as after Ctrl-C: what was drawn on the terminal leaves it in order, with its cursor."""
+    """SIGTERM. The command ends as after Ctrl-C: displays on the terminal are closed properly, and the cursor
+    returns."""
 
 
 class Refused(click.ClickException):
-    """The server said no."""
+    """The server refused something."""
 
     exit_code = SERVER_SAID_NO
 
@@ -57,10 +58,10 @@ class NotReached(Refused):
 
 
 class RootGroup(click.Group):
-    """The command `sow`: whatever goes wrong in a subcommand leaves through here."""
+    """The command `sow`: every error of a subcommand passes through here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were added: what belongs together stands together."""
+        """The subcommands in the order in which they were added, so that related ones stand together."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -82,7 +83,7 @@ class RootGroup(click.Group):
 
 @contextmanager
 def _terminated_in_order() -> Iterator[None]:
-    """Raises Terminated at a SIGTERM, unless somebody else takes care of that."""
+    """Raises Terminated at a SIGTERM, unless another handler is installed."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -99,9 +100,9 @@ def _terminated_in_order() -> Iterator[None]:
 
 
 def is_unanswered(error: SowError) -> bool:
-    """Whether the server had no say in it.
+    """True when the server gave no answer.
 
-    A server that is stopping, or whose store has failed, answers UNAVAILABLE too, but with its own reason: it said no.
+    A server that is stopping, or whose store has failed, answers UNAVAILABLE, too, but with a reason of its own.
     """
     return isinstance(error, DeadlineExceeded) or (isinstance(error, Unavailable) and error.reason in _NO_ANSWER)
 
@@ -116,7 +117,7 @@ def describe(error: SowError) -> str:
 
 
 def _leave_quietly(ctx: click.Context) -> NoReturn:
-    """Ends with 0, and keeps the interpreter from complaining when it flushes stdout once more at its own end."""
+    """Ends with 0, and prevents an error when the interpreter flushes stdout once more at its end."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):

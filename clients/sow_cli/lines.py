@@ -1,8 +1,8 @@
-"""Lines of input to records: reading without buffering it whole, and saying exactly which line is wrong and why.
+"""Lines of input to records: reads without buffering all input, and reports exactly which line is wrong and why.
 
-[1]  Memory is bounded: one chunk and one line of at most `LINE_BYTES_MAX`, whatever the file is.
-[2]  A refusal names the line that it is about, although empty and bad lines take no place in the publisher's stream.
-[3]  What a pipe holds is taken at once, so that `tail -f … | sow publish …` does not wait for a full buffer.
+[1]  Memory is bounded: one chunk and one line of at most `LINE_BYTES_MAX`, whatever the size of the file.
+[2]  A refusal names its line, although empty and bad lines have no position in the publisher's stream.
+[3]  The content of a pipe is read at once, so `tail -f … | sow publish …` does not wait for a full buffer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 class Item(NamedTuple):
-    """What one line publishes. A tuple, as there is one per record."""
+    """The record of one line. It is a tuple because there is one per record."""
 
     data: bytes
     key: str | None = None
@@ -29,7 +29,7 @@ class Item(NamedTuple):
 
 
 class BadLine(Exception):
-    """A line that is no record. The reason is one of the server's, so that scripts need only one vocabulary."""
+    """A line that is not a record. The reason is one of the server's, so that scripts need only one vocabulary."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -59,9 +59,9 @@ def chunks(stream: BufferedReader) -> Iterator[list[bytes | None]]:
 
 
 class LineNumbers:
-    """Which line the n-th published record came from ([2]).
+    """Finds the line of the n-th published record ([2]).
 
-    Costs nothing per record: only lines that take no place are noted, as the offset from there on.
+    It costs nothing per record: only lines without a record are noted, as the offset from there on.
     """
 
     __slots__ = ("_offsets", "_positions")
@@ -71,11 +71,11 @@ class LineNumbers:
         self._offsets = [1]
 
     def skip(self, next_position: int) -> None:
-        """The line before the record `next_position` (from 0) takes no place."""
+        """The line before the record `next_position` (from 0) has no record."""
         if self._positions[-1] == next_position:
             self._offsets[-1] += 1
         else:
-            # The offset first: another thread that looks up an earlier refusal finds a whole pair or none.
+            # The offset comes first: another thread that looks up an earlier refusal finds a complete pair or none.
             self._offsets.append(self._offsets[-1] + 1)
             self._positions.append(next_position)
 
@@ -102,7 +102,7 @@ def keyed_by(field: str) -> Parse:
     steps = field.removeprefix("/").split("/") if field.startswith("/") else [field]
     if not all(steps):
         raise ValueError(f"{field!r} has an empty step")
-    # msgspec skips what the struct does not name: about 0.2 µs a line instead of 2 µs for the whole document.
+    # msgspec skips fields that the struct does not name: about 0.2 µs a line instead of 2 µs for the whole document.
     wanted: type = object
     for step in reversed(steps):
         kind = wanted if wanted is object else wanted | msgspec.UnsetType
@@ -144,7 +144,7 @@ class _RecordLine(msgspec.Struct):
 
 
 def record_form(*, payload_is_json: bool, with_key: bool) -> Parse:
-    """Lines as `sow query --format ndjson` writes them. `with_key`: the topic wants a key, and takes the line's."""
+    """Lines as `sow query --format ndjson` writes them. `with_key`: the topic needs a key, and gets the line's."""
     decode = msgspec.json.Decoder(_RecordLine).decode
     decode_text = msgspec.json.Decoder(str).decode
 

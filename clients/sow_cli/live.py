@@ -1,12 +1,12 @@
 """The live table of `sow subscribe --sow`: the current state of a topic on a terminal.
 
-`LiveTable` is what it shows, without a terminal or a thread; `show` keeps it on one while messages come.
+`LiveTable` makes the table, without a terminal or a thread; `show` keeps it on a terminal while messages come.
 
-    [1]  What is shown is the view of the messages so far: the first records in key order, as many as fit; how many more
-         there are is said.
-    [2]  A message costs time in proportion to the rows that fit, not to the records: a window of the first keys is
-         kept, and the records are looked through again only when deletions have used it up.
-    [3]  No line is longer than the terminal is wide, and all of them fit its height.
+    [1]  The table shows the view of the messages so far: the first records in key order, as many as fit, and the number
+         of the others.
+    [2]  A message costs time in proportion to the rows that fit, not to all records: a window of the first keys is
+         kept, and all records are searched again only when deletions have used it up.
+    [3]  No line is longer than the terminal is wide, and all lines fit its height.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ REFRESHES_PER_SECOND: Final = 4
 HIGHLIGHT_SECONDS: Final = 2.0
 RATE_SECONDS: Final = 5
 _WINDOW_MAX: Final = 1_000
-_SURROUNDINGS: Final = 4  # lines that are no records: summary, headings, how many more, and the cursor's
+_SURROUNDINGS: Final = (
+    4  # lines without a record: summary, headings, the number of other records, and the cursor's line
+)
 
 _Name: TypeAlias = tuple[str, str]
 """Topic and key: the order of the rows."""
@@ -137,7 +139,7 @@ class LiveTable:
                 return
             del self._changed_at[oldest]
 
-    # ---- what is shown ----
+    # ---- the table ----
 
     def render(self, width: int, height: int) -> Text:
         """The table for a terminal of this size ([3])."""
@@ -175,8 +177,8 @@ class LiveTable:
         return [display.safe(topic), *cells] if self._several_topics else cells
 
     def _layout(self, rows: Iterable[list[str]], width: int) -> list[int]:
-        """Widths of all columns but the last. They grow and never shrink, so that nothing jumps, until the terminal
-        gets another size."""
+        """Widths of all columns except the last. They grow and never shrink, so that nothing jumps, until the size of
+        the terminal changes."""
         if width != self._laid_out_for:
             self._widths, self._laid_out_for = [], width
         columns = zip(self._headings(), *rows, strict=True)
@@ -192,7 +194,7 @@ class LiveTable:
         return f"{figures} · bookmark {display.safe(self._bookmark)}" if self._bookmark else figures
 
     def _rate(self) -> float:
-        """Changes per second in the last seconds, or since it began if that is less long ago."""
+        """Changes per second in the last seconds, or since the start if that is shorter."""
         now = self._clock()
         first = int(now) - RATE_SECONDS + 1
         recent = sum(changes for second, changes in self._per_second if second >= first)
@@ -200,13 +202,13 @@ class LiveTable:
 
 
 def _line(cells: list[str], widths: list[int], width: int) -> str:
-    """A line of at most `width`: columns as wide as they are told, and what is left for the last one."""
+    """A line of at most `width`: columns of the given widths, and the rest for the last one."""
     parts = [fit(cell, wide) for cell, wide in zip(cells, widths, strict=False)]
     return fit("  ".join([*parts, cells[-1]]), width).rstrip()
 
 
 def show(changes: Iterable[Change], forms: TopicForms, *, several_topics: bool) -> None:
-    """Shows the table on the terminal until there are no more messages; it stays there afterwards."""
+    """Shows the table on the terminal until the messages end; it stays there afterwards."""
     table = LiveTable(forms, several_topics=several_topics)
     lock = threading.Lock()  # of the table: rich refreshes in a thread of its own
     console = Console(highlight=False, markup=False, emoji=False)
@@ -219,10 +221,10 @@ def show(changes: Iterable[Change], forms: TopicForms, *, several_topics: bool) 
         get_renderable=render,
         console=console,
         refresh_per_second=REFRESHES_PER_SECOND,
-        redirect_stderr=sys.stderr.isatty(),  # remarks go above the table, but not those that go to a file
+        redirect_stderr=sys.stderr.isatty(),  # remarks to the terminal go above the table
     ):
         for change in changes:
             if change.topic:
-                forms.of_message(change.topic)  # asks the server, if at all, while nobody waits for the lock
+                forms.of_message(change.topic)  # may ask the server, so it runs without the lock
             with lock:
                 table.apply(change)

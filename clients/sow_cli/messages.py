@@ -1,11 +1,11 @@
 """The messages of a subscription on stdout, one by one, in one of four formats.
 
-[1]  Each message is written, and flushed, before the next one is waited for.
-[2]  The machine formats carry exact values under names that never change: those of a record as `output` writes it, and
-     what a message adds to it. In CSV, which cannot nest, the columns show the removed record of a message that has
-     no other.
-[3]  A table is a line for each message, of the terminal's width; its columns grow and never shrink, so that what stands
-     above them was not laid out for nothing.
+[1]  Each message is written, and flushed, before the wait for the next one.
+[2]  The machine formats carry exact values under names that never change: the names of a record as `output` writes
+     it, and those of the message. CSV cannot nest: its columns show the removed record of a message that has no
+     other.
+[3]  A table has one line per message, of the terminal's width. Its columns grow and never shrink, so earlier lines
+     stay aligned.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from sow_cli.output import (
 from sow_client import Change, Client, Gap, NotFound, Record, TopicSettings
 
 MARKS: Final = frozenset({"snapshot_end", "resync"})
-"""Messages that are about no record."""
+"""Messages without a record."""
 
 _COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
 _PAYLOAD_WIDTH_MIN: Final = 20
 
 
 class TopicForms:
-    """How the records of each topic are written: asked for when a topic first shows, as messages do not carry it."""
+    """The form of the records of each topic. Messages do not carry it, so the server is asked at a topic's first
+    message."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,7 +57,7 @@ class TopicForms:
         return form
 
     def of_message(self, topic: str) -> RecordForm:
-        """The same for a topic that a message came from: one that is gone again is written as if it were binary."""
+        """The same for the topic of a message: a topic that no longer exists is written as binary."""
         try:
             return self.of(topic)
         except NotFound:
@@ -92,7 +93,7 @@ class _MessageLine(msgspec.Struct, gc=False):
     bookmark: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_OF_DURABLES: Final = ("after", "entries", "delivery_count")  # CSV does without, but for the last where it is asked for
+_OF_DURABLES: Final = ("after", "entries", "delivery_count")  # CSV has none of these, except the last on request
 _COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name not in ("previous", *_OF_DURABLES))
 
 
@@ -103,17 +104,17 @@ class MessageWriter(Protocol):
         """Writes one."""
 
     def write_gap(self, topic: str, gap: Gap) -> None:
-        """Writes that something is missing, in its place."""
+        """Writes a gap in its place."""
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """Ends the output."""
 
 
 def message_writer(
     output: Output, forms: TopicForms, *, several_topics: bool, colour: bool, browsed: bool = False
 ) -> MessageWriter:
-    """The writer of the chosen format. `several_topics`, `colour`: for a table. `browsed`: the messages are no news, so
-    that each comes with when it was published, and how often it was handed over."""
+    """The writer of the chosen format. `several_topics`, `colour`: for a table. `browsed`: the messages are old, so
+    each shows its publish time and how often it was handed over."""
     if output.format is Format.TABLE:
         return _Lines(output, forms, several_topics=several_topics, colour=colour, browsed=browsed)
     if output.format is Format.CSV:
@@ -122,7 +123,7 @@ def message_writer(
 
 
 class _Json:
-    """NDJSON; or one array, which is whole however the command ends."""
+    """NDJSON, or one array, which is complete however the command ends."""
 
     def __init__(self, output: Output, forms: TopicForms, *, as_list: bool, browsed: bool) -> None:
         self._output = output
@@ -176,7 +177,7 @@ class _Csv:
 
 
 class _Lines:
-    """For people ([3]): when it came, what happened, to what."""
+    """A line for people ([3]): time, event and record."""
 
     def __init__(
         self,

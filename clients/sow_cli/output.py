@@ -1,10 +1,10 @@
 """Results on stdout, in one of four formats.
 
-[1]  `ndjson` and `csv` (and `json` but for its brackets) write as they read: memory is one batch, whatever comes.
-[2]  The machine formats carry exact values under names that never change; an absent value is left out of JSON and is
+[1]  `ndjson`, `csv` and `json` write as they read: memory is one batch, whatever the size of the result.
+[2]  The machine formats carry exact values under names that never change. An absent value is omitted in JSON and
      empty in CSV.
-[3]  A record's payload is never decoded on its way: it is put into the line as the bytes that were published.
-[4]  A table is for people: times relative, long values cut with `…`, nothing a terminal would act upon.
+[3]  A record's payload is never decoded: the line gets the bytes that were published.
+[4]  A table is for people: times are relative, long values are cut with `…`, control characters are escaped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sow_client import Record, RecordBatch
 
 Scalar: TypeAlias = str | int | float | bool | None
 Nested: TypeAlias = Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]]
-"""What JSON nests; JSON text in CSV."""
+"""Nested JSON; in CSV, JSON text."""
 Batch: TypeAlias = RecordBatch | Sequence[Record]
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -51,7 +51,7 @@ _NEVER_MICROS: Final = 2**63 - 1  # in a column of expire times
 
 
 class Format(Enum):
-    """What `--format` names."""
+    """The values of `--format`."""
 
     TABLE = "table"
     JSON = "json"
@@ -64,15 +64,15 @@ class Fact:
     """One named value of a result."""
 
     name: str
-    """In JSON and CSV."""
+    """The name in JSON and CSV."""
     value: Scalar | Sequence[str] | Nested
     """None: absent ([2])."""
     shown: str
-    """In a table; empty: nothing to show, so that a table of one result leaves it out."""
+    """The text in a table; empty: nothing to show, so a table of one result omits it."""
     label: str = ""
-    """In a table; the name with spaces when empty."""
+    """The heading in a table; when empty, the name with spaces."""
     column: str = ""
-    """The heading in a table of several, where the full one takes too much room."""
+    """A shorter heading for a table of several results."""
     in_lists: bool = True
     """False: a table of many results has no room for it."""
     right: bool = False
@@ -87,7 +87,7 @@ Facts: TypeAlias = Sequence[Fact]
 
 
 class RecordLine(msgspec.Struct, gc=False):
-    """A record in JSON (interfaces.md). Field order is the order on the line."""
+    """A record in JSON (docs/cli.md). Field order is the order on the line."""
 
     topic: str
     key: str
@@ -105,7 +105,7 @@ _COLUMNS: Final = tuple(RecordLine.__struct_fields__)
 
 @dataclass(frozen=True, slots=True)
 class RecordForm:
-    """How the records of one answer are written."""
+    """The form of the records of one answer."""
 
     topic: str
     payload_is_json: bool
@@ -120,7 +120,7 @@ class Output:
         self._encoder = msgspec.json.Encoder()
 
     def one(self, facts: Facts) -> None:
-        """Writes one result; as a table: one fact to a line."""
+        """Writes one result; as a table, one fact per line."""
         if self.format is Format.TABLE:
             self._print(_vertical(facts))
         elif self.format is Format.CSV:
@@ -131,7 +131,7 @@ class Output:
             self.write(self._encoder.encode(_json_object(facts)) + b"\n")
 
     def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
-        """Writes a list of results. `names`: the columns of a CSV; `nothing`: what an empty table says."""
+        """Writes a list of results. `names`: the columns of a CSV; `nothing`: the text of an empty table."""
         if self.format is Format.TABLE:
             self._print(_horizontal(results) if results else Text(nothing, style="dim"))
         elif self.format is Format.CSV:
@@ -145,11 +145,11 @@ class Output:
 
     @property
     def is_table(self) -> bool:
-        """True: somebody reads this, so a remark may go with it."""
+        """True: a person reads the output, so remarks may be added."""
         return self.format is Format.TABLE
 
     def record(self, record: Record, form: RecordForm, now_micros: int) -> None:
-        """Writes one record; as a table: everything about it, the document in full."""
+        """Writes one record; as a table, all its fields and the whole document."""
         if self.format is not Format.TABLE:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
@@ -163,7 +163,8 @@ class Output:
         now_micros: Callable[[], int],
         as_list: bool = True,
     ) -> int:
-        """Writes records batch by batch ([1]) and returns how many. `as_list`: in JSON an array, even of one."""
+        """Writes records batch by batch ([1]) and returns their number. `as_list`: in JSON an array, even of one
+        record."""
         if self.format is Format.TABLE:
             return self._record_table(batches, form, now_micros)
         if self.format is Format.CSV:
@@ -201,7 +202,7 @@ class Output:
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
-        """Own layout instead of a rich table: that one wants every row before it shows the first, and 0.3 ms a row."""
+        """A layout of our own: a rich table needs every row before it shows the first, and 0.3 ms per row."""
         written = 0
         layout: _Layout | None = None
         for batch in batches:
@@ -227,7 +228,7 @@ class Output:
         sys.stdout.flush()
 
     def write(self, data: bytes) -> None:
-        """Binary and flushed: a reader at the other end of a pipe sees each batch at once, and its going away shows."""
+        """Binary and flushed: the reader of a pipe gets each batch at once, and a reader that goes away is noticed."""
         out = sys.stdout.buffer
         out.write(data)
         out.flush()
@@ -249,7 +250,7 @@ def output_option(command: Command) -> Command:
 
 
 def note(text: str) -> None:
-    """Writes a remark to stderr: not a result, not a failure. A progress bar on the terminal makes room for it."""
+    """Writes a remark to stderr: neither a result nor an error. A progress bar on the terminal makes room for it."""
     click.echo(display.safe(text), err=True)
 
 
@@ -294,7 +295,7 @@ class _Columns:
             sequences, origins = [one.sequence for one in batch], [one.origin for one in batch]
             expire = [_NEVER_MICROS if one.expire_time_micros is None else one.expire_time_micros for one in batch]
         if form.payload_is_json:
-            # Line ends are rare: one look at all of the batch, and at each document only when there are any.
+            # Line ends are rare: the whole batch is searched first, and each document only when there are any.
             together = b"".join(payloads)
             if b"\n" in together or b"\r" in together:
                 payloads = [one_line(document) for document in payloads]
@@ -326,7 +327,7 @@ def _lines(batch: Batch, form: RecordForm) -> list[RecordLine]:
 
 
 def _record_csv(batch: Batch, form: RecordForm) -> bytes:
-    """Own quoting instead of the csv module, which looks at every character: it takes ten times as long."""
+    """Quoting of our own: the csv module looks at every character, and takes ten times as long."""
     columns = _Columns.of(batch, form)
     topic = _quoted(form.topic)
     keys, origins = map(_quoted, columns.keys), map(_quoted, columns.origins)
@@ -354,7 +355,8 @@ def _quoted(text: str) -> str:
 
 
 def one_line(document: bytes) -> bytes:
-    """A document that was published over several lines would break NDJSON: its line ends go, its values stay."""
+    """Removes the line ends of a document that was published over several lines; its values stay. They would break
+    NDJSON."""
     if b"\n" in document or b"\r" in document:
         return msgspec.json.format(document, indent=-1)
     return document
@@ -388,7 +390,8 @@ class _Layout:
 
     @classmethod
     def measured(cls, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys_only: bool) -> _Layout:
-        """Each column as wide as these rows need, the key at most so wide, and the payload, at the end, the rest."""
+        """Makes each column as wide as these rows need, the key up to its maximum; the payload, at the end, gets the
+        rest."""
         widths = [max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)]
         widths[0] = min(widths[0], KEY_WIDTH_MAX if not keys_only else width)
         if not keys_only:
@@ -400,7 +403,7 @@ class _Layout:
 
 
 def fit(text: str, width: int) -> str:
-    """`text` in exactly so many columns of a terminal."""
+    """`text` in exactly `width` columns of a terminal."""
     if text.isascii():
         return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
     length = cell_len(text)
@@ -472,5 +475,5 @@ def _horizontal(results: Sequence[Facts]) -> Table:
 
 
 def terminal_width() -> int:
-    """The terminal's columns; wide where there is no terminal, as nothing wraps there."""
+    """The terminal's columns; a large number without a terminal, as nothing wraps there."""
     return shutil.get_terminal_size((_NOT_A_TERMINAL_WIDTH, 40)).columns

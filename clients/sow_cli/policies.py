@@ -1,7 +1,7 @@
 """`sow policy …`, and the two groups of settings that are asked for by themselves: `sow retention …`, `sow quota …`.
 
-`retention` and `quota` work on a topic, or, with a pattern, on a policy whose name is made of the pattern. `set` says
-all of it: what is not given is not set afterwards.
+`retention` and `quota` work on a topic, or, with a pattern, on a policy whose name is made from the pattern. `set`
+replaces all settings of the group: a setting that is not given is no longer set.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def set_policy(
 ) -> None:
     """Set the policy NAME for all topics whose whole name matches PATTERN, a regular expression (RE2).
 
-    It replaces the policy of that name. A topic takes from it what it does not set itself; limits are the strictest of
-    topic, policy and operator policy. --durables takes --retain-time, --retain-bytes, --backlog-ttl, --idle-ttl and
-    --delivery-limit.
+    It replaces the policy of that name. A topic takes those settings from it that the topic does not set itself. Limits
+    are the strictest of topic, policy and operator policy. With --durables the settings are --retain-time,
+    --retain-bytes, --backlog-ttl, --idle-ttl and --delivery-limit.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ def list_policies(session: Session, output: Output) -> None:
 @output_option
 @click.pass_obj
 def delete_policy(session: Session, output: Output, name: str, operator: bool) -> None:
-    """Delete the policy NAME; what it has set takes its next source.
+    """Delete the policy NAME; its settings then come from the next policy or default.
 
     \b
     Example:
@@ -156,7 +156,7 @@ _priority = click.option("--priority", type=int, default=0, help="With --pattern
 
 @click.group(short_help="Set, get, remove how much of the journal is kept.")
 def retention() -> None:
-    """Set, get and remove how much of the journal is kept, of a topic or of all topics of a pattern."""
+    """Set, get and remove the journal retention of a topic, or of all topics of a pattern."""
 
 
 @retention.command("set")
@@ -164,18 +164,32 @@ def retention() -> None:
 @_pattern
 @_priority
 @click.option(
-    "--time", "retain_time", type=arguments.retain_time, metavar="DURATION|unlimited", help="Keep at least so long …"
+    "--time",
+    "retain_time",
+    type=arguments.retain_time,
+    metavar="DURATION|unlimited",
+    help="Keep changes at least this long …",
 )
 @click.option(
-    "--bytes", "retain_bytes", type=arguments.size, metavar="SIZE|unlimited", help="… or so much, whichever ends first."
+    "--bytes",
+    "retain_bytes",
+    type=arguments.size,
+    metavar="SIZE|unlimited",
+    help="… or this much, whichever ends first.",
 )
-@click.option("--max-age", type=arguments.duration, metavar="DURATION", help="Keep at most so long, read or not.")
-@click.option("--max-bytes", type=arguments.size, metavar="SIZE", help="Keep at most so much.")
-@click.option("--max-entries", type=arguments.entries, metavar="N", help="Keep at most so many changes.")
+@click.option(
+    "--max-age",
+    type=arguments.duration,
+    metavar="DURATION",
+    help="Keep changes at most this long, acknowledged or not.",
+)
+@click.option("--max-bytes", type=arguments.size, metavar="SIZE", help="Keep at most this much.")
+@click.option("--max-entries", type=arguments.entries, metavar="N", help="Keep at most this many changes.")
 @output_option
 @click.pass_obj
 def set_retention(
     session: Session,
+    *,
     output: Output,
     topic: str | None,
     pattern: str | None,
@@ -186,9 +200,9 @@ def set_retention(
     max_bytes: int | str | None,
     max_entries: int | str | None,
 ) -> None:
-    """Set how much of the journal of TOPIC is kept. What is not given is not set any more.
+    """Set how much of the journal of TOPIC is kept. A setting that is not given is no longer set.
 
-    --time 0s --bytes 0: nothing is kept once it is acknowledged. One of them zero and the other not is refused.
+    With --time 0s --bytes 0 acknowledged changes are not kept. Only one of them being zero is refused.
 
     \b
     Examples:
@@ -207,7 +221,7 @@ def set_retention(
 
 @click.group(short_help="Set, get, remove how much may be unacknowledged.")
 def quota() -> None:
-    """Set, get and remove how much durable subscriptions may leave unacknowledged, of a topic or of a pattern."""
+    """Set, get and remove the backlog quota of durable subscriptions, of a topic or of a pattern."""
 
 
 @quota.command("set")
@@ -215,22 +229,33 @@ def quota() -> None:
 @_pattern
 @_priority
 @click.option("--bytes", "quota_bytes", type=arguments.size, metavar="SIZE", help="How much may be unacknowledged.")
-@click.option("--age", "quota_age", type=arguments.duration, metavar="DURATION", help="How old it may be.")
-@click.option("--entries", "quota_entries", type=arguments.entries, metavar="N", help="How many changes it may be.")
-@click.option("--action", type=click.Choice(get_args(BacklogActionName)), help="What happens beyond it; default hold.")
 @click.option(
-    "--ttl", "backlog_ttl", type=arguments.duration, metavar="DURATION", help="What is older counts as acknowledged."
+    "--age",
+    "quota_age",
+    type=arguments.duration,
+    metavar="DURATION",
+    help="How old the oldest unacknowledged change may be.",
+)
+@click.option(
+    "--entries", "quota_entries", type=arguments.entries, metavar="N", help="How many changes may be unacknowledged."
+)
+@click.option(
+    "--action", type=click.Choice(get_args(BacklogActionName)), help="The action beyond the quota; default hold."
+)
+@click.option(
+    "--ttl", "backlog_ttl", type=arguments.duration, metavar="DURATION", help="Older changes count as acknowledged."
 )
 @click.option(
     "--delivery-limit",
     type=arguments.entries,
     metavar="N|unlimited",
-    help="What was handed over so often is set aside.",
+    help="Set aside a change that was handed over this often.",
 )
 @output_option
 @click.pass_obj
 def set_quota(
     session: Session,
+    *,
     output: Output,
     topic: str | None,
     pattern: str | None,
@@ -242,11 +267,11 @@ def set_quota(
     backlog_ttl: str | None,
     delivery_limit: int | str | None,
 ) -> None:
-    """Set how much the slowest durable subscription of TOPIC may leave unacknowledged. What is not given is not set any
-    more.
+    """Set how much the slowest durable subscription of TOPIC may leave unacknowledged.
 
-    Beyond it publishes wait (hold), are refused (reject), the oldest changes count as acknowledged (evict), or all of
-    them are replaced by the present records (conflate). A quota must be below the retention of the same kind.
+    A setting that is not given is no longer set. Beyond the quota publishes wait (hold) or are refused (reject), the
+    oldest changes count as acknowledged (evict), or the current records replace all of them (conflate). A quota must be
+    below the retention of the same kind.
 
     \b
     Examples:
@@ -269,7 +294,8 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {"retention": _RETENTION, "quota
 
 
 def policy_name(group: str, pattern: str) -> str:
-    """The name of the policy for a pattern: what a name cannot hold, and `:`, as `:` and its hexadecimal code."""
+    """The name of the policy for a pattern. Characters that a name cannot hold, and `:`, become `:` and their hex
+    code."""
     escaped = re.sub(r"[^A-Za-z0-9_.-]", lambda match: "".join(f":{byte:02x}" for byte in match[0].encode()), pattern)
     name = f"{group}.{escaped}"
     if len(name) > _POLICY_NAME_LENGTH_MAX:
@@ -309,7 +335,7 @@ def _set(
 
 
 def _add_get_and_remove(to: click.Group, what: str) -> None:
-    """Adds the two commands that the groups have alike; `what`: what the first one shows."""
+    """Adds the two commands that both groups have; `what` names the things that the first one shows."""
     group = str(to.name)
 
     @to.command("get", help=_help(f"Show {what}, and what says so; or what is set for a pattern.", f"{group} get"))
@@ -357,7 +383,7 @@ _add_get_and_remove(quota, "how much of TOPIC may be unacknowledged")
 
 
 def _of_topic(client: Client, group: str, topic: str) -> list[Fact]:
-    """What is in force, as the command takes it, and where it comes from."""
+    """The effective settings in the command's notation, with their origins."""
     effective = {one.name: one for one in client.describe_topic(topic).effective if one.name in _GROUPS[group]}
     facts = [Fact("topic", topic, display.safe(topic))]
     for name, one in effective.items():
@@ -367,7 +393,7 @@ def _of_topic(client: Client, group: str, topic: str) -> list[Fact]:
 
 
 def _of_policy(one: Policy) -> list[Fact]:
-    """What is set, as the command takes it."""
+    """The settings that are set, in the command's notation."""
     facts = [
         Fact("pattern", one.pattern, display.safe(one.pattern)),
         Fact("policy", one.name, display.safe(one.name)),

@@ -1,9 +1,9 @@
 """`sow publish`: NDJSON lines through the buffered publisher, or one record.
 
-[1]  A line that cannot be published is reported with its number, and the others are published all the same.
+[1]  A line that cannot be published is reported with its number, and the other lines are still published.
 [2]  With --strict everything before the first bad line is published, and nothing after it.
-[3]  What is reported as published is acknowledged, not merely sent; when the stream breaks off, it is told how far
-     the acknowledgements came.
+[3]  Records reported as published are acknowledged, not merely sent. When the stream breaks off, the report says how
+     far the acknowledgements came.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STRICT_BYTES_MAX: Final = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """What the options say of the lifetime of every record."""
+    """The lifetime that the options give to every record."""
 
     ttl: str | None
     expire_at: datetime | None
@@ -55,7 +55,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """Whether each document is merged into its record (rule P2), and what is removed from it then."""
+    """Tells whether each document is merged into its record (rule P2), and which fields are removed then."""
 
     delta: bool
     unset: list[str] | None
@@ -63,7 +63,7 @@ class Merging:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the lines."""
+    """Counts the outcomes of the lines."""
 
     published: int = 0
     refused: int = 0
@@ -76,7 +76,7 @@ class Tally:
 
 
 def report(line: int, reason: str, message: str) -> None:
-    """Says on stderr which line was not published, and why."""
+    """Reports on stderr which line was not published, and why."""
     note(f"line {line}: {reason}: {message}")
 
 
@@ -97,7 +97,7 @@ def report(line: int, reason: str, message: str) -> None:
 )
 @click.option("--ttl", type=arguments.ttl, metavar="DURATION|never", help="Lifetime, such as 30s or 1h30m.")
 @click.option("--expire-at", type=arguments.instant, metavar="TIME", help="When to expire: 2030-01-31T12:00:00Z.")
-@click.option("--keep-ttl", is_flag=True, help="A record that is alive keeps its expire time.")
+@click.option("--keep-ttl", is_flag=True, help="A live record keeps its expire time.")
 @click.option("--delta", is_flag=True, help="Merge each document into the record of its key instead of replacing it.")
 @click.option(
     "--unset",
@@ -120,14 +120,15 @@ def report(line: int, reason: str, message: str) -> None:
 @click.option(
     "--durability",
     type=click.Choice(get_args(DurabilityName)),
-    help="When the server acknowledges: on disk, in its system's memory, or on disk at sync peers, too.  [default: as "
-    "the server is configured]",
+    help="Acknowledge once the records are on disk, in the system's memory, or on disk at sync peers, too.  [default: "
+    "as configured at the server]",
 )
 @click.option("--strict", is_flag=True, help="Stop at the first bad line; nothing after it is published.")
 @output_option
 @click.pass_obj
 def publish(
     session: Session,
+    *,
     topic: str,
     file: BufferedReader,
     data: str | None,
@@ -148,12 +149,12 @@ def publish(
     """Publish records to TOPIC: one from each line of FILE, or of standard input (-).
 
     On a json topic a line is a document (NDJSON). On topics of other message types it is the base64 text of a
-    payload or, with --raw, the payload itself. Empty lines are passed over.
+    payload or, with --raw, the payload itself. Empty lines are skipped.
 
-    A bad line is reported on stderr with its number and the rest goes on; the exit code is then 1. With --strict the
-    first bad line ends the command: all before it are published, none after it.
+    A bad line is reported on stderr with its number, and the other lines are published; the exit code is then 1. With
+    --strict the first bad line ends the command: all lines before it are published, none after it.
 
-    With --records lines carry their key, if the topic wants one, and their expire time, which goes before --ttl:
+    With --records lines carry their key, if the topic needs one, and their expire time, which overrides --ttl:
 
     \b
       sow query orders --format ndjson | sow publish copy --records --ttl never
@@ -167,17 +168,8 @@ def publish(
       tail -f ticks.ndjson | sow publish ticks --key-field symbol
       sow publish images --key logo logo.png
     """
-    from_file = click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
     arguments.refuse_together(("--ttl", ttl is not None), ("--expire-at", expire_at is not None))
-    arguments.refuse_together(("--data", data is not None), ("FILE", from_file))
-    arguments.refuse_together(("--data", data is not None), ("--records", records))
-    arguments.refuse_together(
-        ("--key", key is not None), ("--key-field", key_field is not None), ("--records", records)
-    )
-    arguments.refuse_together(("--key-field", key_field is not None), ("--raw", raw), ("--records", records))
-    if key_field is not None and not all(key_field.removeprefix("/").split("/")):
-        raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
-
+    _check_input(data, key, key_field, raw=raw, records=records)
     if unset and not delta:
         raise click.UsageError("--unset is for --delta: a plain publish replaces the whole record")
     lifetime = Lifetime(ttl, expire_at, keep_ttl)
@@ -191,7 +183,7 @@ def publish(
         elif key_field is not None:
             parse = keyed_by(key_field)
         else:
-            # A file that is one record is taken as it is: it may hold any bytes, which only a line cannot.
+            # A file that is one record is used as it is: unlike a line, it may hold any bytes.
             parse = document if is_json or raw or (key is not None and data is None) else base64_payload
         merging = Merging(delta, [path for some in unset for path in some] or None)
         job = _Job(client, topic, lifetime, merging, durability, batch_records)
@@ -211,9 +203,22 @@ def publish(
         click.get_current_context().exit(SERVER_SAID_NO)
 
 
+def _check_input(data: str | None, key: str | None, key_field: str | None, *, raw: bool, records: bool) -> None:
+    """Refuses options that contradict each other about where the records and their keys come from."""
+    from_file = click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
+    arguments.refuse_together(("--data", data is not None), ("FILE", from_file))
+    arguments.refuse_together(("--data", data is not None), ("--records", records))
+    arguments.refuse_together(
+        ("--key", key is not None), ("--key-field", key_field is not None), ("--records", records)
+    )
+    arguments.refuse_together(("--key-field", key_field is not None), ("--raw", raw), ("--records", records))
+    if key_field is not None and not all(key_field.removeprefix("/").split("/")):
+        raise click.BadParameter(f"{key_field!r} has an empty step", param_hint="--key-field")
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Where and how the lines are published."""
+    """The client, topic and options with which the lines are published."""
 
     client: Client
     topic: str
@@ -224,7 +229,7 @@ class _Job:
 
 
 class _Reading:
-    """The input on its way to records. Owns the progress bar: it knows how much of the file has been read."""
+    """Turns the input into records. Owns the progress bar, as it knows how much of the file has been read."""
 
     def __init__(self, file: BufferedReader, parse: Parse, *, keep_spaces: bool) -> None:
         self._file = file
@@ -232,7 +237,7 @@ class _Reading:
         self._keep_spaces = keep_spaces
         size = _size_of(file)
         self.bar = progress(TextColumn("{task.fields[figures]}"), measured=size is not None)
-        """The progress display: shown only on a terminal, and not on one that is being typed into."""
+        """The progress display. It is shown only on a terminal, and not while the input is typed there."""
         if file.isatty():
             self.bar.disable = True
             if sys.stderr.isatty():
@@ -243,9 +248,9 @@ class _Reading:
     def records(
         self, numbers: LineNumbers, bad: Callable[[int, str, str], None], settled: Callable[[], int]
     ) -> Iterator[tuple[int, Item]]:
-        """Yields (line number, record); reports bad lines to `bad` and goes on when that returns.
+        """Yields (line number, record); reports bad lines to `bad` and continues when that returns.
 
-        `settled` tells how many records the server has answered for: that is what the progress display counts.
+        `settled` returns the number of records that the server has answered: the progress display counts these.
         """
         parse, strip = self._parse, None if self._keep_spaces else b" \t\r"
         line_number = position = 0
@@ -310,11 +315,11 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
 
 
 def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
-    """The fast way: pipelined batches; refusals come back in their own time and are matched to their lines ([1])."""
+    """The fast way: pipelined batches; refusals come back later and are matched to their lines ([1])."""
     numbers = LineNumbers()
 
     def refused(refusal: Refusal) -> None:
-        # On the publisher's own thread: it reports, and leaves the counting to the publisher.
+        # Runs on the publisher's own thread: it reports, and the publisher counts.
         report(numbers.line(refusal.index), refusal.reason, refusal.message)
 
     publisher = job.client.publisher(
@@ -336,7 +341,7 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
             ):
                 send(data, key=key, expire_at=expire_time_micros)
     except (SowError, KeyboardInterrupt):
-        # [3]. Later lines may have been applied as well; to publish them again does no harm, they are keyed.
+        # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
         settled = publisher.acknowledged
         note(
             f"broke off: lines 1 to {numbers.line(settled - 1)} are settled"
@@ -362,7 +367,7 @@ def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
         nonlocal batch_bytes
         pending, batch_bytes = batch.copy(), 0
         batch.clear()
-        # A request has one lifetime for all of its records, so a change of the line's own ends a run.
+        # A request has one lifetime for all of its records, so a line with another lifetime ends a run.
         for _, run in groupby(pending, key=lambda one: one[1].expire_time_micros):
             _publish_atomically(job, list(run), tally)
 
@@ -376,7 +381,7 @@ def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
     except _Stop as stop:
         line, reason, message = stop.args
         try:
-            send()  # what was read before a line that did not even parse
+            send()  # the records read before a line that could not be parsed
         except _Stop as earlier:
             line, reason, message = earlier.args
         tally.bad(line, reason, message)
@@ -384,7 +389,7 @@ def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
 
 
 def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) -> None:
-    """Publishes all of `run`, or what comes before its first bad record, which then ends everything."""
+    """Publishes all of `run`, or the records before its first bad one, which then ends everything."""
     if not run:
         return
     outcomes = _send_atomically(job, [item for _, item in run])
@@ -415,7 +420,7 @@ def _send_atomically(job: _Job, items: list[Item]) -> list[Published | Refusal]:
 
 
 def _described(client: Client, name: str) -> Topic | None:
-    """The topic; None where there is none yet: the first publish may create it (rule K1), as a json topic."""
+    """The topic; None when it does not exist yet: the first publish may create it (rule K1), as a json topic."""
     try:
         return client.describe_topic(name)
     except NotFound:
@@ -432,7 +437,7 @@ def _size_of(file: BufferedReader) -> int | None:
 
 
 def published_facts(topic: str, done: Published) -> list[Fact]:
-    """What a publish or a touch of one record answers."""
+    """The facts that a publish or a touch of one record returns."""
     expire = done.expire_time_micros
     now_micros = time.time_ns() // 1_000
     expires = display.expires(expire, now_micros) if done.expire_time_known else display.UNKNOWN

@@ -59,7 +59,7 @@ def get(
 ) -> None:
     """Show the records of TOPIC that have these keys.
 
-    The exit code is 1 when a key has no live record; the others are shown all the same. In CSV the payload is one
+    The exit code is 1 when a key has no live record; the other records are still shown. In CSV the payload is one
     column: JSON text for json topics, base64 for others.
 
     \b
@@ -90,19 +90,22 @@ def get(
     "--order-by",
     multiple=True,
     metavar="PATH [DESC],…",
-    help="What to sort by, such as '/price DESC, /symbol' (repeatable); default: the key.",
+    help="The sort order, such as '/price DESC, /symbol' (repeatable); default: the key.",
 )
 @click.option("--keys", type=arguments.comma_separated, multiple=True, metavar="KEY,…", help="Only these keys.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Leave out the first N records.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N records.")
 @_projection_options
-@click.option("--keys-only", is_flag=True, help="Leave the payloads out.")
+@click.option("--keys-only", is_flag=True, help="Omit the payloads.")
 @click.option("--count", "count_only", is_flag=True, help="Only count.")
-@click.option("--explain", is_flag=True, help="Instead of the records, tell how they are found and what it takes.")
+@click.option(
+    "--explain", is_flag=True, help="Show the plan of the query, and how much it reads, instead of the records."
+)
 @output_option
 @click.pass_obj
 def query(
     session: Session,
+    *,
     topic: str,
     filter_text: str | None,
     order_by: tuple[str, ...],
@@ -118,8 +121,8 @@ def query(
 ) -> None:
     """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
 
-    Nothing is kept in memory: `sow query big | head` is quick. In JSON the payload is the document itself for json
-    topics and base64 for others; in CSV it is one column with that as text. A table shows the beginning of it.
+    Records are written as they come: `sow query big | head` is quick. In JSON the payload is the document itself for
+    json topics and base64 for others; in CSV it is one column with the same text. A table shows its beginning.
 
     \b
     Examples:
@@ -210,6 +213,7 @@ def count(
 @click.pass_obj
 def delete(
     session: Session,
+    *,
     topic: str,
     keys: tuple[str, ...],
     filter_text: str | None,
@@ -221,8 +225,8 @@ def delete(
 ) -> None:
     """Delete records of TOPIC, chosen by exactly one of --key, --filter, --data and --all.
 
-    Deleting what is not there is no error: look at the count. Before --all it asks on a terminal; without one it
-    needs --force.
+    A key without a record is no error: look at the count. With --all the command asks first on a terminal; without a
+    terminal it needs --force.
 
     \b
     Examples:
@@ -274,7 +278,7 @@ def touch(
 ) -> None:
     """Renew or change the lifetime of records of TOPIC; their payloads stay.
 
-    Without --ttl and --expire-at they get what the topic gives to records that carry no lifetime.
+    Without --ttl and --expire-at they get the topic's lifetime for records that carry none.
 
     \b
     Examples:
@@ -293,7 +297,7 @@ def touch(
 @output_option
 @click.pass_obj
 def persist(session: Session, topic: str, keys: tuple[str, ...], output: Output) -> None:
-    """Take the lifetime of records of TOPIC away: they never expire, unless the topic has a longest lifetime.
+    """Remove the lifetime of records of TOPIC: they never expire, unless the topic has a maximum lifetime.
 
     \b
     Example:
@@ -321,7 +325,8 @@ _OUTCOME_NAMES = ("topic", "key", "version", "expire_time_micros", "sequence")
 
 
 def _form(client: Client, topic: str, *, keys_only: bool = False) -> RecordForm:
-    """Asks for the topic's message type, which records do not carry. Keys alone need no asking."""
+    """Asks the server for the topic's message type, which records do not carry. Output of keys alone does not need
+    it."""
     is_json = not keys_only and client.describe_topic(topic).settings.message_type == "json"
     return RecordForm(topic, payload_is_json=is_json, keys_only=keys_only)
 
@@ -334,7 +339,7 @@ def _paths(
 
 
 def _as_of(result: QueryResult) -> int:
-    """The server's instant, against which "expires in" is right even where this machine's clock is not."""
+    """The server's time, so that "expires in" is right even if this machine's clock is wrong."""
     return time.time_ns() // 1_000 if result.header is None else result.header.as_of_micros
 
 

@@ -63,7 +63,7 @@ _TOPICS: Final = click.option(
 
 @click.group(short_help="How links with other instances are; compare, repair.")
 def replication() -> None:
-    """Show how the links with other instances are, compare with one, and repair what differs."""
+    """Show the links with other instances, compare with one of them, and repair differences."""
 
 
 @replication.command()
@@ -104,8 +104,8 @@ def verify(
 ) -> None:
     """Compare the server with its peer PEER. Exit code 1 when a key differs, or could not be compared.
 
-    What changes meanwhile is looked at again before it counts. Records that are due are left out, and topics that
-    cannot be compared, with the reason.
+    A record that changes meanwhile is compared again before it counts. Records that are due are left out. Topics that
+    cannot be compared are left out, too, with the reason.
 
     \b
     Examples:
@@ -136,7 +136,7 @@ def verify(
 @output_option
 @click.pass_obj
 def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...]) -> None:
-    """Have the server and its peer PEER send each other what differs. Of each key the newest version wins.
+    """Make the server and its peer PEER send each other their differences. Of each key the newest version wins.
 
     \b
     Example:
@@ -157,10 +157,10 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
 @output_option
 @click.pass_obj
 def backup(session: Session, output: Output, directory: str) -> None:
-    """Make a backup in DIRECTORY on the server's machine: an absolute path that is not there yet.
+    """Make a backup in DIRECTORY on the server's machine: an absolute path that must not exist.
 
-    The server goes on meanwhile. To restore it, copy DIRECTORY to where the data is to be, and start a server on the
-    copy: it becomes an instance of its own, whose bookmarks are new.
+    The server keeps working meanwhile. To restore the backup, copy DIRECTORY to the new data directory, and start a
+    server on the copy: it becomes a separate instance with new bookmarks.
 
     \b
     Example:
@@ -229,7 +229,7 @@ def _topic(one: LinkTopic) -> dict[str, str]:
 
 
 def _tell_trouble(found: ReplicationStatus) -> None:
-    """Below the table, what has no room in it: topics that are not up to date, and errors in full."""
+    """Writes, below the table, the topics that are not up to date, and errors in full."""
     lines: list[str] = []
     for direction, links in (("out", found.outgoing), ("in", found.incoming)):
         for link in links:
@@ -238,7 +238,7 @@ def _tell_trouble(found: ReplicationStatus) -> None:
                 why = f": {display.safe(topic.message)}" if topic.message else ""
                 lines.append(f"{where}: topic {display.safe(topic.topic)} is {display.safe(topic.state)}{why}")
             if link.last_error:
-                # No reason: the transport ended it, as where nobody listens.
+                # No reason: the transport ended it, for example because no server listens.
                 reason = f"{link.last_error_reason}: " if link.last_error_reason else ""
                 lines.append(f"{where}: {reason}{display.safe(link.last_error)}")
             if isinstance(link, IncomingLink) and link.rows_refused:

@@ -16,7 +16,7 @@ from sow_client import Status
 @output_option
 @click.pass_obj
 def status(session: Session, output: Output) -> None:
-    """Show how the server is.
+    """Show the state of the server.
 
     \b
     Example:
@@ -30,7 +30,7 @@ def status(session: Session, output: Output) -> None:
 @output_option
 @click.pass_obj
 def compact(session: Session, output: Output) -> None:
-    """Compact the server's data files now and give the space back to its system. May take minutes.
+    """Compact the server's data files now and return the space to its system. This may take minutes.
 
     \b
     Example:
@@ -52,10 +52,10 @@ def compact(session: Session, output: Output) -> None:
 @output_option
 @click.pass_obj
 def accept_clock(session: Session, output: Output) -> None:
-    """Confirm that the server's wall clock is right after it has jumped, so that expiry goes on.
+    """Confirm that the server's wall clock is right after a jump, so that expiry continues.
 
-    After a jump forward the server stops removing expired records: a wrong clock would remove them all. Look at
-    `sow status` and at the clock first.
+    After a jump forward the server stops removing expired records: a wrong clock would remove them all. Check
+    `sow status` and the clock first.
 
     \b
     Example:

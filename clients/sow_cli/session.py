@@ -1,4 +1,4 @@
-"""How a subcommand reaches the server: address, TLS files, and how long it may take to get there."""
+"""The connection of a subcommand to the server: address, TLS files, and the time allowed to connect."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sow_client import Client, InvalidArgument, Tls
 
 DEFAULT_SERVER: Final = "127.0.0.1:7450"
 CONNECT_SECONDS_MAX: Final = 3.0
-"""A person waits at the other end: longer than this, and the server counts as not reachable (exit code 3)."""
+"""A person waits for the result: after this time the server counts as not reachable (exit code 3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Which server this invocation talks to."""
+    """The server that this invocation talks to."""
 
     server: str
     tls: Tls | None
@@ -35,5 +35,5 @@ Connect: TypeAlias = Callable[[Session], Client]
 
 
 def connect(session: Session) -> Client:
-    """The real thing; tests put a fake in its place."""
+    """Makes the real client; tests replace it by a fake."""
     return Client(session.server, tls=session.tls, connect_timeout=CONNECT_SECONDS_MAX)

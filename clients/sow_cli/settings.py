@@ -1,6 +1,6 @@
-"""Options that set something on topics, and how settings are shown.
+"""Options that set topics, and the display of settings.
 
-`none` takes a setting away: then a policy that matches counts, or the server's default (rule T2).
+`none` removes a setting: then a matching policy applies, or the server's default (rule T2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 class PolicyOptions(TypedDict):
-    """What click hands over for `policy_options`, named as the settings are; None: not given."""
+    """The values that click passes for `policy_options`, named as the settings; None: not given."""
 
     expiration: str | None
     default_ttl: str | None
@@ -54,7 +54,7 @@ class PolicyOptions(TypedDict):
 
 
 class TopicOptions(PolicyOptions):
-    """What click hands over for `topic_options`; None, or no element: not given."""
+    """The values that click passes for `topic_options`; None, or no element: not given."""
 
     key: tuple[str, ...]
     message_type: MessageTypeName | None
@@ -212,19 +212,19 @@ def topic_options(command: Command) -> Command:
 
 
 def policy_settings(given: PolicyOptions) -> TopicSettingsArguments:
-    """Only what was given: all else is left to the server."""
+    """Only the given settings: the server decides the others."""
     names = PolicyOptions.__annotations__
     named = {name: value for name, value in given.items() if name in names and value is not None}
     return cast(TopicSettingsArguments, taken_away(named))
 
 
 def taken_away(named: Mapping[str, object]) -> dict[str, object]:
-    """The settings, None where `none` was said."""
+    """The settings; None for `none`."""
     return {name: None if value == NONE else value for name, value in named.items()}
 
 
 def topic_settings(given: TopicOptions) -> TopicSettingsArguments:
-    """Only what was given: the server fills in the rest, or leaves it as it is."""
+    """Only the given settings: the server fills in the others, or leaves them unchanged."""
     settings = policy_settings(given)
     if given["key"]:
         settings["key"] = given["key"]
@@ -250,11 +250,11 @@ def durable_settings(settings: TopicSettingsArguments) -> DurableSettingsArgumen
     return cast(DurableSettingsArguments, settings)
 
 
-# ---- how they are shown ----
+# ---- display ----
 
 _SHOWN_APART: Final = frozenset({"key", "message_type", "expiration", "journal", "fix_separator", "index"})
 FACT_NAMES: Final = tuple(name for name in TopicSettings.__dataclass_fields__ if name not in _SHOWN_APART)
-"""The settings of a topic that `facts` tells."""
+"""The settings of a topic that `facts` shows."""
 
 
 def facts(settings: TopicSettings) -> list[Fact]:
@@ -268,13 +268,13 @@ def facts(settings: TopicSettings) -> list[Fact]:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Tells, beside the output, what may not be meant about settings."""
+    """Writes the server's warnings about settings to stderr."""
     for warning in warnings:
         note(f"warning: {warning}")
 
 
 def shown(name: str, value: str | int | bool) -> str:
-    """A setting as the command line takes it: nothing is rounded."""
+    """A setting in the notation of the command line: nothing is rounded."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
@@ -285,5 +285,5 @@ def shown(name: str, value: str | int | bool) -> str:
 
 
 def shown_in_force(value: str) -> str:
-    """A value in force, in a table: a setting without one, such as no bound or no dead-letter topic, is not set."""
+    """An effective value in a table. A setting without a value, such as no bound, shows as not set."""
     return display.NOT_SET if value in ("", NONE) else display.safe(value)

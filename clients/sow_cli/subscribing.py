@@ -6,7 +6,7 @@ import select
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from os import environ, fstat
@@ -28,16 +28,16 @@ _LOOK_MILLISECONDS: Final = 1_000
 @click.command(short_help="Follow the changes of a topic.")
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
-@click.option("--sow", is_flag=True, help="First the records as they are; on a terminal a live table of them.")
-@click.option("--oof", is_flag=True, help="Tell also when a record goes out of focus, and why.")
-@click.option("--delta", is_flag=True, help="Of updates only the changed fields.")
-@click.option("--changes", is_flag=True, help="Puts, deletes and expiries as they are in the journal, for pipelines.")
+@click.option("--sow", is_flag=True, help="First the current records; on a terminal, a live table of them.")
+@click.option("--oof", is_flag=True, help="Also report records that go out of focus, and why.")
+@click.option("--delta", is_flag=True, help="Only the changed fields of updates.")
+@click.option("--changes", is_flag=True, help="Puts, deletes and expiries as in the journal, for pipelines.")
 @click.option(
     "--from",
     "start",
     type=arguments.position,
     metavar="BOOKMARK|earliest|TIME",
-    help="Begin after a bookmark, with the earliest change that is kept, or at a time; default: now.",
+    help="Begin after a bookmark, with the earliest retained change, or at a time; default: now.",
 )
 @click.option(
     "--conflation",
@@ -52,17 +52,20 @@ _LOOK_MILLISECONDS: Final = 1_000
     is_flag=True,
     help="TOPIC is a regular expression: every topic whose whole name matches, later ones too.",
 )
-@click.option("--durable", metavar="NAME", help="Consume the durable subscription NAME, which is created if need be.")
-@click.option("--force", is_flag=True, help="With --durable: take over from a consumer that is attached.")
+@click.option(
+    "--durable", metavar="NAME", help="Consume the durable subscription NAME; create it if it does not exist."
+)
+@click.option("--force", is_flag=True, help="With --durable: take over from an attached consumer.")
 @click.option(
     "--ack/--no-ack",
     default=None,
-    help="With --durable: whether what was written counts as done and does not come again.  [default: ack]",
+    help="With --durable: acknowledge each change once it is written, so that it does not come again.  [default: ack]",
 )
 @output_option
 @click.pass_obj
 def subscribe(
     session: Session,
+    *,
     topic: str,
     filter_text: str | None,
     sow: bool,
@@ -81,12 +84,12 @@ def subscribe(
 ) -> None:
     """Follow the changes of the records of TOPIC that match FILTER, until Ctrl-C.
 
-    In a pipe each message is a line of JSON, written at once. On a terminal it is a line to read or, with --sow, a live
-    table of the current state, which takes --oof for granted; --format table keeps the lines. When the connection
-    breaks, it goes on where it was.
+    In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text. With --sow it is a
+    live table of the current state, which implies --oof; --format table keeps the lines. After a broken connection the
+    command continues at its position.
 
-    With --durable the server keeps the place: it begins after what was acknowledged before, and --from counts only when
-    the durable subscription is created.
+    With --durable the server keeps the position: the command begins after the last acknowledged change, and --from
+    applies only when the durable subscription is created.
 
     \b
     Examples:
@@ -99,7 +102,7 @@ def subscribe(
     _check_durable(durable, force, ack, sow=sow, delta=delta, conflation=conflation, pattern=pattern)
     chosen = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
     terminal = sys.stdout.isatty()
-    # A table of the state needs to hear what is gone; the journal as it is (--changes) tells no state.
+    # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and terminal and not chosen and not changes
     with session.client() as client:
         forms = TopicForms(client)
@@ -140,20 +143,25 @@ def subscribe(
             if as_live_table:
                 live.show(messages, forms, several_topics=pattern)
                 return
-            writer = message_writer(output, forms, several_topics=pattern, colour=_is_colourful())
-            written = 0
-            try:
-                for change in messages:
-                    writer.write(change)
-                    written += change.op not in MARKS
-            finally:
-                writer.finish()
+            written = _write(messages, message_writer(output, forms, several_topics=pattern, colour=_is_colourful()))
     if output.is_table:
         _sum_up(written, subscription)
 
 
+def _write(messages: Iterable[Change], writer: MessageWriter) -> int:
+    """Writes messages; returns how many of them are no marks."""
+    written = 0
+    try:
+        for change in messages:
+            writer.write(change)
+            written += change.op not in MARKS
+    finally:
+        writer.finish()
+    return written
+
+
 class _Gaps:
-    """Gaps go to the writer, in their place; those of the first frame wait until there is one."""
+    """Passes gaps to the writer in their place. Gaps of the first frame wait until there is a writer."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -168,7 +176,7 @@ class _Gaps:
             self._writer.write_gap(self._topic, gap)
 
     def go_to(self, writer: MessageWriter) -> None:
-        """They are written there."""
+        """From now on gaps are written there."""
         self._writer = writer
         for gap in self._early:
             writer.write_gap(self._topic, gap)
@@ -183,7 +191,7 @@ def _consume(
     lasting: str | None,
     acknowledges: bool,
 ) -> int:
-    """Writes what a durable subscription hands over, and acknowledges what was written; returns how many messages."""
+    """Writes and acknowledges the changes of a durable subscription; returns the number of messages."""
     written = 0
     with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
         try:
@@ -199,7 +207,7 @@ def _consume(
 
 
 def _acknowledge(subscription: DurableSubscription, change: Change) -> None:
-    """It was closed meanwhile, its time being over: then this change comes again."""
+    """True when it was closed because its time is over; this change then comes again."""
     try:
         subscription.acknowledge(change)
     except Cancelled as error:
@@ -287,7 +295,7 @@ def _open(
 
 
 def _tell(interruption: SowError | None) -> None:
-    """Says on stderr that it waits for the server, and when that is over."""
+    """Reports on stderr that the command waits for the server, and when the wait is over."""
     if interruption is None:
         note("connected again")
     else:
@@ -295,7 +303,7 @@ def _tell(interruption: SowError | None) -> None:
 
 
 def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:
-    """The messages up to the `limit`th that is no mark. None: all."""
+    """The messages up to the `limit`th one, not counting marks. None: all."""
     left = -1 if limit is None else limit
     for change in subscription:
         yield change
@@ -305,14 +313,14 @@ def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:
 
 
 def _close(subscription: Subscription) -> None:
-    """From another thread: what an acknowledgement has come to matters no more, the change comes again."""
+    """Called from another thread. The fate of an acknowledgement no longer matters: the change comes again."""
     with suppress(SowError):
         subscription.close()
 
 
 @contextmanager
 def _ended_after(duration: str | None, subscription: Subscription) -> Iterator[None]:
-    """Closes the subscription after a time, which ends the iteration even while nothing comes."""
+    """Closes the subscription after a time. This ends the iteration even while no message comes."""
     if duration is None:
         yield
         return
@@ -327,14 +335,14 @@ def _ended_after(duration: str | None, subscription: Subscription) -> Iterator[N
 
 @contextmanager
 def _ended_without_reader(subscription: Subscription) -> Iterator[None]:
-    """Closes the subscription when the reader of the pipe goes away: writing would show it, but only once there is a
-    message to write, and `sow subscribe … | head -1` should not wait for that."""
+    """Closes the subscription when the reader of the pipe goes away. A write would show it, too, but only with the next
+    message, and `sow subscribe … | head -1` should not wait for one."""
     descriptor = _pipe()
     if descriptor is None:
         yield
         return
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors and hang-ups are always told
+    poll.register(descriptor, 0)  # errors and hang-ups are always reported
     over = threading.Event()
 
     def look() -> None:
@@ -357,5 +365,5 @@ def _pipe() -> int | None:
     try:
         descriptor = sys.stdout.fileno()
         return descriptor if stat.S_ISFIFO(fstat(descriptor).st_mode) else None
-    except (OSError, ValueError):  # a stdout that is no file
+    except (OSError, ValueError):  # a stdout without a file
         return None

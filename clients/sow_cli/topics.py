@@ -43,7 +43,7 @@ _NAMES: Final = (
 
 
 KEY_CHARACTERS_SHOWN: Final = 60
-"""Of the key of an unsound row, in a table."""
+"""The width of the key of an unsound row in a table."""
 
 
 @click.command(short_help="List all topics.")
@@ -93,11 +93,11 @@ def create(session: Session, output: Output, name: str, **given: Unpack[settings
 @output_option
 @click.pass_obj
 def alter(session: Session, output: Output, name: str, **given: Unpack[settings.TopicOptions]) -> None:
-    """Change settings of the topic NAME; those not given stay as they are.
+    """Change settings of the topic NAME; settings that are not given stay unchanged.
 
     Existing records keep their expire times. --key, --message-type and --fix-separator change only while the topic is
-    empty. --index names all indexes that there are to be: new ones are built while the topic is in use, see `sow topic
-    describe`.
+    empty. --index names all indexes that the topic is to have. New indexes are built while the topic is in use; `sow
+    topic describe` shows the progress.
 
     \b
     Example:
@@ -118,7 +118,7 @@ def alter(session: Session, output: Output, name: str, **given: Unpack[settings.
 @output_option
 @click.pass_obj
 def describe(session: Session, output: Output, name: str) -> None:
-    """Show settings and figures of the topic NAME: what is in force, and what has set it.
+    """Show settings and figures of the topic NAME: the effective values and their origins.
 
     A setting comes from the topic, the configuration, a policy, an operator policy, or the server's defaults.
 
@@ -146,10 +146,10 @@ def describe(session: Session, output: Output, name: str) -> None:
 @output_option
 @click.pass_obj
 def delete(session: Session, output: Output, name: str, force: bool, unshipped: bool) -> None:
-    """Delete the topic NAME with its records and its journal, on this server alone.
+    """Delete the topic NAME with its records and its journal, on this server only.
 
-    Asks first on a terminal; without one it needs --force. --force says nothing about other instances: while a peer has
-    not received all changes of the topic, it takes --unshipped to delete it.
+    The command asks first on a terminal; without a terminal it needs --force. --force does not cover other instances:
+    while a peer has not received all changes of the topic, the deletion needs --unshipped.
 
     \b
     Example:
@@ -182,7 +182,7 @@ def restamp(
 ) -> None:
     """Give existing records of the topic NAME another lifetime, by exactly one of --set, --cap and --clear.
 
-    Many records are done in steps, each record only if it still matches then.
+    Many records are restamped in steps, each record only if it still matches at its step.
 
     \b
     Examples:
@@ -211,7 +211,7 @@ def restamp(
 
 
 def confirm(question: str, *, force: bool) -> None:
-    """Asks before something is lost. Without a terminal nobody can answer, so it is wrong usage unless forced."""
+    """Asks before data is lost. Without a terminal nobody can answer, so it is wrong usage unless forced."""
     if force:
         return
     if not _can_ask():
@@ -295,7 +295,7 @@ def _shown_paths(paths: Iterable[str]) -> str:
 
 
 def _shown_indexes(topic: Topic) -> str:
-    """Each index, and whether queries use it already."""
+    """Each index, with the information whether queries use it already."""
     shown = [f"{display.safe(one.path)} ({'complete' if one.complete else 'being built'})" for one in topic.indexes]
     return ", ".join(shown) or display.NOT_SET
 
@@ -316,10 +316,10 @@ def _shown_indexes(topic: Topic) -> str:
 @click.pass_obj
 @click.pass_context
 def check(ctx: click.Context, session: Session, output: Output, name: str, *, repair: bool, rows_max: int) -> None:
-    """Look in the topic NAME for rows that no publish could have made. Exit code 1 when there are some, and they stay.
+    """Check the topic NAME for rows that no publish could have made. The exit code is 1 when such rows remain.
 
-    Such rows came from another instance: their key is not UTF-8, empty or too long, their payload is not of the topic's
-    message type, has another key or is too large, or a version or time is impossible. Queries pass over those whose key
+    Such rows came from another instance. Their key is not UTF-8, empty or too long; their payload is not of the topic's
+    message type, has another key or is too large; or a version or time is impossible. Queries skip rows whose key
     cannot be shown.
 
     \b
