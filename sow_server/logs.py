@@ -1,7 +1,7 @@
 """Logs: one stream of events with fields, on standard error; the standard library's loggers join it.
 
-    G1  Every line has `time` (UTC), `level`, `event` and `logger`; the rest are the event's own fields.
-    G2  On a terminal lines are for people, otherwise each line is a JSON object; `[log] format` decides against that.
+    [1]  Every line has `time` (UTC), `level`, `event` and `logger`; the rest are the event's own fields.
+    [2]  On a terminal lines are for people, otherwise each line is a JSON object; `[log] format` decides against that.
 
 Modules log with `structlog.get_logger(__name__).info("event_name", field=…)`: an event is a name, not a sentence.
 The event `ready` (field `address`) says that the server answers; programs that start one wait for it.

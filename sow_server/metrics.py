@@ -1,9 +1,9 @@
 """The metrics: one registry, filled by the writer (as its observer), by the RPCs, and at the scrape from the store.
 
-    Z1  What is called per commit or per call adds to plain numbers: no lock, no allocation per label, so that a
+    [1]  What is called per commit or per call adds to plain numbers: no lock, no allocation per label, so that a
         hundred thousand expiries a second are counted for next to nothing. Each number has one writing thread.
-    Z2  A scrape costs in proportion to the topics shown and the overdue records counted; both are bounded.
-    Z3  After `release` no scrape touches the store: it may be closed.
+    [2]  A scrape costs in proportion to the topics shown and the overdue records counted; both are bounded.
+    [3]  After `release` no scrape touches the store: it may be closed.
 
 Every name is in docs/metrics.md; a test compares the two.
 """
@@ -170,7 +170,7 @@ class Metrics(Collector):
             self._exports = exports
 
     def release(self) -> None:
-        """Waits for a scrape that is under way; later ones leave the store alone (Z3). Before the store is closed."""
+        """Waits for a scrape that is under way; later ones leave the store alone ([3]). Before the store is closed."""
         with self._scrape:
             self._store = self._clock = self._hub = self._consumers = self._admission = None
             self._idle = self._exports = None

@@ -1,8 +1,8 @@
 """The HTTP endpoint of the metrics: one thread with an event loop of its own, whoever connects.
 
-    MS1  It has one thread and at most `CONNECTIONS_MAX` connections. When one more comes, the oldest that has not yet
+    [1]  It has one thread and at most `CONNECTIONS_MAX` connections. When one more comes, the oldest that has not yet
          sent its request is ended; where all have, the new one is.
-    MS2  A request has `REQUEST_SECONDS` to arrive and its answer `ANSWER_SECONDS` to be taken, however slowly a client
+    [2]  A request has `REQUEST_SECONDS` to arrive and its answer `ANSWER_SECONDS` to be taken, however slowly a client
          sends or reads. One request a connection.
 
 What is answered is prometheus_client's; nothing but `/metrics` is there.

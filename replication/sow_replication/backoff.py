@@ -1,4 +1,5 @@
-"""When to try again: the time doubles up to a bound, with jitter, so that not all come back at once."""
+"""The delay before the next attempt: it doubles up to a bound, with jitter, so that peers do not come back all at
+once."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ OPERATORS: Final = frozenset(
         types_pb2.ERROR_REASON_PROTOCOL_MISMATCH,
     }
 )
-"""What does not pass by itself."""
+"""Reasons that only an operator can resolve."""
 
 
 class Backoff:
@@ -31,15 +32,15 @@ class Backoff:
         self._next = options.backoff_min_micros
 
     def succeeded(self) -> None:
-        """The next failure is the first one."""
+        """The next failure counts as the first one."""
         self._next = self._options.backoff_min_micros
 
     def failed(self, reason: Reason) -> int:
-        """How long to wait, in microseconds: half to all of the present time."""
+        """The delay in microseconds: between half and all of the current one."""
         if reason in OPERATORS:
             delay = self._options.backoff_operator_micros
         elif reason == types_pb2.ERROR_REASON_RESEED_PENDING:
-            delay = 10 * self._options.backoff_min_micros  # it passes as soon as the other direction is through
+            delay = 10 * self._options.backoff_min_micros  # it passes as soon as the other direction is complete
         else:
             delay = self._next
             self._next = min(2 * self._next, self._options.backoff_max_micros)

@@ -1,6 +1,6 @@
-"""The calls to a peer, over gRPC: what `verify.Peer` promises. A call that fails says why in the one vocabulary.
+"""The calls to a peer over gRPC, as `verify.Peer`. A failed call raises Refused with its reason.
 
-Requests and answers are sealed, as the messages of a link are: what a flipped bit makes of rows must not be merged."""
+Requests and answers are sealed like the messages of a link: rows with a flipped bit must not be merged."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Calls:
         address: str,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`address`: where the channel goes, for what is said of errors."""
+        """`address`: the target of the channel, for error messages."""
         self._stub = stub
         self._address = address
         self._metadata = tuple(metadata)
 
     async def checksum(self, request: replication_pb2.ChecksumRequest, /) -> replication_pb2.ChecksumResponse:
-        """Raises Refused, as all of these do."""
+        """Raises Refused, like all of these methods."""
         return await self._answer(self._stub.Checksum, request, replication_pb2.ChecksumResponse)
 
     async def list_versions(
@@ -72,7 +72,7 @@ class Calls:
 
 
 def refused_of(error: grpc.aio.AioRpcError, address: str) -> Refused:
-    """Why a call failed: the peer's reason, or REPLICATION_UNAVAILABLE where it gave none: the transport ended it."""
+    """The reason why a call failed: the peer's, or REPLICATION_UNAVAILABLE where the transport ended the call."""
     refused = refused_by(error, address)
     if refused.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
         return refused

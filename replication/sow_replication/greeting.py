@@ -1,4 +1,4 @@
-"""What a receiver does about a Hello (rules R4, R6, R11, J14): one decision, a pure function."""
+"""The decision of a receiver about a Hello (rules R4, R6, R11, J14): a pure function."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from dataclasses import dataclass
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import Identity, PeerState
+from sow_replication.messages import PROTOCOL, identity_of
 from sow_replication.ports import Reason, Refused, SourceState
-from sow_replication.sender import PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """The changes go on behind the cursor."""
+    """The changes continue after the cursor."""
 
     cursor: int
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Everything is to be seeded, changes come from the sender's head on."""
+    """Every topic has to be seeded; changes start at the sender's head."""
 
     missing_is_deleted: bool
+    """As in `ports.SourceState`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The sender has to take what this instance has, first: from here on it is remembered."""
+    """The sender first has to take the changes of this instance. The store remembers that."""
 
 
 Decision = Continue | Begin | Wait | Refused
@@ -34,24 +35,24 @@ Decision = Continue | Begin | Wait | Refused
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What this instance knows when the Hello comes."""
+    """The state of this instance when the Hello comes."""
 
     own: Identity
     accepted: bool
     """Whether the configuration names the sender."""
     live: Identity | None
-    """Who has a link under this name at the moment."""
+    """The instance that has a link under this name at the moment."""
     row: SourceState | None
     sends: PeerState | None
-    """What the sender has of this instance; None: this instance does not send to it all that it sends."""
+    """The state of the opposite direction; None: this instance does not send back everything that it receives."""
     head: int
     """The last sequence of this instance; 0: it has never had a change."""
 
 
 def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
-    """What to do about a sender."""
+    """Decides about a sender."""
     own = known.own
-    peer = Identity(hello.instance.name, hello.instance.id, hello.instance.epoch)
+    peer = identity_of(hello.instance)
     objection = _objection(hello, peer, known)
     if objection is not None:
         return objection
@@ -71,7 +72,7 @@ def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
     if known.sends is None:
         return Begin(missing_is_deleted=True)
     if hello.waiting and own.name > peer.name:
-        return Begin(missing_is_deleted=True)  # each would wait for the other
+        return Begin(missing_is_deleted=True)  # otherwise each would wait for the other
     if known.head == 0:
         # Nothing was ever here: so nothing was deleted here, and there is nothing to wait for.
         return Begin(missing_is_deleted=False)
@@ -102,19 +103,20 @@ def _objection(hello: replication_pb2.Hello, peer: Identity, known: Known) -> Re
 
 
 def not_itself(own: Identity, peer: Identity) -> Refused | None:
-    """An objection, when the other one is this instance, or has its name (rule R11)."""
+    """An objection if the other end is this instance or has its name (rule R11)."""
     if peer.id == own.id:
-        return Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, f"{own.name} is to replicate to itself")
+        return Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, f"{own.name} would replicate to itself")
     if peer.name == own.name:
         return Refused(types_pb2.ERROR_REASON_INSTANCE_NAME_CLASH, f"both instances are named {own.name}")
     return None
 
 
 def pending(own: str, peer: str) -> Refused:
-    """The peer has to take what this instance has, first. Read at both ends, so it names them."""
+    """The peer first has to take the changes of this instance. Both ends show the message, so it names them."""
     reason: Reason = types_pb2.ERROR_REASON_RESEED_PENDING
     return Refused(
-        reason, f"{peer} has been away for too long, or is new or restored: first it takes what {own} has, by itself"
+        reason,
+        f"{peer} has been away for too long, or is new or restored: it first takes the changes of {own}, by itself",
     )
 
 

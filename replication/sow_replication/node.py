@@ -1,27 +1,27 @@
-"""All links of an instance: who is dialled when, who is welcome, and what follows from how far everybody is.
+"""All links of an instance: dialling, accepting, purging of tombstones, and REPLICATED.
 
 A peer that this instance sends to, as the status names it:
 
     connecting ──▶ greeting ──▶ seeding ◀──▶ streaming
         ▲             │            │             │        `dialled`: the driver has a stream
-        │             ▼            ▼             ▼        `closed`: the link is over, for whatever reason
+        │             ▼            ▼             ▼        `closed`: the link has ended, for any reason
         └───────── waiting, or refused (an operator has to change something), until the backoff has passed
 
-    ND1  At most one link a peer, and one a source: a new one of the same sender takes the place of the old one.
-    ND2  A tombstone goes early when every peer has it, and then every source's journal has been read up to a head that
-         the source had when it had the tombstone itself: so each source has to be a peer for the same topics. What
-         comes from any of them later is not older than the tombstone. A source that is no peer may still get an older
-         version from a third instance, and hand it on: where there is one, tombstones go by age only (rule R4). So they
-         do where one is accepted that has never come: to an instance that has lost its data all sources are new.
-    ND3  A tombstone that goes by age leaves a mark at every peer that has not acknowledged it (`missed`), and at every
-         source that ND2 does not hold for (`wait_for`), for when they come back.
-    ND4  No tombstone goes while a peer has to be heard first (RESEED_PENDING): this instance may have lost its data, so
-         that the peer is no source yet, and will bring what has been deleted here since.
-    ND5  REPLICATED is answered when every sync peer that covers the topic, and is not downgraded, has the sequence; and
+    [1]  There is at most one link per peer and one per source. A new link of the same sender replaces the old one.
+    [2]  A tombstone is purged early once every peer has it and then every source's journal has been read up to a head
+         that the source had when it had the tombstone itself. So each source has to be a peer for the same topics. Any
+         later change from it is newer than the tombstone. A source that is not a peer may still get an older version
+         from a third instance and hand it on: with such a source, tombstones are purged by age only (rule R4). The same
+         holds while an accepted source has never come: to an instance that has lost its data every source is new.
+    [3]  A tombstone that is purged by age leaves a mark at every peer that has not acknowledged it (`missed`), and at
+         every source for which [2] does not hold (`wait_for`), for the time when they come back.
+    [4]  No tombstone is purged while a peer has to be heard first (RESEED_PENDING): this instance may have lost its
+         data, so that the peer is not yet a source and will bring records that have been deleted here since.
+    [5]  REPLICATED is answered once every sync peer that covers the topic and is not downgraded has the sequence. It is
          refused when fewer than `min_sync_peers` are left (rule R8).
 
-Not safe for threads: everything is called on one. The driver calls `due` and dials, `accept` for a stream that comes,
-`tick` about once a second, and `wake` when there are new durable commits.
+Not safe for threads: all calls come on one. The driver calls `due` and dials, `accept` for a stream that comes, `tick`
+about once a second, and `wake` after durable commits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
 
 COVERS_MAX: Final = 1000
-"""Probes of which it is remembered what a source had acknowledged when they went out."""
+"""Probes for which the acknowledgements at the time of sending are kept."""
 
 _UP: Final = ("seeding", "streaming")
 """States of a link on which changes flow."""
@@ -58,11 +58,11 @@ class Trouble:
         self.at_micros = 0
 
     def happened(self, why: Refused, now_micros: int) -> None:
-        """Remembers an error."""
+        """Stores an error."""
         self.reason, self.message, self.at_micros = why.reason, why.message, now_micros
 
     def is_like(self, why: Refused) -> bool:
-        """Whether an error says nothing new: an attempt that fails as the one before it needs no line in the log."""
+        """Whether the error is the same as before: a repeated failure needs no line in the log."""
         if why.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
             return self.reason == why.reason
         return (self.reason, self.message) == (why.reason, why.message)
@@ -73,7 +73,7 @@ class Trouble:
 
 
 class Outgoing:
-    """A peer: what this instance knows of it, over all its links."""
+    """The state of a peer, over all its links."""
 
     def __init__(self, peer: PeerOptions, options: NodeOptions, draw: random.Random, now_micros: int) -> None:
         self.peer: Final = peer
@@ -85,21 +85,21 @@ class Outgoing:
         self.next_at_micros = now_micros
         self.downgraded = False
         self.healthy_at_micros = now_micros
-        """When it was last connected and kept up, or made progress."""
+        """The last time when it was connected and kept up, or made progress."""
         self.behind_since_micros = 0
-        """Since when it lacks something; 0: it has everything."""
+        """The time since when it lacks changes; 0: it has everything."""
         self.mark: tuple[int, int] | None = None
-        """A time, and the head then."""
+        """A time, and the head at that time."""
         self.acknowledged_time = 0
-        """Everything that was committed here before this time, it has."""
+        """It has everything that was committed here before this time."""
         self.asked: tuple[int, int] | None = None
-        """A time, and the head then: how soon the peer has that says whether it keeps up."""
+        """A time, and the head at that time: the delay until the peer has that head tells whether it keeps up."""
         self.lacking: frozenset[str] | None = None
-        """Topics that the peer did not have, or not all of, when its last link ended; None: there was none."""
+        """Topics that the peer lacked, in whole or in part, when its last link ended; None: there was no link."""
         self.refusals: list[str] | None = None
-        """Topics that the peer did not take when it was last seen; None: it was not seen since the start."""
+        """Topics that the peer refused when it was last seen; None: not seen since the start."""
         self.gives_first = False
-        """Whether the peer takes nothing of this instance before this instance has taken what the peer has."""
+        """Whether the peer refuses changes until this instance has taken the changes of the peer."""
 
     def enter(self, state: str, now_micros: int) -> None:
         """Changes its state."""
@@ -108,7 +108,7 @@ class Outgoing:
 
 
 class Incoming:
-    """A source: what this instance knows of it, over all its links, since this process runs."""
+    """The state of a source, over all its links, since this process started."""
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
@@ -121,13 +121,13 @@ class Incoming:
         self.head = 0
         self.skew_micros = 0
         self.satisfied_probe = 0
-        """All that it had when it heard this probe was applied."""
+        """Everything that it had when it heard this probe was applied."""
         self.read_time = 0
-        """What it might bring is not older than any tombstone made here before this time."""
+        """Changes that it may still bring are newer than every tombstone made here before this time."""
         self.refusals: list[str] | None = None
-        """Topics of it that this instance did not take when it was last seen; None: it was not seen since the start."""
+        """Its topics that this instance refused when it was last seen; None: not seen since the start."""
         self.covers: deque[tuple[int, int]] = deque(maxlen=COVERS_MAX)
-        """Probes, and for each the time up to which the source had acknowledged everything when it went out."""
+        """Probes, each with the time up to which the source had acknowledged everything when the probe went out."""
 
 
 class Gate:
@@ -153,17 +153,17 @@ class Node:
         self.probe = 0
         self._started_at = now
         self._candidate: tuple[int, int] | None = None
-        """Tombstones up to this sequence every peer has; and the probe that went out after this was so."""
+        """A sequence up to which every peer has all tombstones, and the first probe sent after that."""
         self._purging = False
         self._purge_trouble: Final = Trouble()
         self._aged_at = 0
         self._gates: dict[str, list[tuple[int, int, Gate]]] = {}
-        """By topic: heaps of what waits, by sequence, as there may be very many."""
+        """By topic: heaps of waiting writes, by sequence, because there may be very many."""
         self._gates_made = itertools.count()
         self._receivers: set[Receiver] = set()
-        """All that are not over, also those that have not said who they are."""
+        """All receivers that have not ended, also those whose sender is not yet known."""
         self.observe: Callable[[str, dict[str, object]], None] = lambda event, fields: None
-        """Hears what is worth a line in the log."""
+        """Gets the events for the log."""
 
     # -- sending links ----------------------------------------------------------------------------------------------
 
@@ -177,23 +177,23 @@ class Node:
         return min([out.next_at_micros for out in self.outgoing.values() if out.sender is None], default=None)
 
     def dialled(self, out: Outgoing) -> Sender:
-        """The machine for a stream to a peer."""
+        """Makes the machine for a stream to a peer."""
         assert out.sender is None, "it has a link"
         out.enter("greeting", self.store.now_micros())
         out.sender = Sender(self.store, out.peer, self.options, accepted=self._accepted, progressed=self._progressed)
         return out.sender
 
     def closed(self, sender: Sender) -> None:
-        """A link that this instance has dialled is over: `sender.failure` says why."""
+        """A link that this instance dialled has ended: `sender.failure` is the reason."""
         out = self.outgoing[sender.peer.name]
         why = sender.failure
-        assert why is not None, "it is over"
+        assert why is not None, "it has ended"
         if out.sender is not sender:
             return
         now = self.store.now_micros()
         if sender.identity is not None:
             out.lacking = sender.lacking()
-            # One that ends each time before it has got anywhere (its first changes are refused, say) is no success.
+            # A link that ends each time before any progress (its first changes are refused, say) is no success.
             if sender.advanced or now - sender.since_micros >= self.options.backoff_max_micros:
                 out.backoff.succeeded()
         out.sender = None
@@ -233,7 +233,7 @@ class Node:
         self._answer_gates()
 
     def _look_at(self, out: Outgoing, now: int) -> None:
-        """Lag, and health (rule R8)."""
+        """Updates lag and health (rule R8)."""
         head = self.store.head()
         settled = self.settled(out)
         if settled >= head:
@@ -260,8 +260,8 @@ class Node:
             self._answer_gates()
 
     def _keeps_up(self, out: Outgoing, settled: int, head: int, now: int) -> bool:
-        """Whether a peer has everything, or what there was a moment ago: under steady writes something is always on its
-        way."""
+        """Whether a peer has everything, or everything of a moment ago: under steady writes some changes are always
+        under way."""
         keeps_up = settled >= head
         if out.asked is not None and settled >= out.asked[1]:
             keeps_up = keeps_up or now - out.asked[0] <= self.options.heartbeat_micros
@@ -271,20 +271,20 @@ class Node:
         return keeps_up
 
     def settled(self, out: Outgoing) -> int:
-        """The peer lacks nothing of this instance's up to here, that its link carries."""
+        """The peer has everything of its link up to this sequence."""
         remembered = self.store.peer(out.peer.name).acknowledged
         return max(remembered, out.sender.settled) if out.sender is not None else remembered
 
     # -- receiving links --------------------------------------------------------------------------------------------
 
     def accept(self) -> Receiver:
-        """The machine for a stream that has come."""
+        """Makes the machine for a stream that has come."""
         receiver = Receiver(self.store, self.options, self)
         self._receivers.add(receiver)
         return receiver
 
     def greeted(self, receiver: Receiver, hello: replication_pb2.Hello) -> Decision:
-        """Of `receiver.Home`."""
+        """See `receiver.Home`."""
         name = hello.instance.name
         incoming = self.incoming.get(name)
         live = None if incoming is None else incoming.live
@@ -314,12 +314,12 @@ class Node:
         return decision
 
     def _mutual(self, name: str, pattern: str) -> bool:
-        """Whether this instance sends to a source all that the source sends."""
+        """Whether this instance sends back to a source everything that the source sends."""
         out = self.outgoing.get(name)
         return out is not None and not out.peer.filter and out.peer.topics in (pattern, ".*")
 
     def advanced(self, receiver: Receiver, result: MergeCounts) -> None:
-        """Of `receiver.Home`."""
+        """See `receiver.Home`."""
         incoming = self._incoming_of(receiver)
         if incoming is not None:
             incoming.applied += result.applied
@@ -328,7 +328,7 @@ class Node:
             incoming.rows_refused += result.refused
 
     def ended(self, receiver: Receiver) -> None:
-        """Of `receiver.Home`."""
+        """See `receiver.Home`."""
         self._receivers.discard(receiver)
         incoming = self._incoming_of(receiver)
         if incoming is not None:
@@ -360,13 +360,13 @@ class Node:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There are new durable commits."""
+        """To be called after durable commits."""
         for out in self.outgoing.values():
             if out.sender is not None:
                 out.sender.wake()
 
     def tick(self) -> None:
-        """Looks at the clock; about once a second."""
+        """Checks the clock; to be called about once a second."""
         now = self.store.now_micros()
         for out in self.outgoing.values():
             if out.sender is not None:
@@ -382,16 +382,16 @@ class Node:
         self._purge(now)
 
     def _look_after(self, machine: Sender | Receiver) -> None:
-        """Its tick. A link that cannot have one ends; the others have theirs."""
+        """Ticks a machine. If that fails, its link ends, and the other links go on."""
         try:
             machine.tick()
-        except Exception as error:  # noqa: BLE001  # it is told with its traceback, and the link ends with it
+        except Exception as error:  # noqa: BLE001  # logged with its traceback; the link ends
             why = Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
             self.observe("tick_failed", {"reason": why.reason, "message": why.message, "exc_info": error})
             machine.fail(why)
 
     def lagging(self, name: str) -> bool:
-        """Whether changes are under way between this instance and a peer, in either direction, as far as is known."""
+        """Whether, as far as known, changes are under way between this instance and a peer, in either direction."""
         out, incoming = self.outgoing[name], self.incoming[name]
         live = incoming.live
         return self.settled(out) < self.store.head() or (live is not None and live.cursor < live.head)
@@ -423,7 +423,7 @@ class Node:
         else:
             return
         if unread and now - self._started_at < self.options.settle_micros:
-            made_before = 0  # they may be about to come
+            made_before = 0  # they may come soon
             unread = []
         self._aged_at = now
         refusals = [*(out.refusals for out in self.outgoing.values()), *(incoming.refusals for incoming in sources)]
@@ -431,12 +431,12 @@ class Node:
         self._call_purge(upto, held, made_before, unread)
 
     def _strangers(self) -> bool:
-        """Whether one that may send, and is no peer, has not come since the data are what they are (ND2). A peer that
-        has not come has the tombstone, and so has nothing older to seed."""
+        """Whether an accepted source that is not a peer has never come to these data ([2]). A peer that has not come
+        has the tombstone, so it has nothing older to seed."""
         return any(name not in self.outgoing and not self._is_source(name) for name in self.incoming)
 
     def _unseen(self, sources: list[Incoming]) -> bool:
-        """Whether there is one of which it is not known what it, or this instance, does not take."""
+        """Whether the refusals of a peer or source are not yet known."""
         return any(out.refusals is None for out in self.outgoing.values()) or any(
             incoming.refusals is None for incoming in sources
         )
@@ -461,7 +461,7 @@ class Node:
         self.store.purge(upto, held=held, made_before_micros=made_before, unread=unread, done=done)
 
     def _round(self, sources: list[Incoming], now: int) -> None:
-        """A new probe; with it goes out what was so before it."""
+        """Starts a new probe, and keeps the acknowledgements of before it."""
         acknowledged = [self.store.peer(name).acknowledged for name in self.outgoing]
         self.probe = max(now, self.probe + 1)
         if self._candidate is None:
@@ -484,18 +484,18 @@ class Node:
     # -- REPLICATED -------------------------------------------------------------------------------------------------
 
     def replicated(self, topic: str, sequence: int, done: Callable[[Refused | None], None]) -> Gate:
-        """Answers once the sync peers have the sequence (ND5): with None, or why not."""
+        """Answers once the sync peers have the sequence ([5]): with None, or with the refusal."""
         gate = Gate(sequence, done)
         heapq.heappush(self._gates.setdefault(topic, []), (sequence, next(self._gates_made), gate))
         self._answer_gates_of(topic)
         return gate
 
     def forget(self, gate: Gate) -> None:
-        """Nobody waits for it any more."""
-        gate.done = _nobody  # it leaves when its turn comes
+        """The caller has gone: the gate is answered without effect."""
+        gate.done = _nobody  # it leaves the heap when its turn comes
 
     def sync_peers(self, topic: str) -> int:
-        """Sync peers that are configured for the topic."""
+        """The number of sync peers that are configured for the topic."""
         return len(self._sync(topic))
 
     def _sync(self, topic: str) -> list[Outgoing]:
@@ -520,19 +520,19 @@ class Node:
             gate.done(
                 Refused(
                     types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE,
-                    f"the write stands here; {have} of {wanted} wanted sync peers have it",
+                    f"the write is stored here; {have} of {wanted} required sync peers have it",
                 )
             )
         if not gates:
             del self._gates[topic]
 
     def _takes(self, out: Outgoing, topic: str) -> bool:
-        """A topic that the peer has refused it does not have."""
+        """False if the peer refuses the topic."""
         return out.sender is None or not out.sender.refused(topic)
 
     def _reached(self, out: Outgoing, topic: str) -> int:
-        """What the peer has of a topic."""
-        # What was acknowledged is without the topics that the peer refuses, and those that are being seeded.
+        """The sequence up to which the peer has a topic."""
+        # The acknowledged sequence does not cover topics that the peer refuses, nor those that are being seeded.
         if out.sender is not None and out.sender.identity is not None:
             has_topic = out.sender.is_seeded(topic)
         else:
@@ -541,4 +541,4 @@ class Node:
 
 
 def _nobody(why: Refused | None) -> None:
-    """A write that nobody waits for any more was answered."""
+    """Answers a gate whose caller has gone."""

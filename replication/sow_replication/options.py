@@ -24,7 +24,7 @@ class PeerOptions:
     name: str
     address: str
     topics: str = MATCH_ALL
-    """A pattern; the whole name has to match."""
+    """A pattern that has to match the whole name."""
     mode: Mode = Mode.ASYNC
     filter: str = ""
     """Empty: everything."""
@@ -36,30 +36,30 @@ class NodeOptions:
 
     peers: tuple[PeerOptions, ...] = ()
     accept: tuple[str, ...] = ()
-    """Names of instances that may send, besides the peers."""
+    """Names of instances that may send, in addition to the peers."""
     min_sync_peers: int = 1
-    """How many have to have a write before it counts as REPLICATED."""
+    """The number of sync peers that must have a write before it counts as REPLICATED."""
     sync_timeout_micros: int = 5 * SECOND
-    """How long a sync peer may be away, or silent, before it is downgraded (rule R8)."""
+    """How long a sync peer may be away or silent before it is downgraded (rule R8)."""
     tombstone_grace_micros: int = 24 * 3600 * SECOND
-    """How long a tombstone is kept at most (rule R4)."""
+    """The longest time that a tombstone is kept (rule R4)."""
     settle_micros: int = 60 * SECOND
-    """After the start: how long sources may take to come before tombstones go by age without them."""
+    """The time after the start in which sources may come, before tombstones are purged by age without them."""
     flight_bytes_max: int = 8 * 2**20
-    """What is sent and not acknowledged on a link; a single message may be larger."""
+    """The most that is sent and not acknowledged on a link; a single message may be larger."""
     flight_messages_max: int = 32
     read_bytes_max: int = 2**18
-    """About what one message of changes holds. It is one commit at the receiver, which its own publishers wait for;
-    larger ones cost no less a record."""
+    """The approximate size of a message of changes. It is one commit at the receiver, and publishers there wait for it.
+    Larger messages do not cost less per record."""
     seed_bytes_max: int = 2**18
-    """About what one part of a snapshot holds; as above."""
+    """The approximate size of a part of a seed; as above."""
     heartbeat_micros: int = SECOND
     silence_micros: int = 10 * SECOND
-    """A link on which nothing is heard for so long is closed."""
+    """A link is closed after this time of silence."""
     cursor_sequences_max: int = 10_000
     cursor_micros: int = 3 * SECOND
-    """A cursor that passes over what is not for its link is stored when it has moved so far, or after this time."""
+    """Where changes are not for the link, the cursor is stored after so many sequences, or after this time."""
     backoff_min_micros: int = SECOND // 10
     backoff_max_micros: int = 5 * SECOND
     backoff_operator_micros: int = 30 * SECOND
-    """Between attempts of which an operator has to change the outcome."""
+    """The delay between attempts that only an operator can make succeed."""

@@ -1,17 +1,16 @@
-"""What replication needs of a store, as protocols; the server has the one implementation, tests have others.
+"""The store as replication needs it, as protocols. The server has the one implementation; tests have others.
 
-Times are microseconds of the store's guarded clock. A `Chunk` is opaque here: the layout of a journal chunk, which only
-stores read. Sequences are positions in one instance's journal, and mean nothing in another's.
+Times are microseconds of the store's guarded clock. A chunk is opaque here: it has the layout of a journal chunk, which
+only stores read. Sequences are positions in one instance's journal and mean nothing in another's.
 
-    PT1  What `read` and `seed` give has been made durable: no power cut takes it back (rule S7).
-    PT2  `apply`, `merge` and `begin` are one commit each, the position with what was applied (rule R6). `done` is
-         called once it is durable, or with the reason why nothing of it was, on the thread that all calls come from.
-    PT3  Cursors do not skip: an `apply` from behind the cursor's place is refused, one from in front of it is
-         harmless, and no `apply` moves the cursor back. So several may be under way: when one is refused, so are those
-         behind it.
-    PT4  While a source has to wait (`SourceState.wait_for`), `apply` and `merge` are refused with RESEED_PENDING.
-    PT5  Whatever is applied twice, or in another order than it was written, leaves the greatest (version, origin) of
-         each key (rule R3).
+    [1]  The results of `read` and `seed` are durable: no power cut takes them back (rule S7).
+    [2]  `apply`, `merge` and `begin` are one commit each, which also stores the position (rule R6). `done` is called on
+         the thread that makes all calls, once the commit is durable, or with the reason why nothing was applied.
+    [3]  Cursors do not skip. An `apply` that begins after the cursor is refused, one that begins before it is harmless,
+         and no `apply` moves the cursor back. So several may be under way: if one is refused, so are the later ones.
+    [4]  While a source has to wait (`SourceState.wait_for`), `apply` and `merge` are refused with RESEED_PENDING.
+    [5]  Changes that are applied twice, or in another order than they were written, leave the greatest (version,
+         origin) of each key (rule R3).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from sow_peering import (
 )
 
 Reason: TypeAlias = types_pb2.ErrorReason.ValueType
-"""One of the vocabulary of reasons."""
+"""A number of `sow.v1.ErrorReason`."""
 
 
 class SourceState(Protocol):
@@ -70,7 +69,7 @@ class SourceState(Protocol):
 
 
 class Refused(Exception):
-    """Why a store did not do it: a reason from the one vocabulary, and a message for people."""
+    """A refusal of a store: a reason of `sow.v1.ErrorReason`, and a message for people."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -82,143 +81,148 @@ Done: TypeAlias = Callable[[MergeCounts | Refused], None]
 
 
 class Clock(Protocol):
-    """The one clock of an instance."""
+    """The clock of an instance."""
 
     def now_micros(self) -> int:
         """Microseconds since the epoch; never runs backwards (rule L15)."""
 
 
 class Sending(Protocol):
-    """What a store offers the sender of a link. Except `read` and `seed` everything is quick."""
+    """The store for the sender of a link. All methods are quick, except `read` and `seed`."""
 
     @property
     def identity(self) -> Identity:
-        """Who this instance is."""
+        """This instance."""
 
     @property
     def authoritative(self) -> bool:
-        """Whether its data were restored, and are to be taken as they are (rule J14)."""
+        """Whether its data were restored and count as they are (rule J14)."""
 
     def head(self) -> int:
         """The last sequence that is durable."""
 
     @property
     def topics_version(self) -> int:
-        """Another number whenever what `topics` says may be another. Quick, however many there are."""
+        """A number that changes whenever the result of `topics` may have changed. Quick, however many topics there
+        are."""
 
     def topics(self, pattern: str) -> list[TopicKind]:
-        """The topics whose whole name matches; by name. The reserved ones are never among them."""
+        """The topics whose whole name matches, in the order of names, without reserved ones."""
 
     def shares(self, pattern: str, topic: str) -> bool:
-        """Whether a link with this pattern carries a topic of this name: one that is there, or would. Quick."""
+        """Whether a link with this pattern carries, or would carry, a topic of this name. Quick."""
 
     def read(
         self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
     ) -> JournalPart:
-        """The changes of these topics behind `after`, but for those that came from `peer` itself, from its very id and
-        epoch (rule R7: one that was restored may have lost what it sent), and for expiries that took place here (rule
-        R2; one that came with a seed goes on: the row that it ended may never have been in this journal). About
-        `bytes_max`, more for a single large commit. Reads; from any thread."""
+        """The changes of these topics after the sequence `after`; about `bytes_max`, more for a single large commit.
+
+        Left out are changes that came from `peer` with the same id and epoch (rule R7; a restored peer may have lost
+        the changes that it sent), and expiries that took place here (rule R2). An expiry that came with a seed is
+        included: the row that it ended may never have been in this journal. Blocks; from any thread."""
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
-        """The rows behind a key, as they are durable now. Raises Refused when the topic is gone. Reads; from any
-        thread."""
+        """The durable rows after a key. Raises Refused when the topic has been deleted. Blocks; from any thread."""
 
     def purged(self, topic: str) -> Purged:
-        """What has been purged of the topic's tombstones, ever."""
+        """The purge mark of the topic."""
 
     def peer(self, name: str) -> PeerState:
-        """What is remembered of a peer."""
+        """The stored state of a peer."""
 
     def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
-        """The peer has everything up to there, seeds included. Remembered at once, on disk before long; the journal
-        behind may go. A sequence below the remembered one is taken, too. When another identity than this one had
-        acknowledged before, `missed` is set: what was purged because that one had it may be alive in this one."""
+        """The peer has everything up to the sequence, seeds included. In force at once, on disk within seconds; the
+        journal up to there may be pruned. A sequence below the stored one is accepted, too. If another identity had
+        acknowledged before, `missed` is set: records whose tombstones were purged because that one had them may be
+        alive in this one."""
 
     def reseeded(self, name: str) -> None:
-        """The peer has had everything anew: it has missed nothing any more."""
+        """The peer has been seeded anew with everything: clears `missed`."""
 
 
 class Receiving(Protocol):
-    """What a store offers the receiver of a link."""
+    """The store for the receiver of a link."""
 
     @property
     def identity(self) -> Identity:
-        """Who this instance is."""
+        """This instance."""
 
     def source(self, name: str) -> SourceState | None:
-        """What is remembered of a sender, as it is on disk; None: it has never been welcomed."""
+        """The stored state of a sender; None: it has never been welcomed."""
 
     @property
     def topics_version(self) -> int:
-        """Another number whenever what `answers` says of the same topics may be another."""
+        """A number that changes whenever the answers about the same topics may have changed."""
 
     def answers(self, name: str, topics: Sequence[TopicKind]) -> list[TopicAnswer]:
-        """What is wanted of a sender's topics, one answer each, in their order. `topics` are all that the link carries:
-        of those which are not among them, or are refused, changes are passed over from now on, so that they have to be
-        seeded anew when they come back. That is remembered no later than the next commit that moves the cursor."""
+        """One answer per topic of a sender, in their order. `topics` are all topics of the link. From now on, changes
+        of any other topic, and of refused ones, are skipped, so such a topic has to be seeded when it comes back. This
+        is stored with the next commit that moves the cursor, at the latest."""
 
     def answer(self, name: str, topic: TopicKind) -> TopicAnswer:
-        """What `answers` says of one of them; nothing is remembered. Quick, however many there are."""
+        """The answer about one topic; stores nothing. Quick, however many topics there are."""
 
     def begin(
         self, identity: Identity, *, topics: str, filter_text: str, cursor: int, missing_is_deleted: bool, done: Done
     ) -> None:
-        """From now on the sender is this one, its changes come from behind `cursor` on, and each of its topics has to
-        be seeded. What it had to wait for counts no more."""
+        """Starts anew with a sender: its changes continue after `cursor`, and each of its topics has to be seeded.
+        Clears `wait_for`."""
 
     def wait_for(self, name: str, sequence: int, done: Done) -> None:
-        """Before anything of the sender is taken, it must have acknowledged this sequence of ours."""
+        """From now on nothing of the sender is taken until it has acknowledged this sequence of ours."""
 
     def apply(
         self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: Done
     ) -> None:
         """Applies changes by version, and moves the sender's cursor to `upto`. Topics that this instance refuses are
-        passed over, and have to be seeded anew. Answers Refused: CLOCK_SKEW, BATCH_DAMAGED (also when `after` is behind
-        the cursor, PT3), RESEED_PENDING (PT4), or what the store has failed with; nothing is applied then."""
+        skipped and have to be seeded later. `done` may get Refused, and then nothing was applied: CLOCK_SKEW,
+        BATCH_DAMAGED (also when `after` lies beyond the cursor, [3]), RESEED_PENDING ([4]), or an error of the
+        store."""
 
     def merge(
         self, name: str, part: SeedRange, *, chunk: bytes, origins: Sequence[str], purged: Purged, done: Done
     ) -> None:
-        """Merges rows by version, and remembers how far the topic's seed is: with `first` from here on; else only when
-        the part begins at or in front of the place where the seed is. `purged`, not (0, ""): what this instance
-        alone has in the range of the part, at or below it, is dropped, and written to a file first. A tombstone takes
-        its place, one version above it and by this instance, and goes to the peers: else whoever else has it would keep
-        it. What a guarded source brings, and is not taken, leaves such a tombstone, too. And from now on it counts as
-        purged here. Refused as in `apply`."""
+        """Merges rows of a seed by version, and stores its progress: with `first` from here on, else only when the part
+        begins at or before the place that the seed has reached.
+
+        With a purge mark in `purged`, a record that only this instance has in the range of the part, and whose version
+        is at or below the mark, is dropped. It is written to a file first. A tombstone takes its place, one version
+        above it and by this instance, and is sent to the peers, because another instance that has the record would keep
+        it. A row that is not taken under `missing_is_deleted` leaves such a tombstone, too. The mark then holds here as
+        well. Refused as in `apply`."""
 
 
 class Tombstones(Protocol):
-    """What is done about tombstones (rule R4)."""
+    """The store for purging tombstones (rule R4)."""
 
     def purge(
         self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: Done
     ) -> None:
-        """Removes tombstones with sequences up to `upto`, but of the topics `held`, and all those made before a time.
-        For the latter it is remembered that the peers which have not acknowledged them (of topics `held`: all peers)
-        have missed them, and that the sources `unread` have to wait for them. Bounded; `done` hears how many have gone
-        (`applied`), and is to call again until it was 0."""
+        """Removes tombstones: those with sequences up to `upto`, except of the topics `held`, and all that were made
+        before `made_before_micros`. For the latter it stores that peers which have not acknowledged them have missed
+        them (all peers, for topics `held`), and that the sources `unread` have to wait. Bounded: `done` gets the number
+        of removed tombstones (`applied`), and the caller repeats the call until it is 0."""
 
 
 class Comparing(Protocol):
-    """What a store offers for verify and repair (rule R10). All of it reads, from any thread, but `merge_rows`."""
+    """The store for verify and repair (rule R10). All methods except `merge_rows` block, and may be called from any
+    thread."""
 
     def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
-        """Sums of checksums modulo 2^64, and numbers, of the records that are not due by then, bucket by bucket; and
-        how many were left out, as their key cannot be told in a message (rule R13)."""
+        """Checksums of the records that are not due by `now_micros`, by bucket."""
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
-        """The versions in some buckets, by key."""
+        """The versions of the records in some buckets, in the order of keys."""
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
-        """Records and tombstones of these keys, packed as in a seed, and the origins' names."""
+        """Records and tombstones of these keys, packed as in a seed, and the names of origins."""
 
     def check(self, topic: TopicKind) -> TopicAnswer:
-        """Whether this instance can take that topic of another instance."""
+        """The answer whether this instance can take a topic of another instance."""
 
     def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: Done, *, peer: str) -> None:
-        """Merges rows of a peer by version, as local changes would be: they go on to every peer."""
+        """Merges rows of a peer by version. Like local changes, they are sent to every peer."""
 
 
 class Store(Sending, Receiving, Tombstones, Comparing, Clock, Protocol):
-    """All of it."""
+    """All of these together."""

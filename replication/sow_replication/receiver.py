@@ -1,20 +1,20 @@
-"""The receiver's side of one link: applies what comes, and says how far it is (rules R3, R6, R12).
+"""The receiver's side of one link: applies changes and seeds, and acknowledges them (rules R3, R6, R12).
 
     new ──(Hello)──▶ beginning ──(the store has begun)──▶ streaming ──▶ closed
      │                  │            welcomes                             ▲
-     └──────────────────┴─────────────────────────────────────────────────┘   `fail`: the driver, a tick (silence), the
-                                                                   store (it refused), a message that breaks the
-                                                                   protocol, or another link in place of this one
+     └──────────────────┴─────────────────────────────────────────────────┘   `fail`: by the driver, by a tick
+                                                                   (silence), by the store (it refused), by a message
+                                                                   that breaks the protocol, or by another link that
+                                                                   replaces it
 
-A sender whose cursor is usable is welcomed at once; one that has to wait is told so (RESEED_PENDING) once that is
-stored.
+A sender whose cursor is usable is welcomed at once. A sender that has to wait gets RESEED_PENDING once that is stored.
 
-    RV1  The cursor moves with what is applied, in one commit of the store. What is acknowledged is durable.
-    RV2  Messages reach the store in the order in which they came. Several may be under way: when the store refuses one,
-         it refuses those behind it (PT3 of the ports), and the link is over.
-    RV3  The cursor never passes over anything: changes that begin behind it end the link.
-    RV4  What is told of a topic is what the store last answered, and it is told again when that has changed.
-    RV5  After a link is over, nothing of it is given to the store.
+    [1]  The cursor moves in the same commit as the changes. Everything acknowledged is durable.
+    [2]  Messages reach the store in the order in which they came. Several may be under way: if the store refuses one,
+         it refuses the later ones (ports [3]), and the link ends.
+    [3]  The cursor skips nothing: changes that begin after it end the link.
+    [4]  The sender knows the store's last answer about each topic: a changed answer is sent again.
+    [5]  After the end of a link nothing of it reaches the store.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import Final, Protocol
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import Identity, MergeCounts, Packed, Purged, SeedRange, TopicAnswer, TopicKind
 from sow_replication.greeting import Begin, Continue, Decision, pending
+from sow_replication.messages import identity_of, instance_of, kind_of
 from sow_replication.options import NodeOptions
 from sow_replication.ports import Refused, Store
-from sow_replication.sender import TopicState, instance
+from sow_replication.sender import TopicState
 from sow_replication.skew import Skew
 
 
@@ -38,16 +39,16 @@ class Home(Protocol):
 
     @property
     def probe(self) -> int:
-        """What to say as a probe."""
+        """The probe to send."""
 
     def greeted(self, receiver: Receiver, hello: replication_pb2.Hello) -> Decision:
-        """Decides about a sender. When the link is to be, it takes the place of another one of this name."""
+        """Decides about a sender. An accepted link replaces another one of the same name."""
 
     def advanced(self, receiver: Receiver, result: MergeCounts) -> None:
-        """Something was applied, or the cursor has moved."""
+        """Changes were applied, or the cursor has moved."""
 
     def ended(self, receiver: Receiver) -> None:
-        """The link is over."""
+        """Ends the link."""
 
 
 class Receiver:
@@ -60,7 +61,7 @@ class Receiver:
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver."""
         self.failure: Refused | None = None
-        """Why the link is over."""
+        """The reason why the link has ended."""
 
         self.identity: Identity | None = None
         """The sender, once it has said Hello."""
@@ -71,50 +72,50 @@ class Receiver:
         self._out: deque[replication_pb2.ReplicateResponse] = deque()
         self._kinds: dict[str, TopicKind] = {}
         self._topics_version: int | None = None
-        """Of this instance's topics when they were asked last."""
+        """The version of this instance's topics at the last answers."""
         self._told: dict[str, TopicAnswer] = {}
         self._received = 0
-        """The cursor, with what the store has been given."""
+        """The cursor including changes that the store has not yet answered."""
         self.cursor = 0
-        """The cursor: durable."""
+        """The durable cursor."""
         self._seeds = 0
-        """Parts that were merged."""
+        """The number of parts of seeds that were merged."""
         self._moved_at = 0
         self._acknowledge = False
-        """Whether there is something to acknowledge."""
+        """Whether an acknowledgement is due."""
         self._probe_sent = 0
         self._bytes = 0
         self.head = 0
-        """The sender's last sequence that it has told."""
+        """The sender's last sequence, as far as it has reported."""
         self._target: tuple[int, int] | None = None
-        """A probe that the sender has echoed, and its head then."""
+        """A probe that the sender has echoed, and its head at that time."""
         self.satisfied_probe = 0
-        """All that the sender had when it heard this probe has been applied."""
+        """Everything that the sender had when it heard this probe has been applied."""
         self.skew: Final = Skew()
         self._heard_at = store.now_micros()
 
     @property
     def bytes_under_way(self) -> int:
-        """What the store has been given, and has not answered. Read no more while it is above the flight."""
+        """Bytes that the store has not yet answered. The driver reads no further while they exceed the flight."""
         return self._bytes
 
     @property
     def full(self) -> bool:
-        """Whether the driver is to wait before it reads on."""
+        """Whether the driver has to wait before it reads on."""
         return self._bytes > 2 * self._options.flight_bytes_max
 
     def topics(self) -> list[tuple[str, TopicState, str]]:
-        """The topics, how each stands, and why it was refused."""
+        """The topics with their states, and the reasons of refusals."""
         return [(name, _state(answer), answer.message) for name, answer in self._told.items()]
 
     def refusals(self) -> list[str]:
-        """The topics that this instance does not take."""
+        """The topics that this instance refuses."""
         return [name for name, answer in self._told.items() if _state(answer) is TopicState.REFUSED]
 
     # -- hearing ----------------------------------------------------------------------------------------------------
 
     def received(self, request: replication_pb2.ReplicateRequest) -> None:
-        """A message of the sender."""
+        """Takes a message of the sender."""
         if self.failure is not None:
             return
         self._heard_at = self._store.now_micros()
@@ -142,7 +143,7 @@ class Receiver:
         decision = self._home.greeted(self, hello)
         if isinstance(decision, Refused):
             return self.fail(decision)
-        identity = Identity(hello.instance.name, hello.instance.id, hello.instance.epoch)
+        identity = identity_of(hello.instance)
         self.identity = identity
         self.skew.saw(hello.now_micros - self._heard_at)
         returning = self._store.source(identity.name) is not None
@@ -182,7 +183,7 @@ class Receiver:
         self._out.append(
             replication_pb2.ReplicateResponse(
                 welcome=replication_pb2.Welcome(
-                    instance=instance(self._store.identity),
+                    instance=instance_of(self._store.identity),
                     cursor=cursor,
                     topics=[_message(answer) for answer in answers],
                     returning=returning,
@@ -208,7 +209,7 @@ class Receiver:
         self._tell_topics()
 
     def _tell_topics(self) -> None:
-        """Says what has changed (RV4)."""
+        """Sends the answers that have changed ([4])."""
         for answer in self._answers():
             told = self._told.get(answer.topic)
             if told is None or _state(told) is not _state(answer):
@@ -229,11 +230,11 @@ class Receiver:
         if crc != changes.crc32:
             return self._damaged()
         if changes.after > self._received or changes.upto < changes.after:
-            # Something in between got lost on the way; nothing that an operator has to mend, so it is tried again soon.
+            # Changes in between were lost on the way. No operator has to mend that, so the sender soon tries again.
             return self.fail(
                 Refused(
                     types_pb2.ERROR_REASON_BATCH_DAMAGED,
-                    f"changes behind {changes.after}, with the cursor at {self._received}",
+                    f"changes begin after {changes.after}, and the cursor is at {self._received}",
                 )
             )
         self._tell_of(changes.probe, changes.head_sequence, changes.now_micros)
@@ -265,13 +266,13 @@ class Receiver:
 
     def _seed(self, seed: replication_pb2.Seed) -> None:
         assert self.identity is not None, "the sender has said Hello"
-        chunk = seed.chunk  # a copy, each time
+        chunk = seed.chunk  # each access copies it
         if zlib.crc32(chunk) != seed.crc32:
             return self._damaged()
         name = seed.topic
         told = self._told.get(name)
         if told is not None and _state(told) is TopicState.SEEDED:
-            self._told[name] = TopicAnswer(name, wanted=True)  # the sender seeds what it has lost; it knows
+            self._told[name] = TopicAnswer(name, wanted=True)  # the sender seeds changes that its journal has lost
         size = len(chunk)
         self._bytes += size
 
@@ -296,10 +297,11 @@ class Receiver:
         return None
 
     def _ended_seed(self, name: str) -> None:
-        """Whether it was the seed that the store wanted: the topic may have been deleted and created on the way."""
+        """Checks whether it was the seed that the store wanted: the topic may have been deleted and created
+        meanwhile."""
         kind = self._kinds.get(name)
         if kind is None:
-            return  # it has left meanwhile
+            return  # the topic has left the link meanwhile
         assert self.identity is not None, "the sender has said Hello"
         answer = self._store.answer(self.identity.name, kind)
         if _state(answer) is TopicState.SEEDED:
@@ -336,7 +338,7 @@ class Receiver:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def next_message(self) -> replication_pb2.ReplicateResponse | None:
-        """What to send now. One acknowledgement says all that there is to acknowledge."""
+        """The message to send now; None: there is none. One acknowledgement covers everything that is due."""
         if self._out:
             return self._out.popleft()
         if self.failure is not None or not self.streaming:
@@ -355,18 +357,18 @@ class Receiver:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Looks at the clock and the topics; about once a second."""
+        """Checks the clock and the topics; to be called about once a second."""
         if self.failure is not None:
             return None
         now = self._store.now_micros()
         if self.full:
-            self._heard_at = now  # it is not listened to
+            self._heard_at = now  # this end does not read
         if now - self._heard_at >= self._options.silence_micros:
             return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the sender"))
         if self.streaming and self.identity is not None:
             source = self._store.source(self.identity.name)
             if source is not None and source.wait_for:
-                # It has to, since it was welcomed: it begins anew, also when it has nothing to send.
+                # It must wait since it was welcomed: the link starts anew, also when the sender has nothing to send.
                 return self.fail(self._pending())
             if self._store.topics_version != self._topics_version:
                 self._tell_topics()
@@ -374,17 +376,12 @@ class Receiver:
         return None
 
     def fail(self, why: Refused) -> None:
-        """The link is over."""
+        """Ends the link."""
         if self.failure is None:
             self.failure = why
             self._out.clear()
             self._home.ended(self)
             self.wake()
-
-
-def kind_of(topic: replication_pb2.ReplicatedTopic) -> TopicKind:
-    """A topic from its message."""
-    return TopicKind(topic.name, tuple(topic.key), topic.message_type, topic.separator, topic.acts_on_expiration)
 
 
 def _state(answer: TopicAnswer) -> TopicState:

@@ -1,10 +1,10 @@
-"""Brings what differs between two ends of a link to the newer version, at both (rule R10): what is asked and answered.
+"""Brings both ends of a link to the newer version of every row that differs (rule R10): asking and answering.
 
-P1  Everything is merged by version, as over a link (rule R3): nothing newer is lost to something older, whatever is
-    written meanwhile, and a repair that stops half-way has done no harm.
-P2  What differs when it is done is reported, never passed over: two records of one version that differ, say, which
-    no version can decide between.
-P3  No message has more than `ROWS_MAX` rows, nor, unless it has but one, more than about `ROWS_BYTES_MAX`.
+[1]  Everything is merged by version, as over a link (rule R3). So nothing newer is lost to something older,
+     whatever is written meanwhile, and a repair that stops half-way has done no harm.
+[2]  Differences that remain are reported, never passed over: two records of one version that differ, for example,
+     which no version can decide between.
+[3]  A message has at most `ROWS_MAX` rows and, unless it has only one, at most about `ROWS_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from zlib import crc32
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
 from sow_peering import MergeCounts, TopicKind
+from sow_replication.messages import instance_of, kind_of, topic_of
 from sow_replication.ports import Refused
 from sow_replication.verify import (
     MARGIN_MICROS,
@@ -30,20 +31,17 @@ from sow_replication.verify import (
     check,
     chosen,
     concerns_topic,
-    instance_of,
     invalid,
-    kind_of,
     left_out,
     own_topic,
-    topic_of,
 )
 
 ROWS_MAX: Final = 1_000
 ROWS_FIRST: Final = 64
-"""Rows of the first message; how large they are is not known before."""
+"""Rows of the first message, when their size is not yet known."""
 ROWS_BYTES_MAX: Final = 4 * 2**20
 ORIGINS_MAX: Final = 65_536
-"""What two bytes count."""
+"""The number of origins that two bytes can count."""
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -57,10 +55,10 @@ async def repair(
     *,
     means: Means,
 ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
-    """Repairs the wanted ones of the topics of a link, `kinds`, and says of each what was done and what differs still,
-    one after the other.
+    """Repairs the requested topics among `kinds`, the topics of a link. Answers topic by topic with the rows that were
+    sent and received and the differences that remain.
 
-    Raises Refused where it cannot go on at all; what has been merged stands.
+    Raises Refused if it cannot go on at all; rows that were merged stay merged.
     """
     margin = MARGIN_MICROS
     for name, kind in chosen(kinds, request.topics):
@@ -84,7 +82,7 @@ async def repair(
         except Refused as refused:
             if not concerns_topic(refused):
                 raise
-            answer.left_out = refused.message  # beside what had been done of it
+            answer.left_out = refused.message  # beside the counts of the finished part
         finally:
             margin = comparison.margin_micros
         answer.sent, answer.received, answer.refused = exchange.sent, exchange.received, exchange.refused
@@ -92,7 +90,7 @@ async def repair(
 
 
 class Exchange:
-    """Gives each end of a topic the other's rows of some keys. Owns the counts of what they took over."""
+    """Gives each end of a topic the other end's rows of some keys. Owns the counts of rows that were taken over."""
 
     def __init__(self, store: ComparingStore, peer: Peer, peer_name: str, kind: TopicKind, means: Means) -> None:
         self._store = store
@@ -106,7 +104,7 @@ class Exchange:
         self.received = 0
         """Rows that this instance took over."""
         self.refused = 0
-        """Rows that one end did not take, as no publish could have made them (rule R13)."""
+        """Rows that one end refused because no publish could have made them (rule R13)."""
 
     async def rows(self, keys: Sequence[bytes]) -> None:
         """Exchanges the rows of these keys: records and tombstones. Raises Refused."""
@@ -122,7 +120,7 @@ class Exchange:
                 self._size = min(2 * self._size, ROWS_MAX)
 
     async def _part(self, keys: Sequence[bytes]) -> int | None:
-        """Returns the bytes of the larger one of the two messages; None: they are too large, and nothing was done."""
+        """Returns the size of the larger one of the two messages; None: they are too large, and nothing was done."""
         topic, name = self._kind.name, self._store.identity.name
         chunk, origins = await at(name, self._means.run(lambda: self._store.rows(topic, keys)))
         if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
@@ -161,10 +159,10 @@ async def fetch_rows(
     store: ComparingStore, request: replication_pb2.FetchRowsRequest, *, run: Run
 ) -> replication_pb2.FetchRowsResponse:
     """Answers FetchRows. Raises Refused: TOPIC_NOT_FOUND; REQUEST_TOO_LARGE for more than `ROWS_MAX` keys;
-    RESULT_TOO_LARGE where fewer keys have to be asked for (P3)."""
+    RESULT_TOO_LARGE if the caller has to ask for fewer keys ([3])."""
     keys = [key.encode() for key in request.key]
     if not keys:
-        raise invalid("key: there is none")
+        raise invalid("key: the request has no keys")
     if len(keys) > ROWS_MAX:
         raise Refused(
             types_pb2.ERROR_REASON_REQUEST_TOO_LARGE, f"key: {len(keys)} keys are more than the limit of {ROWS_MAX}"
@@ -182,9 +180,10 @@ async def fetch_rows(
 async def merge_rows(
     store: ComparingStore, request: replication_pb2.MergeRowsRequest
 ) -> replication_pb2.MergeRowsResponse:
-    """Answers MergeRows once it is durable. To be called where all calls of the store's writing side come from.
+    """Answers MergeRows once the rows are durable. To be called on the thread of all writing calls to the store.
 
-    Raises Refused: BATCH_DAMAGED; why this instance cannot take that topic; INVALID_ARGUMENT; what the store says.
+    Raises Refused: BATCH_DAMAGED, the reason why this instance cannot take the topic, INVALID_ARGUMENT, or an error of
+    the store.
     """
     if crc32(request.chunk) != request.crc32:
         raise Refused(
@@ -206,11 +205,11 @@ async def merge_rows(
 
 
 async def merged(store: ComparingStore, topic: str, chunk: bytes, origins: Sequence[str], peer: str) -> MergeCounts:
-    """Merges rows; what became of them when that is durable. Raises Refused."""
+    """Merges rows; returns the counts once that is durable. Raises Refused."""
     answered: asyncio.Future[MergeCounts | Refused] = asyncio.get_running_loop().create_future()
 
     def done(answer: MergeCounts | Refused) -> None:
-        if not answered.done():  # who asked may have gone
+        if not answered.done():  # the caller may have gone
             answered.set_result(answer)
 
     store.merge_rows(topic, chunk, tuple(origins), done, peer=peer)

@@ -1,10 +1,9 @@
-"""The sender's side of one link: reads the journal, and seeds, and sends them within a window (rules R2, R4, R6, R7).
+"""The sender's side of one link: reads the journal and seeds, and sends them within a window (rules R2, R4, R6, R7).
 
     greeting ──(Welcome)──▶ streaming ──▶ closed
         │                                   ▲
-        └───────────────────────────────────┘   `fail`: the driver (the stream broke), a tick (silence), a message of
-        the
-                                                receiver that breaks the protocol, or names another instance
+        └───────────────────────────────────┘   `fail`: by the driver (the stream broke), by a tick (silence), by a
+                                                message that breaks the protocol or names another instance
 
 A topic of the link:
 
@@ -15,27 +14,27 @@ A topic of the link:
        ▼                  │                                  ▼         │
     refused ──────────────┘◀───────────────(answer: refused)───────────┘
 
-    SN1  Changes go in the order of the journal, each run from where the last one ended. Seeds come beside them, in
-         turns.
-    SN2  A seed is read after the reads that left its topic out: nothing lies between them.
-    SN3  The first part of the seed of a topic of which changes were lost goes in front of whatever moves the receiver's
-         cursor over them. So a receiver that fails in between knows that it needs the seed.
-    SN4  At most `flight_bytes_max` and `flight_messages_max` are sent and not acknowledged (one message more, when it
-         alone is larger), one message is ready besides, and one read is under way.
-    SN5  The store hears of an acknowledgement only while no topic is seeding or pending, and no further than the topics
-         were looked at: then the peer has everything up to there. Tombstones, the other direction, and REPLICATED
-         build upon that.
-    SN6  A head goes out with a probe only behind all that was read before that head: who has applied what came in
-         front of it has everything that this instance had then (rule R4).
+    [1]  Changes are sent in the order of the journal, each read from the end of the last one. Parts of seeds alternate
+         with them.
+    [2]  A seed is read after the reads that left its topic out: no change falls between them.
+    [3]  Where the journal has lost changes of a topic, the first part of that topic's seed is sent before any message
+         that moves the receiver's cursor over the lost changes. So a receiver that fails in between knows that it needs
+         the seed.
+    [4]  At most `flight_bytes_max` and `flight_messages_max` are sent and not acknowledged; one message may be larger.
+         One more message is ready, and one read is under way.
+    [5]  The store hears of an acknowledgement only while no topic is seeding or pending, and only up to the head at
+         which the topics were last looked at: up to there the peer has everything. Tombstones, the other direction and
+         REPLICATED rely on that.
+    [6]  A head goes out with a probe only after everything that was read before that head. A receiver that has applied
+         all earlier messages then has everything that this instance had (rule R4).
 
-The driver runs what `next_read` gives on a reader thread and hands the result to `took`; it sends what `next_message`
-gives; `wake` is called when either may have something.
+The driver runs the result of `next_read` on a reader thread and hands the outcome to `took`, sends the messages of
+`next_message`, and gets a `wake` whenever either may have something new.
 """
 
 from __future__ import annotations
 
 import enum
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,16 +42,15 @@ from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import Identity, JournalPart, SeedPart, TopicKind
+from sow_replication.messages import PROTOCOL, identity_of, instance_of, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store
+from sow_replication.reads import Fetched, JournalRead, Read, Seed, SeedRead
 from sow_replication.skew import Skew
-
-PROTOCOL: Final = 1
-"""The version of the conversation."""
 
 
 class TopicState(enum.Enum):
-    """How a topic stands on the link."""
+    """The state of a topic on the link."""
 
     PENDING = "pending"
     SEEDING = "seeding"
@@ -66,128 +64,35 @@ class _Topic:
     state: TopicState = TopicState.PENDING
     message: str = ""
     """Why it was refused."""
-    seed: _Seed | None = None
-    """While there is something to read, or to be acknowledged, of its seed."""
-
-
-@dataclass(slots=True, eq=False)
-class _Seed:
-    """A seed under way. Another one of the topic is another object: what was read for this one is dropped then."""
-
-    after_key: bytes
-    lost: bool
-    """Whether it stands for changes that the journal has lost: the receiver had all of the topic once."""
-    read: bool = False
-    """All of it."""
-    last_part: int = 0
-    """The number of the part that ends it, once it was sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class JournalRead:
-    """A read of the journal; `run` it on any thread."""
-
-    store: Store
-    peer: Identity
-    after: int
-    topics: frozenset[str]
-    filter: str
-    bytes_max: int
-    head: int
-    probe: int
-
-    def run(self) -> Fetched:
-        """Reads, and packs the message."""
-        piece = self.store.read(
-            self.peer, self.after, topics=self.topics, filter_text=self.filter, bytes_max=self.bytes_max
-        )
-        return Fetched(piece, changes_message(piece) if piece.chunks else None)
-
-
-@dataclass(frozen=True, slots=True)
-class SeedRead:
-    """A read of a part of a topic's snapshot; `run` it on any thread."""
-
-    store: Store
-    topic: str
-    seed: _Seed
-    after_key: bytes
-    filter: str
-    bytes_max: int
-
-    def run(self) -> Fetched:
-        """Reads, and packs the message. Raises Refused."""
-        part = self.store.seed(self.topic, self.after_key, filter_text=self.filter, bytes_max=self.bytes_max)
-        return Fetched(part, seed_message(self.topic, self.after_key, part))
-
-
-Read = JournalRead | SeedRead
-
-
-class Fetched(NamedTuple):
-    """What a read gave."""
-
-    part: JournalPart | SeedPart
-    message: replication_pb2.ReplicateRequest | None
-    """None: nothing of it is for the link. It is large, so that nobody copies it but who reads it."""
-
-
-def changes_message(piece: JournalPart) -> replication_pb2.ReplicateRequest:
-    """The message for a piece; where the head is, and the clock, is told when it is sent."""
-    message = replication_pb2.ReplicateRequest()
-    changes = message.changes
-    crc = 0
-    for topic, chunk in piece.chunks:
-        crc = zlib.crc32(chunk, crc)
-        changes.chunks.add(topic=topic, chunk=chunk)
-    changes.after = piece.after
-    changes.upto = piece.upto
-    changes.origins.extend(piece.origins)
-    changes.crc32 = crc
-    changes.commit_time_micros = piece.last_commit_micros
-    return message
-
-
-def seed_message(topic: str, after_key: bytes, part: SeedPart) -> replication_pb2.ReplicateRequest:
-    """The message for a part of a topic's snapshot; what has been purged of the topic is told by who takes it."""
-    message = replication_pb2.ReplicateRequest()
-    seed = message.seed
-    seed.topic = topic
-    seed.first = not after_key
-    seed.last = not part.upto_key
-    seed.after_key = after_key
-    seed.upto_key = part.upto_key
-    seed.chunk = part.chunk
-    seed.origins.extend(part.origins)
-    seed.crc32 = zlib.crc32(part.chunk)
-    return message
+    seed: Seed | None = None
+    """The seed, until all of it is read and acknowledged."""
 
 
 class _Ready(NamedTuple):
-    """A message that waits for the window."""
+    """A message that waits for room in the window."""
 
     request: replication_pb2.ReplicateRequest | None
-    """None: nothing is to be sent; only `upto` moves."""
+    """None: there is nothing to send; only `upto` moves."""
     size: int
     upto: int
-    """Of changes; 0 for a part of a seed."""
+    """The last sequence of changes; 0 for a part of a seed."""
     committed_micros: int
     echo: _Echo | None
     topic: str
-    seed: _Seed | None
+    seed: Seed | None
     ends: bool
     """Whether it is the last part of the seed."""
 
 
 class _Echo(NamedTuple):
-    """What to say of a probe (SN6)."""
+    """The answer to a probe ([6])."""
 
     probe: int
     head: int
 
 
 class _Flying(NamedTuple):
-    """A message that was not acknowledged yet."""
+    """A message that is not acknowledged yet."""
 
     size: int
     upto: int
@@ -207,7 +112,8 @@ class Sender:
         accepted: Callable[[Sender, Identity], Refused | None],
         progressed: Callable[[Sender], None],
     ) -> None:
-        """`accepted` hears who the receiver is, and may object; `progressed`: there was an acknowledgement."""
+        """`accepted` gets the identity of the receiver and may object; `progressed` is called after an
+        acknowledgement."""
         self.peer: Final = peer
         self._store = store
         self._options = options
@@ -216,121 +122,121 @@ class Sender:
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver."""
         self.failure: Refused | None = None
-        """Why the link is over."""
+        """The reason why the link has ended."""
 
         self.identity: Identity | None = None
         """The receiver, once it has answered."""
         self._control: deque[replication_pb2.ReplicateRequest] = deque()
         self._hello_head = store.head()
         self._watched_head = self._hello_head
-        """A topic that is not among `_topics` was created behind it."""
+        """The head when the topics were last looked at: a topic that is not among `_topics` was created later."""
         self._topics = {kind.name: _Topic(kind) for kind in self._matching()}
         self._returning = False
 
         self._read_upto = 0
         self._sent_upto = 0
         self._topics_version: int | None = None
-        """Of the topics when they were looked at."""
+        """The version of the topics at that look."""
         self._changes_upto = 0
-        """Where the changes sent last ended: what was passed over since needs no message, and the receiver may not know
-        of it, so the next changes begin here."""
+        """The end of the changes that were sent last. Changes that were skipped since need no message, and the receiver
+        may not know of them, so the next changes begin here."""
         self._cursor = 0
-        """The receiver's, as far as it has told."""
+        """The receiver's cursor at its last acknowledgement."""
         self._began_at = 0
         """The cursor at Welcome."""
         self._told = -1
-        """What the store was told of the acknowledgements."""
+        """The last acknowledgement that the store has heard of."""
         self._reading: Read | None = None
         self._seed_turn = False
         self._ready: deque[_Ready] = deque()
         self._held: tuple[_Ready, set[str]] | None = None
-        """Changes, and the topics whose seeds have to begin first (SN3)."""
+        """Changes that wait, and the topics whose seeds have to begin first ([3])."""
         self._flight: deque[_Flying] = deque()
         self._flight_bytes = 0
         self._seed_flight: deque[_Flying] = deque()
         self._parts = 0
-        """Parts of seeds that were sent."""
+        """The number of parts of seeds that were sent."""
         self._merged = 0
-        """Of these, how many were acknowledged."""
+        """The number of parts that were acknowledged."""
         self._probe = 0
         """The last probe of the receiver."""
         self._echo = _Echo(0, 0)
         self._missed_mark: int | None = None
-        """What the peer has to acknowledge before it has missed nothing any more."""
+        """The sequence that the peer has to acknowledge before `missed` is cleared."""
         self.skew: Final = Skew()
         now = store.now_micros()
         self.since_micros = now
         self._heard_at = now
         self._sent_at = now
         self.progress_at_micros = now
-        """When something was acknowledged last, or nothing was unacknowledged."""
+        """The last time when something was acknowledged, or when nothing was waiting for an acknowledgement."""
         self._control.append(self._hello())
 
-    # -- what others ask --------------------------------------------------------------------------------------------
+    # -- its state -------------------------------------------------------------------------------------------------
 
     @property
     def streaming(self) -> bool:
-        """Whether the receiver has welcomed it, and it is not over."""
+        """Whether the receiver has welcomed it and it has not ended."""
         return self.identity is not None and self.failure is None
 
     @property
     def seeding(self) -> bool:
-        """Whether a topic is on its way to being seeded."""
+        """Whether a topic is not yet seeded."""
         return any(topic.state in (TopicState.SEEDING, TopicState.PENDING) for topic in self._topics.values())
 
     @property
     def settled(self) -> int:
-        """The peer lacks nothing of this link up to here. Ahead of its cursor, when what follows is not for the
-        link."""
+        """The peer has everything of this link up to this sequence. Ahead of its cursor where the changes in between
+        are not for the link."""
         if not self.streaming or self.seeding:
             return max(self._told, 0)
         return self._cursor if self._flight else max(self._cursor, self._sent_upto)
 
     @property
     def flight_bytes(self) -> int:
-        """What was sent, and not acknowledged."""
+        """Bytes that are sent and not acknowledged."""
         return self._flight_bytes
 
     @property
     def oldest_commit_micros(self) -> int:
-        """When the oldest change on its way was committed; 0: there is none."""
+        """The commit time of the oldest change under way; 0: there is none."""
         for flying in self._flight:
             if flying.committed_micros:
                 return flying.committed_micros
         return next((ready.committed_micros for ready in self._ready if ready.committed_micros), 0)
 
     def topics(self) -> list[tuple[str, TopicState, str]]:
-        """The topics, how each stands, and why it was refused."""
+        """The topics with their states, and the reasons of refusals."""
         return [(name, topic.state, topic.message) for name, topic in self._topics.items()]
 
     def refused(self, topic: str) -> bool:
-        """Whether the peer does not take the topic."""
+        """Whether the peer refuses the topic."""
         found = self._topics.get(topic)
         return found is not None and found.state is TopicState.REFUSED
 
     def refusals(self) -> list[str]:
-        """The topics that the peer does not take."""
+        """The topics that the peer refuses."""
         return [name for name, topic in self._topics.items() if topic.state is TopicState.REFUSED]
 
     def lacking(self) -> frozenset[str]:
-        """The topics of which the peer has nothing, or not all."""
+        """The topics that the peer lacks, in whole or in part."""
         return frozenset(name for name, topic in self._topics.items() if topic.state is not TopicState.SEEDED)
 
     def is_seeded(self, topic: str) -> bool:
-        """Whether the peer has had the topic's snapshot, so that changes bring the rest. The link hears of a new topic
-        at the next tick."""
+        """Whether the peer has the topic's snapshot, so that changes bring the rest. The link notices a new topic at
+        the next tick."""
         found = self._topics.get(topic)
         return found is not None and found.state is TopicState.SEEDED
 
     @property
     def advanced(self) -> bool:
-        """Whether anything that went over this link was acknowledged."""
+        """Whether anything that was sent over this link was acknowledged."""
         return self._cursor > self._began_at or self._merged > 0
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def next_read(self) -> Read | None:
-        """What to read now; its result goes to `took`."""
+        """The read to run now; its result goes to `took`."""
         if not self.streaming or self._reading is not None or self._ready:
             return None
         self._reading = self._choose_read()
@@ -342,7 +248,7 @@ class Sender:
         else:
             names = {name for name, topic in self._topics.items() if topic.seed is not None and not topic.seed.read}
         head = self._store.head()
-        # Changes first, and in turns with seeds. One more read than the window holds: it is ready when there is room.
+        # Changes and seeds alternate, changes first. One read more than the window holds is ready when there is room.
         if self._held is None and head > self._read_upto and not (names and self._seed_turn):
             self._seed_turn = True
             active = [
@@ -367,28 +273,28 @@ class Sender:
         return None
 
     def took(self, result: Fetched | Refused) -> None:
-        """Hears the result of the read under way."""
+        """Takes the result of the read under way."""
         read = self._reading
         assert read is not None, "nothing was to be read"
         self._reading = None
         if self.failure is not None:
             return
-        if not isinstance(result, Refused) and self._told_otherwise(result.part.kinds):
-            self._watch_topics()  # it is told first, and this is read again
+        if not isinstance(result, Refused) and self._receiver_knows_another_kind(result.part.kinds):
+            self._watch_topics()  # the receiver is told first, and then this is read again
         elif isinstance(read, SeedRead):
             self._took_seed(read, result)
         elif isinstance(result, Refused):
             self.fail(result)
         else:
-            assert isinstance(result.part, JournalPart), "what was read"
-            self._took_piece(read, result.part, result.message)
+            assert isinstance(result.part, JournalPart), "the result of this read"
+            self._took_changes(read, result.part, result.message)
 
-    def _told_otherwise(self, kinds: Sequence[TopicKind]) -> bool:
-        """Whether a topic is of another kind by now than the receiver knows."""
+    def _receiver_knows_another_kind(self, kinds: Sequence[TopicKind]) -> bool:
+        """Whether a topic has another kind by now than the receiver knows."""
         known = self._topics
         return any(kind.name in known and known[kind.name].kind != kind for kind in kinds)
 
-    def _took_piece(
+    def _took_changes(
         self, read: JournalRead, piece: JournalPart, message: replication_pb2.ReplicateRequest | None
     ) -> None:
         self._read_upto = piece.upto
@@ -423,29 +329,29 @@ class Sender:
             if result.reason != types_pb2.ERROR_REASON_TOPIC_NOT_FOUND:
                 self.fail(result)
                 return
-            # Deleted. The receiver hears of it at once: were the topic back at the next look, it would take it for the
-            # one that it has asked for already, and not ask again.
+            # The topic was deleted. The receiver is told at once: if the topic were back at the next look, the receiver
+            # would take it for the one that it has already asked for, and would not ask again.
             del self._topics[read.topic]
             self._announce()
-            self._begun(read.topic)
+            self._seed_begun(read.topic)
             return
         part = result.part
-        assert isinstance(part, SeedPart), "what was read"
+        assert isinstance(part, SeedPart), "the result of this read"
         last = not part.upto_key
         seed.read = last
         message = result.message
-        assert message is not None, "also a part without rows moves the seed"
-        # Looked at for each part: tombstones in front of it have gone out as such.
+        assert message is not None, "a part without rows also moves the seed"
+        # Looked at for each part: tombstones before it were sent as tombstones.
         if (self._returning or seed.lost) and self._store.peer(self.peer.name).missed:
             purged = self._store.purged(read.topic)
             message.seed.purged_version = purged.version
             message.seed.purged_origin = purged.origin
         seed.after_key = part.upto_key
         self._push(_Ready(message, len(part.chunk), 0, 0, None, read.topic, seed, last))
-        self._begun(read.topic)
+        self._seed_begun(read.topic)
 
-    def _begun(self, name: str) -> None:
-        """The seed of a topic has begun, or will not: changes may wait for that no more."""
+    def _seed_begun(self, name: str) -> None:
+        """The seed of a topic has begun, or will not begin: changes wait for it no longer."""
         if self._held is not None:
             ready, names = self._held
             names.discard(name)
@@ -459,7 +365,7 @@ class Sender:
         self.wake()
 
     def _pass_over(self) -> None:
-        """What is not for the link needs no message and no window."""
+        """Skips changes that are not for the link: they need no message and no room in the window."""
         passed = False
         while self._ready and self._ready[0].request is None:
             ready = self._ready.popleft()
@@ -468,12 +374,12 @@ class Sender:
             self._echo = ready.echo
             passed = True
         if passed and not self._flight:
-            self._progressed(self)  # there will be no acknowledgement to tell of it
+            self._progressed(self)  # no acknowledgement will report it
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def next_message(self) -> replication_pb2.ReplicateRequest | None:
-        """What to send now."""
+        """The message to send now; None: there is none."""
         if self.failure is not None:
             return None
         now = self._store.now_micros()
@@ -509,7 +415,7 @@ class Sender:
 
     def _send(self, ready: _Ready, now: int) -> replication_pb2.ReplicateRequest:
         request = ready.request
-        assert request is not None, "the others were passed over"
+        assert request is not None, "the others were skipped"
         self._flight_bytes += ready.size
         if not self._flight:
             self.progress_at_micros = now
@@ -538,10 +444,10 @@ class Sender:
         return replication_pb2.ReplicateRequest(
             hello=replication_pb2.Hello(
                 protocol=PROTOCOL,
-                instance=instance(identity),
+                instance=instance_of(identity),
                 topics_pattern=self.peer.topics,
                 filter=self.peer.filter,
-                topics=[topic_message(topic.kind) for topic in self._topics.values()],
+                topics=[topic_of(topic.kind) for topic in self._topics.values()],
                 head_sequence=self._hello_head,
                 now_micros=self._store.now_micros(),
                 waiting=source is not None and source.wait_for != 0,
@@ -568,7 +474,7 @@ class Sender:
         self.wake()
 
     def _welcomed(self, welcome: replication_pb2.Welcome) -> None:
-        identity = Identity(welcome.instance.name, welcome.instance.id, welcome.instance.epoch)
+        identity = identity_of(welcome.instance)
         objection = self._accepted(self, identity)
         if objection is not None:
             return self.fail(objection)
@@ -588,8 +494,8 @@ class Sender:
             self._answered(answer)
         remembered = self._store.peer(self.peer.name)
         if begins or remembered.identity != identity:
-            # Whatever it has of ours it has from its past life, or by a link that carried something else: nothing is
-            # taken as given until it is seeded (SN5).
+            # Our changes that it has come from its earlier data, or from a link with another pattern or filter: none
+            # of them counts until it is seeded ([5]).
             self._store.acknowledged(self.peer.name, identity, 0 if begins or self.seeding else cursor)
         self._watch_missed()
         self._tell()
@@ -600,7 +506,7 @@ class Sender:
         self._probe = max(self._probe, message.probe)
         if message.sequence > self._sent_upto or message.seeds > self._parts:
             return self.fail(
-                Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, "what was acknowledged has not been sent")
+                Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, "the acknowledged messages were never sent")
             )
         before = len(self._flight) + len(self._seed_flight)
         self._cursor = max(self._cursor, message.sequence)
@@ -619,7 +525,7 @@ class Sender:
         return None
 
     def _tell(self) -> None:
-        """Tells the store what the peer has (SN5)."""
+        """Tells the store the acknowledged sequence ([5])."""
         if not self.seeding:
             sequence = min(self._cursor, self._watched_head)
             if sequence > self._told:
@@ -634,12 +540,12 @@ class Sender:
     def _answered(self, answer: replication_pb2.TopicAnswer) -> None:
         topic = self._topics.get(answer.topic)
         if topic is None:
-            return  # it has left meanwhile
+            return  # the topic has left the link meanwhile
         if answer.state == replication_pb2.TOPIC_STATE_REFUSED:
             topic.state = TopicState.REFUSED
             topic.message = answer.message
             topic.seed = None
-            self._begun(answer.topic)
+            self._seed_begun(answer.topic)
         elif answer.state == replication_pb2.TOPIC_STATE_WANTED:
             if not (answer.after_key and topic.seed is not None and topic.seed.lost):
                 self._start_seed(topic, answer.after_key, lost=False)
@@ -649,12 +555,12 @@ class Sender:
     def _start_seed(self, topic: _Topic, after_key: bytes, *, lost: bool) -> None:
         topic.state = TopicState.SEEDING
         topic.message = ""
-        topic.seed = _Seed(after_key, lost)
+        topic.seed = Seed(after_key, lost)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Looks at the clock and the topics; about once a second."""
+        """Checks the clock and the topics; to be called about once a second."""
         if self.failure is not None:
             return None
         now = self._store.now_micros()
@@ -685,16 +591,14 @@ class Sender:
             topic.kind = kind
             self._topics[kind.name] = topic
         for name in before.keys() - self._topics.keys():
-            self._begun(name)
+            self._seed_begun(name)
         self._announce()
 
     def _announce(self) -> None:
-        """Tells the receiver which topics there are."""
+        """Tells the receiver the topics of the link."""
         kinds = [topic.kind for topic in self._topics.values()]
         self._control.append(
-            replication_pb2.ReplicateRequest(
-                topics=replication_pb2.Topics(topics=[topic_message(kind) for kind in kinds])
-            )
+            replication_pb2.ReplicateRequest(topics=replication_pb2.Topics(topics=[topic_of(kind) for kind in kinds]))
         )
 
     def _watch_missed(self) -> None:
@@ -711,23 +615,7 @@ class Sender:
         return [kind for kind in self._store.topics(self.peer.topics) if kind.journal]
 
     def fail(self, why: Refused) -> None:
-        """The link is over."""
+        """Ends the link."""
         if self.failure is None:
             self.failure = why
             self.wake()
-
-
-def instance(identity: Identity) -> replication_pb2.Instance:
-    """An identity as a message."""
-    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
-
-
-def topic_message(kind: TopicKind) -> replication_pb2.ReplicatedTopic:
-    """A topic as a message."""
-    return replication_pb2.ReplicatedTopic(
-        name=kind.name,
-        key=kind.key,
-        message_type=kind.message_type,
-        separator=kind.separator,
-        acts_on_expiration=kind.acts,
-    )

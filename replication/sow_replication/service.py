@@ -1,7 +1,7 @@
-"""The links of a node over gRPC: dials peers, answers those that dial, ticks.
+"""The links of a node over gRPC: dials peers, answers incoming streams, ticks.
 
-One task a peer dials, and drives its `Sender` while there is a stream; a stream that comes is driven in its own call.
-Everything runs on one event loop, but for the reads, which go to `readers`. What is decided is decided in the machines.
+One task per peer dials and drives its `Sender` while there is a stream. An incoming stream is driven in its own call.
+Everything runs on one event loop, except the reads, which run on `readers`. All decisions are made in the machines.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from sow_replication.greeting import not_accepted
 from sow_replication.node import Gate, Node, Outgoing
 from sow_replication.options import SECOND
 from sow_replication.ports import Refused
+from sow_replication.reads import Fetched, Read
 from sow_replication.receiver import Receiver
 from sow_replication.repair import fetch_rows, merge_rows, repair
-from sow_replication.sender import Fetched, Read, Sender
+from sow_replication.sender import Sender
 from sow_replication.status import status
 from sow_replication.verify import Means, checksum, list_versions, verify
 from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
@@ -37,7 +38,7 @@ from sow_replication.wire import abort, opened, reason_name, refused_by, sealed
 log = structlog.get_logger(__name__)
 
 IDLE_SECONDS: Final = 1.0
-"""How long a dialling task waits at most before it looks again."""
+"""The longest time that a dialling task waits before it checks again."""
 
 Stub: TypeAlias = "replication_pb2_grpc.ReplicationServiceAsyncStub"
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
@@ -62,7 +63,7 @@ class Replication:
         channel: Callable[[str], grpc.aio.Channel],
         token: str = "",
     ) -> None:
-        """`token`: what a peer must present, and is presented with; empty: none."""
+        """`token`: peers must present it, and it is presented to them; empty: none."""
         self.node: Final = node
         self._readers = readers
         self._channel = channel
@@ -72,7 +73,7 @@ class Replication:
         self.servicer: Final = Servicer(node, readers, token, self._stopped)
 
     async def start(self) -> None:
-        """Dials the peers from now on."""
+        """Starts to dial the peers."""
         self._tasks.append(asyncio.create_task(self._tick()))
         self._tasks += [asyncio.create_task(self._keep(out)) for out in self.node.outgoing.values()]
 
@@ -85,7 +86,7 @@ class Replication:
         self.servicer.stop()
 
     def sync_peers(self, topic: str) -> int:
-        """Sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
+        """The number of sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
         return self.node.sync_peers(topic)
 
     async def replicated(self, topic: str, sequence: int) -> None:
@@ -107,7 +108,7 @@ class Replication:
             self.node.forget(gate)
 
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
-        """The links, as they are now."""
+        """The current state of the links."""
         return status(self.node)
 
     async def verify(
@@ -122,7 +123,7 @@ class Replication:
     async def repair(
         self, request: admin_pb2.RepairReplicationRequest
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
-        """Repairs what differs from a peer. Raises Refused."""
+        """Repairs the differences to a peer. Raises Refused."""
         async with self._compared(request.peer) as (peer, kinds, means):
             async with aclosing(repair(self.node.store, peer, kinds, request, means=means)) as found:
                 async for response in found:
@@ -154,7 +155,7 @@ class Replication:
             await asyncio.sleep(self.node.options.heartbeat_micros / SECOND)
             try:
                 self.node.tick()
-            except Exception:  # ticks go on, whatever one of them meets
+            except Exception:  # ticks go on whatever one of them raises
                 log.exception("replication_tick_failed")
 
     async def _keep(self, out: Outgoing) -> None:
@@ -162,7 +163,7 @@ class Replication:
         while True:
             wait = (out.next_at_micros - self.node.store.now_micros()) / SECOND
             if wait > 0:
-                # The store's clock may stand still or be slewed, so it is asked again now and then.
+                # The store's clock may stand still or be slewed, so it is read again now and then.
                 await asyncio.sleep(min(wait, IDLE_SECONDS))
                 continue
             sender = self.node.dialled(out)
@@ -183,14 +184,14 @@ class Replication:
         def wake() -> None:
             wakened.set()
             if sender.failure is not None:
-                call.cancel()  # a write that is stuck, as the peer does not read, ends with it
+                call.cancel()  # this ends a write that is stuck because the peer does not read
 
         sender.wake = wake
         hearing = asyncio.create_task(_hear(call, sender))
         connecting = asyncio.create_task(call.wait_for_connection())
         numbers = itertools.count(1)
         try:
-            # A write waits for the connection: for ever, where the call is cancelled before that is up.
+            # A write waits for the connection, for ever if the call is cancelled before the connection is up.
             await asyncio.wait([connecting, hearing], return_when=asyncio.FIRST_COMPLETED)
             while sender.failure is None:
                 wakened.clear()
@@ -200,7 +201,7 @@ class Replication:
                     self._read(sender, read)
                 if message is not None:
                     if not await _written(call, sealed(message, next(numbers))):
-                        await asyncio.wait([hearing])  # it learns why
+                        await asyncio.wait([hearing])  # it gets the reason
                 elif read is None:
                     await wakened.wait()
         finally:
@@ -217,7 +218,7 @@ class Replication:
                 return
             try:
                 sender.took(done.result())
-            except Exception as error:  # nobody would hear of it, and the link would stand still
+            except Exception as error:  # otherwise the error would be lost, and the link would stand still
                 log.exception("replication_read_failed", peer=sender.peer.name)
                 sender.fail(_internal(error))
 
@@ -229,7 +230,7 @@ def _run(read: Read) -> Fetched | Refused:
         return read.run()
     except Refused as refused:
         return refused
-    except Exception as error:  # the link ends with it, and is tried again
+    except Exception as error:  # the link ends and is tried again
         log.exception("replication_read_failed")
         return _internal(error)
 
@@ -237,7 +238,7 @@ def _run(read: Read) -> Fetched | Refused:
 async def _written(
     call: grpc.aio.StreamStreamCall[replication_pb2.Sealed, replication_pb2.Sealed], message: replication_pb2.Sealed
 ) -> bool:
-    """Whether the stream has taken a message; False when it is over."""
+    """Whether the stream has taken a message; False when the stream has ended."""
     try:
         await call.write(message)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -246,7 +247,7 @@ async def _written(
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise  # this instance is stopping
-        return False  # the call was cancelled, not who makes it
+        return False  # the call was cancelled, not this task
     return True
 
 
@@ -263,7 +264,7 @@ async def _hear(
         sender.fail(refused_by(error, sender.peer.address))
     except Refused as damaged:
         sender.fail(damaged)
-    except Exception as error:  # the link ends with it, and is tried again
+    except Exception as error:  # the link ends and is tried again
         log.exception("replication_receive_failed", peer=sender.peer.name)
         sender.fail(_internal(error))
 
@@ -273,7 +274,7 @@ def _internal(error: Exception) -> Refused:
 
 
 class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
-    """What peers call."""
+    """The service that peers call."""
 
     def __init__(self, node: Node, readers: Executor, token: str, stopped: asyncio.Event) -> None:
         self._node = node
@@ -283,12 +284,12 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
         self._receivers: set[Receiver] = set()
 
     def stop(self) -> None:
-        """Ends the links that have come."""
+        """Ends the incoming links."""
         for receiver in list(self._receivers):
             receiver.fail(Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
 
     async def _check(self, context: Context) -> None:
-        """Ends a call of who does not know the token (rule R11), and every call once this instance is stopping."""
+        """Ends a call without the right token (rule R11), and every call once this instance is stopping."""
         if self._stopped.is_set():
             await abort(context, Refused(types_pb2.ERROR_REASON_STOPPING, "the instance is stopping"))
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
@@ -297,7 +298,10 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             name = self._node.store.identity.name
             await abort(
                 context,
-                Refused(types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED, f"{name} expects another token, or one at all"),
+                Refused(
+                    types_pb2.ERROR_REASON_PEER_UNAUTHENTICATED,
+                    f"{name} expects a token, and this call had none or another one",
+                ),
             )
 
     async def Replicate(
@@ -331,7 +335,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
         why, sender = receiver.failure, receiver.identity
-        if why.reason != types_pb2.ERROR_REASON_RESEED_PENDING:  # it comes again and again until that has passed
+        if why.reason != types_pb2.ERROR_REASON_RESEED_PENDING:  # the sender tries again until that has passed
             log.info(
                 "link_ended",
                 peer="" if sender is None else sender.name,
@@ -365,7 +369,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
             return sealed(await merge_rows(self._node.store, asked))
 
     async def _asked(self, kind: type[Asking], request: replication_pb2.Sealed, context: Context) -> Asking:
-        """The request of a call. Ends a call of who may not call, and one whose request is damaged."""
+        """The request of a call. Ends the call if the caller is not accepted or the request is damaged."""
         await self._check(context)
         async with self._reasons(context):
             asked = opened(kind, request)
@@ -375,7 +379,7 @@ class Servicer(replication_pb2_grpc.ReplicationServiceServicer):
 
     @contextlib.asynccontextmanager
     async def _reasons(self, context: Context) -> AsyncIterator[None]:
-        """Ends a call that is refused with its reason."""
+        """Turns a refusal into the status of the call."""
         try:
             yield
         except Refused as refused:
@@ -398,7 +402,7 @@ async def _take(requests: AsyncIterator[replication_pb2.Sealed], receiver: Recei
     except Refused as damaged:
         receiver.fail(damaged)
     except DecodeError:
-        receiver.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "what came is no message"))
-    except Exception as error:  # the link ends with it, and the sender comes back
+        receiver.fail(Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "the received bytes are no message"))
+    except Exception as error:  # the link ends, and the sender comes back
         log.exception("replication_receive_failed")
         receiver.fail(_internal(error))

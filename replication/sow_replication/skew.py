@@ -1,6 +1,6 @@
-"""How far another clock is from this one: the smallest difference that messages have shown lately.
+"""The difference between another clock and this one: the smallest that recent messages have shown.
 
-A message is under way for a while, which adds to what its sender's clock said; the quickest one tells best.
+The time that a message is under way adds to the difference, so the quickest message is the most exact.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ MESSAGES: Final = 16
 
 
 class Skew:
-    """The other clock less this one, in microseconds."""
+    """The other clock minus this one, in microseconds."""
 
     def __init__(self) -> None:
         self._seen: deque[int] = deque(maxlen=MESSAGES)
 
     def saw(self, difference_micros: int) -> None:
-        """The time in a message, less the time at which it came."""
+        """Adds the time in a message minus the time of its arrival."""
         self._seen.append(difference_micros)
 
     @property
     def micros(self) -> int:
-        """0: nothing was seen yet."""
+        """The smallest recent difference; 0: there is none yet."""
         return min(self._seen, key=abs, default=0)

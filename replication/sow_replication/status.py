@@ -1,4 +1,4 @@
-"""What `GetReplicationStatus` shows of a node."""
+"""The state of a node's links, for `GetReplicationStatus`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sow_replication.sender import TopicState
 
 
 def status(node: Node) -> admin_pb2.GetReplicationStatusResponse:
-    """The links, as they are now."""
+    """The current state of the links."""
     return admin_pb2.GetReplicationStatusResponse(
         instance=node.store.identity.name,
         last_sequence=node.store.head(),
@@ -27,7 +27,7 @@ def status(node: Node) -> admin_pb2.GetReplicationStatusResponse:
 
 
 def lag_micros(node: Node, out: Outgoing) -> int:
-    """Age of the oldest change that the peer has not acknowledged; 0: there is none."""
+    """The age of the oldest change that the peer has not acknowledged; 0: there is none."""
     now = node.store.now_micros()
     if node.settled(out) >= node.store.head():
         return 0

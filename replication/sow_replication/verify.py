@@ -1,16 +1,16 @@
-"""Compares the topics of a link at both ends (rule R10): what is asked, and what is answered.
+"""Compares the topics of a link at both ends (rule R10): asking and answering.
 
-    V1  Nothing is read as a difference that expiration makes: both ends leave out what is due by one and the same time,
-        which is ahead of both clocks. An end whose clock is beyond it refuses (CLOCK_SKEW), and is asked again with a
-        later one.
-    V2  Nothing is read as a difference that is under way: a key counts if it has the same two versions in two looks, of
-        which the second began when the link had nothing under way; or, on a link that always has, in the last two of
-        some seconds.
-    V3  A difference that stays is found, but for one case in 2^64 per bucket.
-    V4  A topic that cannot be compared is left out, with the reason; only what ends all of it is raised.
+    [1]  Expiration never appears as a difference. Both ends leave out the records that are due by one common time,
+         which is ahead of both clocks. An end whose clock has passed that time refuses (CLOCK_SKEW) and is asked again
+         with a later one.
+    [2]  Changes under way never appear as a difference. A key counts if it has the same two versions in two looks, and
+         the second look began when the link had nothing under way. On a link that always has changes under way, the
+         last two looks of some seconds decide.
+    [3]  A difference that stays is found, except for one case in 2^64 per bucket.
+    [4]  A topic that cannot be compared is left out, with the reason. Only an error that ends the whole call is raised.
 
-Buckets of checksums are compared first, then the versions in those that differ, as many buckets at a time as memory is
-meant for. Each of these reads the whole topic at both ends, a few seconds for a million records.
+Checksums of buckets are compared first, then the versions in the buckets that differ, a bounded number of records at a
+time. Each of these steps reads the whole topic at both ends: a few seconds for a million records.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sow.v1 import admin_pb2, replication_pb2, types_pb2
 from sow_peering import Identity, RecordVersion, TopicKind
+from sow_replication.messages import instance_of, kind_of, topic_of
 from sow_replication.ports import Clock, Comparing, Refused
 
 BUCKETS_FIRST: Final = 1024
 BUCKETS_MAX: Final = 65_536
 BUCKET_RECORDS: Final = 64
-"""Records of a bucket, about, beyond which there are more buckets where something differs: what is listed of a topic
-is then little more than what differs."""
+"""The approximate number of records per bucket from which on a differing topic is divided into more buckets: so the
+versions that are listed are few more than those that differ."""
 GROUP_RECORDS: Final = 100_000
-"""Versions that are listed at a time, but for a single bucket with more."""
+"""Versions that are listed at a time; a single bucket may have more."""
 PAUSES: Final = (0.1, 0.4, 1.0, 1.5, 2.0)
-"""Seconds between looks at what differs."""
+"""Seconds between looks at the differences."""
 MARGIN_MICROS: Final = 1_000_000
-"""How far ahead of this clock is what both ends leave out, at first: what it takes to ask, while clocks agree."""
+"""How far the common time is ahead of this clock, at first: the duration of a call while the clocks agree."""
 MARGIN_FACTOR: Final = 4
 MARGIN_MICROS_MAX: Final = 3_600_000_000
-"""Clocks that are further apart than this cannot be compared across."""
+"""Ends whose clocks are further apart than this cannot be compared."""
 KEYS_LISTED: Final = 100
-"""Differing keys that are listed of a topic when the request does not say."""
+"""Differing keys that are listed per topic by default."""
 LISTED_BYTES_MAX: Final = 4 * 2**20
-"""Of the keys in one answer, whatever the request says: it has to be sent in one message."""
+"""The most bytes of keys in an answer, whatever the request says: the answer is one message."""
 MESSAGE_VERSIONS: Final = 5_000
 MESSAGE_KEY_BYTES: Final = 2**20
 
@@ -58,7 +59,7 @@ _LEFT_OUT: Final = frozenset(
         types_pb2.ERROR_REASON_RESULT_TOO_LARGE,
     }
 )
-"""Reasons that concern one topic."""
+"""Reasons that concern a single topic."""
 
 T = TypeVar("T")
 Here = TypeVar("Here")
@@ -66,26 +67,26 @@ There = TypeVar("There")
 
 
 class Run(Protocol):
-    """Does work that blocks, away from the event loop."""
+    """Runs blocking work away from the event loop."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
-        """What `work` returns or raises."""
+        """Returns or raises the result of `work`."""
 
 
 class ComparingStore(Comparing, Clock, Protocol):
-    """What of a store is used here; `ports.Store` has it."""
+    """The part of `ports.Store` that is used here."""
 
     @property
     def identity(self) -> Identity:
-        """Who this instance is."""
+        """This instance."""
 
     def topics(self, pattern: str) -> list[TopicKind]:
         """The topics whose whole name matches."""
 
 
 class Peer(Protocol):
-    """The calls to the other end. They raise Refused: with the other end's reason, or with REPLICATION_UNAVAILABLE when
-    it cannot be reached, or goes away."""
+    """The calls to the other end. They raise Refused with the other end's reason, or with REPLICATION_UNAVAILABLE if it
+    cannot be reached or goes away."""
 
     async def checksum(self, request: replication_pb2.ChecksumRequest, /) -> replication_pb2.ChecksumResponse:
         """Checksums of a topic."""
@@ -104,15 +105,15 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the asking end works with."""
+    """The means of the asking end."""
 
     run: Run
     sleep: Callable[[float], Awaitable[None]]
     """Seconds."""
     lagging: Callable[[], bool] = lambda: False
-    """Whether changes are under way between the two, in either direction, as far as is known."""
+    """Whether, as far as known, changes are under way between the two ends, in either direction."""
     filter_text: str = ""
-    """The filter of the link. Not empty: the ends are meant to differ, and nothing can be compared."""
+    """The filter of the link. Not empty: the ends differ on purpose, and nothing can be compared."""
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -126,9 +127,9 @@ async def verify(
     *,
     means: Means,
 ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
-    """Compares the wanted ones of the topics of a link, `kinds`, and says of each what differs, one after the other.
+    """Compares the requested topics among `kinds`, the topics of a link, and answers topic by topic.
 
-    Raises Refused where it cannot go on at all; what has been answered before stands.
+    Raises Refused if it cannot go on at all; earlier answers stay valid.
     """
     keys_max = request.keys_max if request.HasField("keys_max") else KEYS_LISTED
     margin = MARGIN_MICROS
@@ -152,7 +153,7 @@ async def verify(
             yield admin_pb2.VerifyReplicationResponse(topic=name, left_out=refused.message)
             continue
         finally:
-            margin = comparison.margin_micros  # clocks that are apart are so for the next topic, too
+            margin = comparison.margin_micros  # clocks that differ also differ for the next topic
         yield admin_pb2.VerifyReplicationResponse(
             topic=name,
             records=comparison.records,
@@ -174,26 +175,26 @@ NOT_OF_THE_LINK: Final = "there is no such topic here, or the link does not carr
 
 
 def chosen(kinds: Sequence[TopicKind], wanted: Sequence[str]) -> Iterator[tuple[str, TopicKind | None]]:
-    """The wanted topics, all when none is named, with None for those that the link does not have."""
+    """The requested topics, or all if none is named; None for those that the link does not have."""
     by_name = {kind.name: kind for kind in kinds}
     for name in dict.fromkeys(wanted or by_name):
         yield name, by_name.get(name)
 
 
 def left_out(kind: TopicKind, means: Means) -> str:
-    """Why a topic cannot be compared, as far as this end knows; "" when nothing speaks against it."""
+    """The reason why a topic cannot be compared, as far as this end knows; "": none."""
     if means.filter_text:
         return f"the link has a filter: {means.filter_text}"
     return "" if kind.journal else "it has no journal here"
 
 
 def concerns_topic(refused: Refused) -> bool:
-    """Whether the reason is one of the topic, so that others can go on."""
+    """Whether the reason concerns only the topic, so that the others can go on."""
     return refused.reason in _LEFT_OUT
 
 
 async def at(name: str, answer: Awaitable[T]) -> T:
-    """The answer of an instance; what it refuses says who did."""
+    """The answer of an instance; a refusal names the instance."""
     try:
         return await answer
     except Refused as refused:
@@ -201,7 +202,7 @@ async def at(name: str, answer: Awaitable[T]) -> T:
 
 
 class Differing(NamedTuple):
-    """A key and what the ends have of it; 0: no record."""
+    """A key that differs, with its versions at both ends; 0: no record."""
 
     key: bytes
     version_here: int
@@ -211,7 +212,7 @@ class Differing(NamedTuple):
 
 
 class Comparison:
-    """Compares one topic, once. Owns what it learns: the number of records here, and how far apart the clocks are."""
+    """Compares one topic, once. Owns the findings: the number of records here, and the difference of the clocks."""
 
     def __init__(
         self,
@@ -230,14 +231,14 @@ class Comparison:
         self._means = means
         self._buckets = BUCKETS_FIRST
         self.records = 0
-        """That were compared at this end."""
+        """Records that were compared at this end."""
         self.unreadable_here = self.unreadable_there = 0
-        """That could not be compared, as their key cannot be told in a message (rule R13)."""
+        """Records that could not be compared, because a message cannot hold their key (rule R13)."""
         self.margin_micros = margin_micros
-        """How far ahead of this clock is what both ends leave out."""
+        """How far the common time is ahead of this clock ([1])."""
 
     async def differing(self) -> AsyncGenerator[list[Differing], None]:
-        """What differs, and stays so; some at a time, each by key. Raises Refused."""
+        """The lasting differences, in groups, each in the order of keys. Raises Refused."""
         buckets, records = await self._differing_buckets()
         if not buckets:
             return
@@ -250,11 +251,11 @@ class Comparison:
                 yield found
 
     async def _settled(self, buckets: Sequence[int]) -> list[Differing]:
-        """What differs in some buckets when that has been looked at until it keeps still (V2)."""
+        """The differences in some buckets after enough looks that they are stable ([2])."""
         before: dict[bytes, Differing] = {}
         same: list[Differing] = []
         for pause in (*PAUSES, None):
-            # Before the look: what had been under way in the look before has arrived when there is nothing now.
+            # Before the look: if nothing is under way now, everything that was under way in the last look has arrived.
             lagging = self._means.lagging()
             look, same = await self._look(buckets, before)
             if len(same) == len(look) and (not look or not lagging):
@@ -265,7 +266,8 @@ class Comparison:
         return same
 
     async def _differing_buckets(self) -> tuple[dict[int, int], int]:
-        """The buckets that differ, with their records; and the records of the topic. Of both, at the end with more."""
+        """The buckets that differ with their numbers of records, and the number of records of the topic; each number is
+        that of the end with more."""
         topic, buckets = self._kind.name, self._buckets
 
         async def there(due: int) -> replication_pb2.ChecksumResponse:
@@ -278,7 +280,7 @@ class Comparison:
                 )
             )
             if answer.instance.id == self._store.identity.id:
-                raise Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, "this is the very instance that asks")
+                raise Refused(types_pb2.ERROR_REASON_PEER_IS_SELF, "the peer is the asking instance itself")
             if len(answer.checksum) != buckets or len(answer.records) != buckets:
                 raise _breach(f"{len(answer.checksum)} checksums for {buckets} buckets")
             return answer
@@ -298,7 +300,8 @@ class Comparison:
     async def _look(
         self, wanted: Sequence[int], before: Mapping[bytes, Differing]
     ) -> tuple[dict[bytes, Differing], list[Differing]]:
-        """What differs in some buckets at this moment; and what of it does so just as it did before, by key."""
+        """The differences in some buckets at this moment, and those of them that are unchanged since the last look, by
+        key."""
         topic, buckets = self._kind.name, self._buckets
 
         async def there(due: int) -> dict[bytes, tuple[int, int]]:
@@ -325,18 +328,18 @@ class Comparison:
             look = _differing(listed, others)
             return look, sorted([difference for key, difference in look.items() if before.get(key) == difference])
 
-        # Away from the event loop, too: these may be a hundred thousand.
+        # Also away from the event loop: these may be a hundred thousand.
         return await self._means.run(compared)
 
     async def _both(
         self, here: Callable[[int], Awaitable[Here]], there: Callable[[int], Awaitable[There]]
     ) -> tuple[Here, There]:
-        """What both ends say of what is not due by one time, which is ahead of both clocks (V1)."""
+        """The answers of both ends about the records that are not due by one time ahead of both clocks ([1])."""
         name = self._store.identity.name
         while True:
             due = self._store.now_micros() + self.margin_micros
-            # Both are waited for, whatever becomes of the other: a reading that goes on in its thread, with another
-            # begun beside it, would take the threads of others.
+            # Both are awaited, even if one fails: a read that went on in its thread beside a new one would take the
+            # threads of others.
             mine, theirs = await asyncio.gather(
                 at(name, here(due)), at(self._peer_name, there(due)), return_exceptions=True
             )
@@ -360,12 +363,12 @@ def buckets_for(records: int) -> int:
 def _differing(listed: Sequence[RecordVersion], others: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Differing]:
     """What differs between the versions here and those there, by key."""
     look: dict[bytes, Differing] = {}
-    alone = dict(others)
+    only_there = dict(others)
     for key, version, checksum in listed:
-        other_version, other_checksum = alone.pop(key, (0, 0))
+        other_version, other_checksum = only_there.pop(key, (0, 0))
         if (version, checksum) != (other_version, other_checksum):
             look[key] = Differing(key, version, other_version, checksum, other_checksum)
-    for key, (version, checksum) in alone.items():
+    for key, (version, checksum) in only_there.items():
         look[key] = Differing(key, 0, version, 0, checksum)
     return look
 
@@ -388,8 +391,8 @@ def _is_skew(failure: BaseException) -> bool:
     return isinstance(failure, Refused) and failure.reason == types_pb2.ERROR_REASON_CLOCK_SKEW
 
 
-def _breach(what: str) -> Refused:
-    return Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, f"breaks the protocol: {what}")
+def _breach(fault: str) -> Refused:
+    return Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, f"breaks the protocol: {fault}")
 
 
 # --- answering -------------------------------------------------------------------------------------------------------
@@ -398,8 +401,8 @@ def _breach(what: str) -> Refused:
 async def checksum(
     store: ComparingStore, request: replication_pb2.ChecksumRequest, *, run: Run
 ) -> replication_pb2.ChecksumResponse:
-    """Answers Checksum. Raises Refused: why this instance cannot compare that topic, TOPIC_DIFFERS, too, where only one
-    of the two acts on expiration; CLOCK_SKEW (V1); INVALID_ARGUMENT."""
+    """Answers Checksum. Raises Refused with the reason why this instance cannot compare the topic (TOPIC_DIFFERS also
+    if only one of the two acts on expiration), with CLOCK_SKEW ([1]) or INVALID_ARGUMENT."""
     kind, buckets, due = kind_of(request.topic), request.buckets, request.now_micros
     _check(buckets, (), due)
     check(store, kind)
@@ -418,11 +421,11 @@ async def checksum(
 async def list_versions(
     store: ComparingStore, request: replication_pb2.ListVersionsRequest, *, run: Run
 ) -> AsyncGenerator[replication_pb2.ListVersionsResponse, None]:
-    """Answers ListVersions, in messages of a bounded size. Raises Refused: TOPIC_NOT_FOUND, CLOCK_SKEW (V1),
+    """Answers ListVersions, in messages of a bounded size. Raises Refused: TOPIC_NOT_FOUND, CLOCK_SKEW ([1]),
     INVALID_ARGUMENT, RESULT_TOO_LARGE."""
     topic, buckets, due = request.topic, request.buckets, request.now_micros
-    if len(request.bucket) > BUCKETS_MAX:  # before they are taken out of the message, where they take least
-        raise invalid(f"bucket: {len(request.bucket)} are more than there can be, {BUCKETS_MAX}")
+    if len(request.bucket) > BUCKETS_MAX:  # before they are copied out of the message
+        raise invalid(f"bucket: {len(request.bucket)} buckets are more than the limit of {BUCKETS_MAX}")
     wanted = frozenset(request.bucket)
     _check(buckets, wanted, due)
     own_topic(store, topic)
@@ -435,14 +438,14 @@ async def list_versions(
 
 
 def check(store: ComparingStore, kind: TopicKind) -> None:
-    """Raises Refused when this instance cannot take such a topic of another (rule R12)."""
+    """Raises Refused if this instance cannot take such a topic of another instance (rule R12)."""
     answer = store.check(kind)
     if answer.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
         raise Refused(types_pb2.ErrorReason.ValueType(answer.reason), answer.message)
 
 
 def own_topic(store: ComparingStore, name: str) -> TopicKind:
-    """This instance's topic of that name, no reserved one. Raises Refused TOPIC_NOT_FOUND."""
+    """This instance's topic of that name, unless it is reserved. Raises Refused TOPIC_NOT_FOUND."""
     for kind in store.topics(re.escape(name)):
         if kind.name == name:
             return kind
@@ -468,7 +471,7 @@ def _check(buckets: int, wanted: Collection[int], due: int) -> None:
     if any(bucket >= buckets for bucket in wanted):
         raise invalid(f"bucket: {max(wanted)} is not one of {buckets}")
     if due <= 0:
-        raise invalid(f"now_micros: {due} is no time")
+        raise invalid(f"now_micros: {due} is not a time")
 
 
 def _acting(acts: bool) -> str:
@@ -478,27 +481,3 @@ def _acting(acts: bool) -> str:
 def invalid(message: str) -> Refused:
     """INVALID_ARGUMENT."""
     return Refused(types_pb2.ERROR_REASON_INVALID_ARGUMENT, message)
-
-
-# --- as it travels ---------------------------------------------------------------------------------------------------
-
-
-def instance_of(identity: Identity) -> replication_pb2.Instance:
-    """An instance, on the wire."""
-    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
-
-
-def topic_of(kind: TopicKind) -> replication_pb2.ReplicatedTopic:
-    """A topic, on the wire."""
-    return replication_pb2.ReplicatedTopic(
-        name=kind.name,
-        key=kind.key,
-        message_type=kind.message_type,
-        separator=kind.separator,
-        acts_on_expiration=kind.acts,
-    )
-
-
-def kind_of(topic: replication_pb2.ReplicatedTopic) -> TopicKind:
-    """A topic, off the wire; one without a journal is not sent."""
-    return TopicKind(topic.name, tuple(topic.key), topic.message_type, topic.separator, acts=topic.acts_on_expiration)

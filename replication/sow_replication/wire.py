@@ -1,5 +1,5 @@
-"""How things travel between instances: messages sealed by a checksum, refusals as a status, with an ErrorInfo
-that has the reason (rule X1)."""
+"""The form of messages and refusals between instances: messages are sealed by a checksum, and a refusal is a status
+with the reason in an ErrorInfo (rule X1)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ DOMAIN: Final = "sow"
 PREFIX: Final = "ERROR_REASON_"
 DETAILS: Final = "grpc-status-details-bin"
 MESSAGE_CHARACTERS_MAX: Final = 500
-"""A longer message is cut: trailers beyond 8 KiB do not arrive."""
+"""Longer messages are cut, because trailers beyond 8 KiB do not arrive."""
 _NUMBER_MAX: Final = 2**32 - 1
 _UNREACHABLE: Final = re.compile(
     r"failed to connect to all addresses; last error: [A-Z_]+: (?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?|errors resolving .*: "
 )
-"""What gRPC puts in front of why it could not connect."""
+"""The text that gRPC puts before the reason why it could not connect."""
 _BROKEN_WRITE: Final = "Internal error from Core"
-"""What gRPC says when a write meets the end of the call, before its status has been read."""
+"""The text of gRPC for a write after the end of the call, when the status has not yet been read."""
 _CODES: Final[dict[Reason, grpc.StatusCode]] = {
     types_pb2.ERROR_REASON_UNSPECIFIED: grpc.StatusCode.UNAVAILABLE,
     types_pb2.ERROR_REASON_STOPPING: grpc.StatusCode.UNAVAILABLE,
@@ -58,7 +58,8 @@ async def abort(context: grpc.aio.ServicerContext[object, object], refused: Refu
 
 
 def refused_by(error: grpc.aio.AioRpcError, address: str) -> Refused:
-    """What a call to an address has ended with. UNSPECIFIED: the peer gave no reason, the transport ended it."""
+    """The reason why a call to an address ended. UNSPECIFIED: the peer gave no reason, so the transport ended the
+    call."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS and isinstance(value, bytes):
             info = error_details_pb2.ErrorInfo()
@@ -77,7 +78,7 @@ def refused_by(error: grpc.aio.AioRpcError, address: str) -> Refused:
 
 
 def _transport(code: grpc.StatusCode, details: str, address: str) -> str:
-    """What gRPC says of a connection, in words for an operator; what it does not know by form it repeats."""
+    """A message of gRPC about a connection, in words for an operator. Messages of an unknown form are repeated."""
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"{address} does not answer as an instance does: {details}"
     if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WRITE:
@@ -92,23 +93,23 @@ def _transport(code: grpc.StatusCode, details: str, address: str) -> str:
 
 
 def reason_name(reason: Reason) -> str:
-    """As it travels: without the prefix."""
+    """The name of a reason as in an ErrorInfo: without the prefix."""
     return types_pb2.ErrorReason.Name(reason).removeprefix(PREFIX)
 
 
 def sealed(message: Message, number: int = 0) -> replication_pb2.Sealed:
-    """A message as it travels; `number`: which one of its direction it is, 0: they are not numbered."""
+    """Seals a message. `number` counts the messages of a direction; 0: they are not numbered."""
     written = message.SerializeToString()
     number &= _NUMBER_MAX
     return replication_pb2.Sealed(message=written, crc32=zlib.crc32(written, number), number=number)
 
 
 def opened(kind: type[M], given: replication_pb2.Sealed, number: int = 0) -> M:
-    """A message that has come as the one with this number. Raises Refused (BATCH_DAMAGED)."""
+    """Opens a sealed message that came at this position. Raises Refused (BATCH_DAMAGED)."""
     if zlib.crc32(given.message, given.number) != given.crc32:
         raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, "a message does not match its checksum")
     if given.number not in (0, number & _NUMBER_MAX):
-        missing = f"message {given.number} has come where {number} was to come"
+        missing = f"message {given.number} came instead of message {number}"
         raise Refused(types_pb2.ERROR_REASON_BATCH_DAMAGED, missing)
     try:
         return kind.FromString(given.message)

@@ -35,8 +35,9 @@ from sow_peering import (
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions
 from sow_replication.ports import Done, Refused, SourceState, Store
+from sow_replication.reads import Fetched, Read
 from sow_replication.receiver import Receiver
-from sow_replication.sender import Fetched, Read, Sender, TopicState
+from sow_replication.sender import Sender, TopicState
 
 SECOND = 1_000_000
 SKEW_MAX = 10 * SECOND

@@ -428,7 +428,7 @@ class SlowCollector:
 
 def test_connections_that_come_at_once_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: all that came in one turn of the endpoint's loop ended the same one, the oldest. So each turn left as many
-    connections behind as had come, less one: 500 at once were more than 400 beyond the bound (MS1)."""
+    connections behind as had come, less one: 500 at once were more than 400 beyond the bound (metrics_server [1])."""
     registry, slow = CollectorRegistry(), SlowCollector()
     registry.register(slow)
     server = MetricsServer("127.0.0.1", 0, registry)

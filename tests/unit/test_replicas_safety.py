@@ -61,7 +61,7 @@ def pair(tmp_path: Path) -> tuple[Rig, Rig]:
 
 
 def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7, PT1: else a power cut would leave the other instance ahead of this one."""
+    """S7, ports [1]: else a power cut would leave the other instance ahead of this one."""
     a, _ = pair
     a.put("t", "1", ttl=1)
     a.time.tick(MINUTE)
@@ -75,7 +75,7 @@ def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeyp
 
 
 def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> None:
-    """S7, PT1."""
+    """S7, ports [1]."""
     a, b = pair
     ship(a, b)
     cursor = b.store.replicas.sources["a"].cursor
@@ -151,7 +151,7 @@ def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tup
 def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PT2: `done` is called once, whatever happens."""
+    """ports [2]: `done` is called once, whatever happens."""
     a, b = pair
     for number in range(5):
         b.put("t", str(number))

@@ -140,7 +140,7 @@ def test_an_answer_with_a_flipped_bit_is_refused() -> None:
 def test_a_list_of_which_a_message_is_missing_is_refused() -> None:
     async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:
         peer.loses = True
-        with pytest.raises(Refused, match="message 3 has come where 2"):
+        with pytest.raises(Refused, match="message 3 came instead of message 2"):
             await listed(calls)
 
     using(use)

@@ -206,7 +206,7 @@ def test_a_restored_instance_whose_data_are_to_be_taken_as_they_are_is_not_asked
 
 
 def test_what_is_acknowledged_counts_only_once_every_topic_is_seeded() -> None:
-    """SN5: tombstones go, and REPLICATED is answered, by what a peer has; a cursor does not tell of seeds."""
+    """sender [5]: tombstones go, and REPLICATED is answered, by what a peer has; a cursor does not tell of seeds."""
     world = World(1)
     options = NodeOptions(peers=(PeerOptions("b", "b"),), seed_bytes_max=1, flight_messages_max=1)
     for name, given in (("a", options), ("b", NodeOptions(accept=("a",)))):
@@ -352,8 +352,8 @@ def test_an_instance_that_lost_its_data_is_heard_by_one_that_never_had_a_change(
 
 
 def test_what_an_instance_deletes_after_it_lost_its_data_stays_deleted() -> None:
-    """ND4: the tombstone went by age before the peer had brought the record back, as a peer that had not been heard yet
-    was no source to wait for."""
+    """node [4]: the tombstone went by age before the peer had brought the record back: a peer that had not yet been
+    heard was not a source to wait for."""
     world = world_of(*both("a", "b"))
     put(world, "a", "k", "before")
     world.run(SECOND)

@@ -20,6 +20,7 @@ from sow.v1 import admin_pb2, replication_pb2, types_pb2
 from sow_peering import Checksums, Identity, MergeCounts, RecordVersion, TopicAnswer, TopicKind
 from sow_replication import repair as repairing
 from sow_replication import verify as verifying
+from sow_replication.messages import topic_of
 from sow_replication.ports import Done, Refused
 from sow_replication.repair import fetch_rows, merge_rows, repair
 from sow_replication.verify import Means, checksum, list_versions, verify
@@ -703,7 +704,7 @@ def test_whatever_differs_the_ends_are_equal_after_a_repair(seed: int) -> None:
 
 def test_requests_out_of_bounds_are_refused() -> None:
     store = FakeStore("b")
-    topic = verifying.topic_of(ORDERS)
+    topic = topic_of(ORDERS)
 
     def sums(**changes: int) -> Callable[[], object]:
         request = replication_pb2.ChecksumRequest(topic=topic, buckets=8, now_micros=START)
@@ -738,7 +739,7 @@ def test_rows_that_do_not_match_their_checksum_are_not_merged() -> None:
     other.orders[b"1"] = Row(1)
     chunk, origins = other.rows("orders", [b"1"])
     request = replication_pb2.MergeRowsRequest(
-        topic=verifying.topic_of(ORDERS), chunk=chunk.replace(b"x", b"y"), origins=origins, crc32=zlib.crc32(chunk)
+        topic=topic_of(ORDERS), chunk=chunk.replace(b"x", b"y"), origins=origins, crc32=zlib.crc32(chunk)
     )
 
     assert refused(lambda: called(merge_rows(store, request)))[0] == "BATCH_DAMAGED"
@@ -751,7 +752,7 @@ def test_rows_that_do_not_match_their_checksum_are_not_merged() -> None:
 
 def test_rows_of_a_topic_that_differs_are_not_merged() -> None:
     store = FakeStore("b", ORDERS._replace(key=("/other",)))
-    request = replication_pb2.MergeRowsRequest(topic=verifying.topic_of(ORDERS), chunk=b"[]", crc32=zlib.crc32(b"[]"))
+    request = replication_pb2.MergeRowsRequest(topic=topic_of(ORDERS), chunk=b"[]", crc32=zlib.crc32(b"[]"))
 
     assert refused(lambda: called(merge_rows(store, request)))[0] == "TOPIC_DIFFERS"
     assert store.merges == []

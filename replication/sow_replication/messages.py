@@ -1,0 +1,69 @@
+"""Values as messages of the contract, and back."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from sow.v1 import replication_pb2
+from sow_peering import Identity, JournalPart, SeedPart, TopicKind
+
+PROTOCOL: Final = 1
+"""The version of the replication protocol."""
+
+
+def instance_of(identity: Identity) -> replication_pb2.Instance:
+    """An identity as a message."""
+    return replication_pb2.Instance(name=identity.name, id=identity.id, epoch=identity.epoch)
+
+
+def topic_of(kind: TopicKind) -> replication_pb2.ReplicatedTopic:
+    """A topic as a message."""
+    return replication_pb2.ReplicatedTopic(
+        name=kind.name,
+        key=kind.key,
+        message_type=kind.message_type,
+        separator=kind.separator,
+        acts_on_expiration=kind.acts,
+    )
+
+
+def kind_of(topic: replication_pb2.ReplicatedTopic) -> TopicKind:
+    """The topic in a message; topics without a journal are not sent."""
+    return TopicKind(topic.name, tuple(topic.key), topic.message_type, topic.separator, acts=topic.acts_on_expiration)
+
+
+def identity_of(instance: replication_pb2.Instance) -> Identity:
+    """The identity in a message."""
+    return Identity(instance.name, instance.id, instance.epoch)
+
+
+def changes_message(part: JournalPart) -> replication_pb2.ReplicateRequest:
+    """The message for changes. The sender adds the head and the clock when it sends it."""
+    message = replication_pb2.ReplicateRequest()
+    changes = message.changes
+    crc = 0
+    for topic, chunk in part.chunks:
+        crc = zlib.crc32(chunk, crc)
+        changes.chunks.add(topic=topic, chunk=chunk)
+    changes.after = part.after
+    changes.upto = part.upto
+    changes.origins.extend(part.origins)
+    changes.crc32 = crc
+    changes.commit_time_micros = part.last_commit_micros
+    return message
+
+
+def seed_message(topic: str, after_key: bytes, part: SeedPart) -> replication_pb2.ReplicateRequest:
+    """The message for a part of a topic's seed. The sender adds the purge mark."""
+    message = replication_pb2.ReplicateRequest()
+    seed = message.seed
+    seed.topic = topic
+    seed.first = not after_key
+    seed.last = not part.upto_key
+    seed.after_key = after_key
+    seed.upto_key = part.upto_key
+    seed.chunk = part.chunk
+    seed.origins.extend(part.origins)
+    seed.crc32 = zlib.crc32(part.chunk)
+    return message
