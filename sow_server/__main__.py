@@ -1,6 +1,6 @@
 """`sow-server`: arguments become a `Config`, and `app.run` does the rest.
 
-Exit codes: 0 after an orderly stop; 2 for wrong usage and for every trouble at start-up, with one message on standard
+Exit codes: 0 after an orderly stop; 2 for wrong usage and for every error at start-up, with one message on standard
 error and no traceback.
 """
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    # Not at the top: --help and --version should answer at once, and without the server's libraries.
+    # Not at the top: --help and --version should answer at once, also without the server's libraries.
     from sow_server import config, logs
 
     try:
@@ -62,7 +62,8 @@ def _run(given: argparse.Namespace) -> int:
         sys.stdout.write(f"{given.config or 'default configuration'}: ok\n")
         return EXIT_OK
 
-    # gRPC's core writes to standard error itself, such as a bind that failed: start-up trouble is one message, ours.
+    # gRPC's core writes to standard error itself, about a failed bind, for example; but an error at start-up shall be
+    # one message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sow_server import app
     from sow_server.engine.values.errors import OpenError
@@ -84,12 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="sow-server",
         description="A state-of-the-world store: the last value of every key, with lifetimes, durable, over gRPC.",
         epilog="Without --config it listens on 127.0.0.1:7450, keeps its data in ./sow-data, and the first publish "
-        "to a topic creates it. SIGTERM and SIGINT stop it in order.",
+        "to a topic creates it. SIGTERM and SIGINT stop it orderly.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file, see docs/configuration.md")
-    parser.add_argument("--data-dir", metavar="DIR", help="where the data is, instead of [server] data_dir")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on, instead of [server] listen")
+    parser.add_argument("--data-dir", metavar="DIR", help="the data directory, instead of [server] data_dir")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="the address to serve on, instead of [server] listen")
     parser.add_argument(
         "--prune-interval",
         metavar="DURATION",
@@ -98,29 +99,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--accept-clock",
         action="store_true",
-        help="start although the clock is far from the last time that the data has seen: the clock is right",
+        help="confirm the clock: start although it is far from the last time in the data",
     )
     parser.add_argument(
         "--accept-loss",
         action="store_true",
-        help="start although the end of the log is missing: what was in it is lost, and all other data holds",
+        help="start although the end of the log is missing; its changes are lost, all other data stays",
     )
     parser.add_argument(
         "--authoritative",
         action="store_true",
-        help="start on a backup whose data are what holds: peers take them, and drop what is not among them",
+        help="start on a backup whose data count as the truth: peers take them and drop all other records",
     )
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="serve other machines without TLS, which they and anybody between can read",
+        help="serve other machines without TLS; anybody in between can read the traffic",
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check-config", action="store_true", help="check the configuration, then exit")
-    what.add_argument(
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check-config", action="store_true", help="check the configuration, then exit")
+    action.add_argument(
         "--print-config", action="store_true", help="print the effective configuration as TOML, then exit"
     )
-    what.add_argument("--version", action="version", version=f"sow-server {__version__}")
+    action.add_argument("--version", action="version", version=f"sow-server {__version__}")
     return parser
 
 

@@ -1,10 +1,10 @@
-"""Logs: one stream of events with fields, on standard error; the standard library's loggers join it.
+"""Logs: one stream of events with fields on standard error. The standard library's loggers write to it, too.
 
     [1]  Every line has `time` (UTC), `level`, `event` and `logger`; the rest are the event's own fields.
-    [2]  On a terminal lines are for people, otherwise each line is a JSON object; `[log] format` decides against that.
+    [2]  On a terminal the lines are for people, otherwise each line is a JSON object; `[log] format` overrides that.
 
 Modules log with `structlog.get_logger(__name__).info("event_name", field=…)`: an event is a name, not a sentence.
-The event `ready` (field `address`) says that the server answers; programs that start one wait for it.
+The event `ready` (field `address`) means that the server answers. Programs that start a server wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sow_server.config import LogConfig
 
 _FIRST: Final = ("time", "level", "event", "logger")
 _QUIET: Final = ("apscheduler",)
-"""Libraries that tell at level info what is no news: every run of every job."""
+"""Libraries that log every run of every job at level info."""
 
 
 def configure(config: LogConfig, stream: TextIO | None = None) -> None:
@@ -64,11 +64,11 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Leaves out what gRPC logs, with a traceback, for every client that goes away while it is being answered."""
+    """False for the traceback that gRPC logs for every client that goes away during an answer."""
     error = record.exc_info[1] if record.exc_info else None
     return not (record.name == "grpc._cython.cygrpc" and type(error).__name__ == "ExecuteBatchError")
 
 
 def _in_order(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """The fields that every line has, first: a line is read from the left."""
+    """Puts the fields that every line has first."""
     return {key: event.pop(key) for key in _FIRST if key in event} | dict(event)

@@ -1,8 +1,8 @@
-"""The allocator of the C library: when it gives memory back to the system. Only glibc has what is asked here; with
-another one nothing is done.
+"""Settings of the C library's allocator: it gives unused memory back to the system. Only glibc has these functions;
+with another library the calls here do nothing.
 
-Threads have arenas of their own, and each keeps what was freed for the next time. After many large queries that is
-hundreds of megabytes that nobody uses.
+Each thread has its own arena, which keeps freed memory for the next time. After many large queries that amounts to
+hundreds of megabytes of unused memory.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Final
 
 M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 MMAP_BYTES: Final = 512 * 2**10
-"""Allocations from this size on go back to the system when they are freed. Left alone, glibc raises its limit to 32 MiB
-as large messages come and go, and after a flood of them a server keeps twice the memory that it uses."""
+"""Allocations from this size on go back to the system when they are freed. By default glibc raises this limit up to 32
+MiB as large messages come and go; after many of them a server keeps twice the memory that it uses."""
 M_TRIM_THRESHOLD: Final = -1  # of malloc.h
 TRIM_BYTES: Final = 4 * 2**20
-"""Free memory at the end of a heap that is not given back. Setting the other one fixes this one, at 128 KiB; then the
-memory of each message would come fresh from the system, page by page."""
+"""Free memory at the end of a heap that is kept. Setting only the other limit would fix this one at 128 KiB, and the
+memory of each message would come from the system again, page by page."""
 
 _LIBRARY: Final = ctypes.CDLL(None)
 
 
 def tune() -> None:
-    """Before there are threads: which allocations go back when they are freed."""
+    """Sets the limits. To be called before there are threads."""
     mallopt = getattr(_LIBRARY, "mallopt", None)
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
@@ -31,8 +31,8 @@ def tune() -> None:
 
 
 def trim() -> None:
-    """Gives back all whole pages that are free, of all threads. Takes milliseconds, in which each thread may have to
-    wait for a moment when it allocates; so from a thread, off the event loop (the GIL is not held), and not often."""
+    """Gives all free whole pages of all threads back to the system. It takes milliseconds, during which an allocating
+    thread may have to wait. So call it rarely, and on a thread other than the event loop's (the GIL is not held)."""
     malloc_trim = getattr(_LIBRARY, "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

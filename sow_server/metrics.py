@@ -1,8 +1,9 @@
-"""The metrics: one registry, filled by the writer (as its observer), by the RPCs, and at the scrape from the store.
+"""The metrics: one registry, filled by the writer (as its observer), by the RPCs, and at a scrape from the store.
 
-    [1]  What is called per commit or per call adds to plain numbers: no lock, no allocation per label, so that a
-        hundred thousand expiries a second are counted for next to nothing. Each number has one writing thread.
-    [2]  A scrape costs in proportion to the topics shown and the overdue records counted; both are bounded.
+    [1]  Methods that are called per commit or per call only add to plain numbers, without a lock or an allocation per
+         label. So a hundred thousand expiries a second are counted at almost no cost. Each number has one writing
+         thread.
+    [2]  The cost of a scrape is proportional to the topics shown and the overdue records counted; both are bounded.
     [3]  After `release` no scrape touches the store: it may be closed.
 
 Every name is in docs/metrics.md; a test compares the two.
@@ -37,21 +38,21 @@ from sow_server.subscriptions.hub import Hub
 from sow_server.timers import Job
 
 TOPICS_MAX: Final = 1000
-"""Topics with figures of their own, the first by name; the others are added up under `OTHER_TOPICS`."""
+"""Topics with separate figures, the first by name; the others are added up under `OTHER_TOPICS`."""
 OTHER_TOPICS: Final = "_other"
 """No topic has this name: a leading underscore is reserved (rule K1)."""
 OVERDUE_MAX: Final = 2000
-"""Overdue records are counted up to here, all topics together: a scrape amid a mass expiry must not cost like one."""
+"""Overdue records are counted up to here, over all topics: so a scrape during a mass expiry stays cheap."""
 FAILURES: Final = (Reason.DISK_FULL, Reason.STORE_FAILED, Reason.DATA_DAMAGED, Reason.INTERNAL)
-"""Why writing may have ended (rule X3); always shown, so that an alert has a series to look at."""
+"""Reasons why writing may have ended (rule X3). All are always shown, so that an alert has a series to look at."""
 
 DISCARDS: Final = (
     *("retention", "max_age", "max_bytes", "max_entries"),
     *("evicted", "conflated", "backlog_ttl", "delivery_limit"),
 )
-"""What lets changes go: of the journal, and of a durable (rules J3, J5, J8, J9, J15)."""
+"""Reasons for which the journal, or a durable, discards changes (rules J3, J5, J8, J9, J15)."""
 FEW: Final = 8
-"""Below this many values adding them one by one is cheaper than looking for each bound among them."""
+"""Below this number of values, adding them one by one is cheaper than looking for each bound among them."""
 
 _LAG_SECONDS: Final = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -82,7 +83,7 @@ class Distribution:
         self.total += value
 
     def add_all(self, values: Sequence[float]) -> None:
-        """Counts many values: sorting them and finding the bounds among them is all done in C."""
+        """Counts many values. Sorting them and finding the bounds among them runs in C."""
         if len(values) < FEW:
             for value in values:
                 self.add(value)
@@ -137,45 +138,46 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def watch(self, store: Store, clock: GuardedClock) -> None:
-        """From now on a scrape reads the store and the clock too."""
+        """From now on a scrape also reads the store and the clock."""
         with self._scrape:
             self._store, self._clock = store, clock
 
     def watch_subscriptions(self, hub: Hub) -> None:
-        """From now on a scrape tells of the subscriptions too."""
+        """From now on a scrape shows the subscriptions, too."""
         with self._scrape:
             self._hub = hub
 
     def watch_durables(self, consumers: Consumers, admission: Admission) -> None:
-        """From now on a scrape tells of the durables too."""
+        """From now on a scrape shows the durables, too."""
         with self._scrape:
             self._consumers, self._admission = consumers, admission
 
     def watch_idle(self, idle: IdleTopics) -> None:
-        """From now on a scrape tells of deleted topics too."""
+        """From now on a scrape shows deleted topics, too."""
         with self._scrape:
             self._idle = idle
 
     def watch_jobs(self, jobs: Sequence[Job]) -> None:
-        """From now on a scrape tells of the periodic jobs too."""
+        """From now on a scrape shows the periodic jobs, too."""
         self._jobs = jobs
 
     def watch_sorts(self, sorts: SortMemory) -> None:
-        """From now on a scrape tells of the memory of ordered queries too."""
+        """From now on a scrape shows the memory of ordered queries, too."""
         self._sorts = sorts
 
     def watch_exports(self, exports: Exports) -> None:
-        """From now on a scrape tells of the exports too."""
+        """From now on a scrape shows the exports, too."""
         with self._scrape:
             self._exports = exports
 
     def release(self) -> None:
-        """Waits for a scrape that is under way; later ones leave the store alone ([3]). Before the store is closed."""
+        """Waits for a scrape that is under way; later ones do not touch the store ([3]). To be called before the store
+        is closed."""
         with self._scrape:
             self._store = self._clock = self._hub = self._consumers = self._admission = None
             self._idle = self._exports = None
 
-    # -- what the writer tells: engine.writer.Observer --------------------------------------------------------------
+    # -- from the writer: its Observer ------------------------------------------------------------------------------
 
     def committed(self, records: int, seconds: float) -> None:
         """A commit of `records` applied records took `seconds`, sync included."""
@@ -183,17 +185,17 @@ class Metrics(Collector):
         self._commit_records.add(records)
 
     def expired(self, lags_micros: list[int]) -> None:
-        """The sweep removed records, so long after their expire time."""
+        """The sweep removed records, each so long after its expire time."""
         self._lag_micros.add_all(lags_micros)
 
     def stalled(self) -> None:
         """A write found RocksDB stalled."""
         self._stalls += 1
 
-    # -- what the services tell -------------------------------------------------------------------------------------
+    # -- from the services ------------------------------------------------------------------------------------------
 
     def rpc_finished(self, method: str, code: str, seconds: float) -> None:
-        """A call of `method` ended with the gRPC status `code` after `seconds`; a stream's are those of all of it."""
+        """A call of `method` ended with the gRPC status `code` after `seconds`; for a stream, of the whole stream."""
         ended = (method, code)
         self._rpcs[ended] = self._rpcs.get(ended, 0) + 1
         taken = self._rpc_seconds.get(method)
@@ -201,21 +203,21 @@ class Metrics(Collector):
             taken = self._rpc_seconds[method] = Distribution(_RPC_SECONDS)
         taken.add(seconds)
 
-    # -- what the links tell ----------------------------------------------------------------------------------------
+    # -- from the links ---------------------------------------------------------------------------------------------
 
     def links_are(self, status: admin_pb2.GetReplicationStatusResponse) -> None:
-        """How the links with other instances are now. Told every second or so, on the event loop, as links belong to
-        it and a scrape does not come there."""
+        """Takes the current state of the links with other instances. Called about once a second on the event loop,
+        which owns the links; a scrape runs on another thread."""
         self._links = status
 
-    # -- what Prometheus asks ---------------------------------------------------------------------------------------
+    # -- for Prometheus --------------------------------------------------------------------------------------------
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not read the store."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as of now."""
+        """Every metric with its current value."""
         build = GaugeMetricFamily("sow_build_info", "The version that runs; always 1.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
@@ -224,12 +226,12 @@ class Metrics(Collector):
         yield from _job_metrics(self._jobs)
         if (sorts := self._sorts) is not None:
             yield GaugeMetricFamily("sow_sort_bytes", "Memory that ordered queries hold.", sorts.held_bytes)
-            yield GaugeMetricFamily("sow_sorts_waiting", "Ordered queries that wait for it.", sorts.waiting)
+            yield GaugeMetricFamily("sow_sorts_waiting", "Ordered queries that wait for memory.", sorts.waiting)
         if (links := self._links) is not None:
             yield from _link_metrics(links)
         with self._scrape:
             store, clock = self._store, self._clock
-            # A list: what is read from the store is read under the lock.
+            # A list, so that the store is read under the lock.
             held = (
                 []
                 if store is None or clock is None
@@ -266,13 +268,11 @@ class Metrics(Collector):
         )
         yield HistogramMetricFamily(
             "sow_expiry_lag_seconds",
-            "How long after its expire time the sweep had removed a record.",
+            "Time between the expire time of a record and its removal by the sweep.",
             buckets=self._lag_micros.buckets(MICROS),
             sum_value=self._lag_micros.total / MICROS,
         )
-        yield CounterMetricFamily(
-            "sow_write_stalls", "Attempts to write that found RocksDB stalled.", value=self._stalls
-        )
+        yield CounterMetricFamily("sow_write_stalls", "Writes that found RocksDB stalled.", value=self._stalls)
 
     def _rpc_metrics(self) -> Iterator[Metric]:
         # dict() copies in one step, whatever the event loop adds meanwhile.
@@ -280,7 +280,9 @@ class Metrics(Collector):
         for (method, code), count in sorted(dict(self._rpcs).items()):
             calls.add_metric([method, code], count)
         yield calls
-        seconds = HistogramMetricFamily("sow_rpc_seconds", "Time of calls; of a stream, all of it.", labels=["method"])
+        seconds = HistogramMetricFamily(
+            "sow_rpc_seconds", "Duration of calls; of a stream, the whole stream.", labels=["method"]
+        )
         for method, taken in sorted(dict(self._rpc_seconds).items()):
             seconds.add_metric([method], taken.buckets(), taken.total)
         yield seconds
@@ -289,14 +291,12 @@ class Metrics(Collector):
 def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     writer = store.writer
     requests, size = writer.queue_depth
-    yield GaugeMetricFamily("sow_write_queue_requests", "Requests that wait for the writer or are with it.", requests)
+    yield GaugeMetricFamily("sow_write_queue_requests", "Requests in the writer's queue, or being committed.", requests)
     yield GaugeMetricFamily("sow_write_queue_bytes", "Payload bytes of these requests.", size)
     yield GaugeMetricFamily(
         "sow_write_stalled", "1 while RocksDB slows writes down or stops them.", int(store.upkeep.write_stalled())
     )
-    yield CounterMetricFamily(
-        "sow_records_expired", "Records that have expired and been removed.", writer.expired_total
-    )
+    yield CounterMetricFamily("sow_records_expired", "Expired records that were removed.", writer.expired_total)
     letters = CounterMetricFamily("sow_dead_letters", "Dead letters of expired records.", labels=["fate"])
     for fate, count in writer.letters_total.items():
         letters.add_metric([fate], count)
@@ -306,13 +306,13 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "sow_sweep_paused", "1 while the sweep is paused by a jump of the wall clock.", int(clock.paused)
     )
-    failed = GaugeMetricFamily("sow_store_failed", "1 once writing has ended for this reason.", labels=["reason"])
+    failed = GaugeMetricFamily("sow_store_failed", "1 after writing has ended for this reason.", labels=["reason"])
     failure = writer.failure
     reasons = FAILURES if failure is None or failure.reason in FAILURES else (*FAILURES, failure.reason)
     for reason in reasons:
         failed.add_metric([reason.name], int(failure is not None and failure.reason is reason))
     yield failed
-    yield GaugeMetricFamily("sow_disk_bytes", "Bytes that the data directory takes on disk.", store.upkeep.disk_bytes())
+    yield GaugeMetricFamily("sow_disk_bytes", "Size of the data directory on disk.", store.upkeep.disk_bytes())
     yield GaugeMetricFamily("sow_topics", "Topics.", len(store.topics.by_name))
 
 
@@ -325,7 +325,7 @@ def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
 
 def _job_metrics(jobs: Sequence[Job]) -> Iterator[Metric]:
     running = GaugeMetricFamily(
-        "sow_job_running_seconds", "How long a periodic job's present run takes; 0 between runs.", labels=["job"]
+        "sow_job_running_seconds", "Duration of a periodic job's current run; 0 between runs.", labels=["job"]
     )
     for job in jobs:
         running.add_metric([job.name], job.running_seconds)
@@ -336,13 +336,15 @@ def _load_metrics(store: Store) -> Iterator[Metric]:
     loads = store.loads.all()
     yield GaugeMetricFamily("sow_loads", "Loads that have not ended.", sum(load.row.open for load in loads))
     yield GaugeMetricFamily(
-        "sow_load_staged_rows", "Rows that they have staged.", sum(load.staged_rows for load in loads)
+        "sow_load_staged_rows", "Rows staged by loads that have not ended.", sum(load.staged_rows for load in loads)
     )
     yield GaugeMetricFamily(
-        "sow_load_staged_bytes", "Bytes of these rows, keys included.", sum(load.staged_bytes for load in loads)
+        "sow_load_staged_bytes", "Bytes of the staged rows, keys included.", sum(load.staged_bytes for load in loads)
     )
     yield CounterMetricFamily("sow_load_applied", "Rows that loads have published.", store.loads.applied_total)
-    yield CounterMetricFamily("sow_load_deleted", "Records deleted as they were not loaded.", store.loads.deleted_total)
+    yield CounterMetricFamily(
+        "sow_load_deleted", "Records deleted because a load did not contain them.", store.loads.deleted_total
+    )
 
 
 def _export_metrics(exports: Exports) -> Iterator[Metric]:
@@ -355,7 +357,7 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
     yield GaugeMetricFamily("sow_subscriptions", "Subscriptions.", len(subscriptions))
     yield GaugeMetricFamily(
         "sow_subscriptions_behind",
-        "Those that are served from the journal.",
+        "Subscriptions that are served from the journal.",
         sum(subscription.behind for subscription in subscriptions),
     )
     yield GaugeMetricFamily(
@@ -363,11 +365,11 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "sow_subscription_queue_bytes",
-        "Memory of what waits to be sent to subscribers; what several wait for counts for each.",
+        "Memory of frames that wait for subscribers; a frame counts for each subscriber that it waits for.",
         sum(subscription.queued_bytes for subscription in subscriptions),
     )
     yield CounterMetricFamily(
-        "sow_changes_dispatched", "Changes of topics that somebody follows.", dispatcher.changes_total
+        "sow_changes_dispatched", "Changes of topics with subscriptions.", dispatcher.changes_total
     )
     yield GaugeMetricFamily(
         "sow_dispatch_lag_sequences",
@@ -376,12 +378,12 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "sow_dispatch_drops",
-        "How often dispatching was so far behind that all subscribers went on from the journal.",
+        "Times when dispatching was so late that all subscribers continued from the journal.",
         dispatcher.dropped_total,
     )
     yield CounterMetricFamily(
         "sow_dispatch_deferred",
-        "Changes that were left to reader threads, as the filter may take long for them; counted for each filter.",
+        "Changes left to reader threads, because a filter may take long on them; counted per filter.",
         dispatcher.unjudged_total,
     )
     yield CounterMetricFamily("sow_resyncs", "Subscriptions that ended with RESYNC_REQUIRED.", hub.resyncs_total)
@@ -389,22 +391,26 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
 
 def _durable_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     discarded = CounterMetricFamily(
-        "sow_journal_discarded", "Changes let go by the journal, or by a durable, by what let go.", labels=["reason"]
+        "sow_journal_discarded", "Changes discarded by the journal, or by a durable, by reason.", labels=["reason"]
     )
     for reason in DISCARDS:
         discarded.add_metric([reason], store.durables.discarded.get(reason, 0))
     yield discarded
     durables = GaugeMetricFamily("sow_durables", "Durable subscriptions.", labels=["topic"])
-    entries = GaugeMetricFamily("sow_backlog_entries", "Changes that the slowest has left.", labels=["topic"])
-    size = GaugeMetricFamily("sow_backlog_bytes", "Their bytes.", labels=["topic"])
-    age = GaugeMetricFamily("sow_backlog_age_seconds", "Age of the oldest of them.", labels=["topic"])
+    entries = GaugeMetricFamily(
+        "sow_backlog_entries", "Changes in the backlog of the topic's slowest durable.", labels=["topic"]
+    )
+    size = GaugeMetricFamily("sow_backlog_bytes", "Bytes of that backlog.", labels=["topic"])
+    age = GaugeMetricFamily("sow_backlog_age_seconds", "Age of the oldest change in that backlog.", labels=["topic"])
     size_quota = GaugeMetricFamily("sow_backlog_quota_bytes", "The topic's backlog_quota_bytes.", labels=["topic"])
-    age_quota = GaugeMetricFamily("sow_backlog_quota_seconds", "Its backlog_quota_age.", labels=["topic"])
-    entries_quota = GaugeMetricFamily("sow_backlog_quota_entries", "Its backlog_quota_entries.", labels=["topic"])
-    # One series a topic, though it is named for a durable: the number of durables does not count.
+    age_quota = GaugeMetricFamily("sow_backlog_quota_seconds", "The topic's backlog_quota_age.", labels=["topic"])
+    entries_quota = GaugeMetricFamily(
+        "sow_backlog_quota_entries", "The topic's backlog_quota_entries.", labels=["topic"]
+    )
+    # One series per topic, although a label names the durable: the number of series does not grow with durables.
     slowest_age = GaugeMetricFamily(
         "sow_slowest_durable_age_seconds",
-        "Age of the oldest change that the topic's slowest durable has left.",
+        "Age of the oldest change in the backlog of the topic's slowest durable.",
         labels=["topic", "durable"],
     )
     now = clock.now_micros()
@@ -435,9 +441,11 @@ def _has_backlog(store: Store, topic: Topic) -> bool:
 
 def _consumer_metrics(consumers: Consumers, admission: Admission) -> Iterator[Metric]:
     yield GaugeMetricFamily("sow_durables_attached", "Durables with a consumer.", consumers.attached_count)
-    yield CounterMetricFamily("sow_publishes_held", "Requests that waited for a backlog quota.", admission.held_total)
     yield CounterMetricFamily(
-        "sow_publishes_rejected", "Requests that were refused for a backlog quota.", admission.rejected_total
+        "sow_publishes_held", "Publish requests that waited for a backlog quota.", admission.held_total
+    )
+    yield CounterMetricFamily(
+        "sow_publishes_rejected", "Publish requests that a backlog quota refused.", admission.rejected_total
     )
 
 
@@ -445,7 +453,7 @@ OUT: Final = "out"
 IN: Final = "in"
 OUT_STATES: Final = ("connecting", "greeting", "seeding", "streaming", "waiting", "refused")
 IN_STATES: Final = ("connected", "seeding", "away")
-"""States of links; all are always shown, so that an alert has a series to look at."""
+"""States of links. All are always shown, so that an alert has a series to look at."""
 TOPIC_STATES: Final = ("seeding", "refused")
 
 
@@ -453,18 +461,28 @@ def _link_metrics(status: admin_pb2.GetReplicationStatusResponse) -> Iterator[Me
     def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(name, text, labels=labels)
 
-    state = gauge("sow_replication_link", "1 for the state that a link is in.", "direction", "peer", "state")
-    error = gauge("sow_replication_link_error", "1: the link has ended with this.", "direction", "peer", "reason")
-    behind = gauge("sow_replication_lag_sequences", "Changes that the receiver has not yet.", "direction", "peer")
-    lag = gauge("sow_replication_lag_seconds", "Age of the oldest that a peer has not acknowledged.", "peer")
-    skew = gauge("sow_replication_skew_seconds", "The other's clock less this one's.", "direction", "peer")
-    downgraded = gauge("sow_replication_downgraded", "1: a sync peer that is not waited for.", "peer")
-    topics = gauge("sow_replication_topics", "Topics that are not up to date.", "direction", "peer", "state")
+    state = gauge("sow_replication_link", "1 for the current state of a link.", "direction", "peer", "state")
+    error = gauge(
+        "sow_replication_link_error", "1: the last error of the link has this reason.", "direction", "peer", "reason"
+    )
+    behind = gauge("sow_replication_lag_sequences", "Changes that the receiver does not have yet.", "direction", "peer")
+    lag = gauge("sow_replication_lag_seconds", "Age of the oldest change that a peer has not acknowledged.", "peer")
+    skew = gauge("sow_replication_skew_seconds", "The peer's clock minus this clock.", "direction", "peer")
+    downgraded = gauge("sow_replication_downgraded", "1: REPLICATED does not wait for this sync peer.", "peer")
+    topics = gauge(
+        "sow_replication_topics", "Topics of a link that are being seeded or refused.", "direction", "peer", "state"
+    )
     applied = CounterMetricFamily("sow_replication_applied", "Changes of a peer that were applied.", labels=["peer"])
-    lost = CounterMetricFamily("sow_replication_superseded", "Those that lost against a newer one.", labels=["peer"])
-    dropped = CounterMetricFamily("sow_replication_dropped", "Records dropped as dead at a peer.", labels=["peer"])
+    lost = CounterMetricFamily(
+        "sow_replication_superseded", "Changes of a peer that lost against a newer version.", labels=["peer"]
+    )
+    dropped = CounterMetricFamily(
+        "sow_replication_dropped", "Records dropped because a peer has deleted them.", labels=["peer"]
+    )
     refused = CounterMetricFamily(
-        "sow_replication_rows_refused", "Rows of a peer that no publish could have made.", labels=["peer"]
+        "sow_replication_rows_refused",
+        "Rows of a peer that were refused because no publish could have made them.",
+        labels=["peer"],
     )
 
     def both(
@@ -496,7 +514,7 @@ def _link_metrics(status: admin_pb2.GetReplicationStatusResponse) -> Iterator[Me
 def _unreadable_metrics(store: Store) -> Iterator[Metric]:
     skipped = CounterMetricFamily(
         "sow_rows_unreadable",
-        "Stored rows that reads passed over, as their key is empty or not UTF-8; counted by each read.",
+        "Stored rows that reads skipped because their key is empty or not UTF-8; counted by each read.",
         labels=["topic"],
     )
     for topic, rows in store.unsound.skipped.copy().items():
@@ -540,9 +558,9 @@ def _topic_metrics(store: Store) -> Iterator[Metric]:
 
 
 def serve_metrics(listen: str, metrics: Metrics) -> MetricsServer | None:
-    """Serves the metrics over HTTP on `listen` (host:port), in a thread of its own; "" serves nothing.
+    """Serves the metrics over HTTP on `listen` (host:port), on a separate thread; "" serves nothing.
 
-    Raises ListenError. To end it call `close` of what is returned.
+    Raises ListenError. `close` of the result ends it.
     """
     if not listen:
         return None

@@ -1,11 +1,11 @@
-"""The HTTP endpoint of the metrics: one thread with an event loop of its own, whoever connects.
+"""The HTTP endpoint of the metrics: one thread with its own event loop, whatever clients do.
 
-    [1]  It has one thread and at most `CONNECTIONS_MAX` connections. When one more comes, the oldest that has not yet
-         sent its request is ended; where all have, the new one is.
-    [2]  A request has `REQUEST_SECONDS` to arrive and its answer `ANSWER_SECONDS` to be taken, however slowly a client
-         sends or reads. One request a connection.
+    [1]  It has one thread and at most `CONNECTIONS_MAX` connections. One more connection ends the oldest one that has
+         not yet sent its request; if all have, the new one is ended.
+    [2]  A request must arrive within `REQUEST_SECONDS`, and its answer must be read within `ANSWER_SECONDS`. There is
+         one request per connection.
 
-What is answered is prometheus_client's; nothing but `/metrics` is there.
+prometheus_client makes the answers. `/metrics` is the only path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONNECTIONS_MAX: Final = 64
 REQUEST_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
 REQUEST_BYTES_MAX: Final = 16 * 2**10
-"""A request line and its headers. There is no body that anybody would read."""
+"""The most bytes of a request line and its headers. Bodies are not read."""
 PATH: Final = "/metrics"
 
 
@@ -68,7 +68,9 @@ class MetricsServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._connections >= CONNECTIONS_MAX:
             ended = next(iter(self._silent), writer)
-            self._silent.pop(ended, None)  # its own task hears of it later; who comes before that ends another one
+            self._silent.pop(
+                ended, None
+            )  # its own task notices later; a connection that comes before that ends another one
             ended.transport.abort()
         self._connections += 1
         self._silent[writer] = None
@@ -97,7 +99,7 @@ class MetricsServer:
             return _response(HTTPStatus.BAD_REQUEST)
         if url.path != PATH:
             return _response(HTTPStatus.NOT_FOUND, f"metrics are at {PATH}\n".encode())
-        said: list[tuple[str, list[tuple[str, str]]]] = []
+        started: list[tuple[str, list[tuple[str, str]]]] = []
         environ = {
             "REQUEST_METHOD": method,
             "PATH_INFO": url.path,
@@ -106,11 +108,11 @@ class MetricsServer:
             "HTTP_ACCEPT_ENCODING": headers.get("Accept-Encoding", ""),
         }
         try:
-            body = b"".join(self._app(environ, lambda status, fields: said.append((status, fields))))
+            body = b"".join(self._app(environ, lambda status, fields: started.append((status, fields))))
         except Exception:
             log.exception("scrape_failed")
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
-        status, fields = said[0]
+        status, fields = started[0]
         return _message(status, fields, body)
 
 

@@ -1,10 +1,10 @@
-"""The periodic jobs, on APScheduler: pruning, what time does to exports, writing down what peers have acknowledged,
-forgetting idle publishers, the clock's mark and watch, compaction. And the alarm for unused topics (rule T1) and for
-durables (rules J8, J10), which is set to the next deadline and set anew when settings change.
+"""The periodic jobs, on APScheduler: pruning, leases of exports, storing acknowledgements of peers, forgetting idle
+publishers, the clock's mark and watch, compaction. And the alarm for unused topics (rule T1) and for durables (rules
+J8, J10): it is set to the next deadline, and again when settings change.
 
-Expiry is not among them: the writer's thread waits for the next deadline itself, so that a busy event loop cannot
-delay it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
-(`misfire_grace_time=None`): by default a job that fires late, behind a blocked loop, would not run at all.
+Expiry is not among them. The writer's thread waits for the next deadline itself, so that a busy event loop cannot delay
+it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
+(`misfire_grace_time=None`): by default a job that fires late, after a blocked loop, would not run at all.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ log = structlog.get_logger(__name__)
 
 CLOCK_WATCH_SECONDS: Final = 1
 UPKEEP_SECONDS: Final = 1.0
-"""How often topics and durables are looked at when no deadline is nearer."""
+"""The interval of checking topics and durables when no deadline is nearer."""
 ALARM_SECONDS_MIN: Final = 0.001
-"""A deadline that is not met at once, such as one of a writer that takes nothing, must not keep the event loop busy."""
+"""A deadline that cannot be met at once, because the writer refuses, for example, must not keep the event loop busy."""
 LONG_SECONDS: Final = 60.0
-"""A job that is still running after so long is logged, once a run."""
+"""A job that still runs after this time is logged, once per run."""
 EXPORTS_SECONDS: Final = 1
 KEEP_MARK_SECONDS: Final = 1
 SAVE_PEERS_SECONDS: Final = 1
 FORGET_SECONDS: Final = 3600
 TRIM_SECONDS: Final = 5
 TRIM_AFTER_BYTES: Final = 32 * 2**20
-"""How much ordered queries must have given back since the last time, and how much less than that they hold."""
+"""Memory is trimmed once ordered queries have released so much since the last time, and hold less than that."""
 TRIM_REST: Final = 200
-"""A trim holds the GIL, in proportion to the objects that there are: it rests for so many times what it took."""
+"""A trim holds the GIL for a time proportional to the number of objects. The pause after it is this many times as
+long."""
 
 
 class Timers:
@@ -72,8 +73,8 @@ class Timers:
         reclaim_records: int,
         go_on: Callable[[], bool],
     ) -> None:
-        """`reclaim_records`: how many records, or changes of the journal, have to be removed before compacting is worth
-        it. `go_on`: False once the server stops, which no compaction is to keep waiting; asked from any thread."""
+        """`reclaim_records`: the number of removed records, or changes of the journal, from which on compaction is
+        worth it. `go_on`: False once the server stops, so that no compaction delays that; called from any thread."""
         self._store = store
         self._clock = clock
         self._readers = readers
@@ -81,7 +82,7 @@ class Timers:
         self._idle = idle
         self._sorts = sorts
         self._trimmed = 0
-        """What sorts had given back when memory was trimmed last."""
+        """Memory that sorts had released at the last trim."""
         self._next_trim = 0.0
         self._was_paused = False
         self._go_on = go_on
@@ -89,8 +90,8 @@ class Timers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._woken = False
-        """Whether the event loop has been told to look at the deadlines, and has not yet. Set on any thread."""
-        # Two instances: the second finds out that the first is still running, see `Job`.
+        """Whether the event loop was asked to check the deadlines and has not yet done so. Set on any thread."""
+        # Two instances: the second notices that the first is still running, see `Job`.
         self._scheduler = AsyncIOScheduler(
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 2}
         )
@@ -120,40 +121,40 @@ class Timers:
         self._meet_deadlines()
 
     def stop(self) -> None:
-        """Stops them; one that is running is not waited for."""
+        """Stops the jobs, without waiting for a running one."""
         self._loop = None
         if self._alarm is not None:
             self._alarm.cancel()
         self._scheduler.shutdown(wait=False)
 
     def wake(self) -> None:
-        """The deadlines of topics or durables may have moved ahead. From any thread, at any time; many calls in a short
-        time wake the event loop once."""
+        """To be called when deadlines of topics or durables may have become earlier. From any thread, at any time; many
+        calls in a short time wake the event loop once."""
         loop = self._loop
         if not self._woken and loop is not None:
             self._woken = True
             loop.call_soon_threadsafe(self._meet_deadlines)
 
     def _meet_deadlines(self) -> None:
-        """Does what is due by topics and durables, and sets the alarm for what is next; at the latest in a second, as
-        the clock may be moved, and as quotas that evict have no deadline."""
+        """Meets the deadlines of topics and durables, and sets the alarm for the next one. The alarm comes within a
+        second at the latest, because the clock may be set and because quotas that evict have no deadline."""
         if self._loop is None:
             return
         if self._alarm is not None:
             self._alarm.cancel()
-        self._woken = False  # first: what comes from now on wakes anew
+        self._woken = False  # first: a later `wake` has to set the alarm again
         due = NEVER
         for meet in (self._idle.tick, self._consumers.upkeep):
             try:
                 due = min(due, meet())
-            except Exception:  # one of the two must not end the other, nor the alarm
+            except Exception:  # a failure of one must end neither the other nor the alarm
                 log.exception("upkeep_failed")
         left = (due - self._clock.now_micros()) / MICROS
         self._alarm = self._loop.call_later(max(ALARM_SECONDS_MIN, min(left, UPKEEP_SECONDS)), self._meet_deadlines)
 
     async def _prune(self) -> None:
-        """Prunes in bounded steps, until nothing is left to prune. Before that the durables that hold topics are
-        looked at: a rare filter must not pin them (rule J2)."""
+        """Prunes in bounded steps until nothing is left to prune. Before that it scans the durables that hold topics: a
+        rare filter must not pin the journal (rule J2)."""
         await self._scan()
         while True:
             pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
@@ -192,20 +193,20 @@ class Timers:
         self._was_paused = paused
 
     def _trim(self) -> None:
-        """Gives memory back to the system after much of it was used. Python's free lists, which only a full collection
-        empties, keep a few small objects that hold the pages between them; and so do the C library's. Not while there
-        are large sorts: to look at their records would hold the GIL for a tenth of a second."""
-        given_back, now = self._sorts.given_back, time.monotonic()
-        much = given_back - self._trimmed >= TRIM_AFTER_BYTES > self._sorts.held_bytes
+        """Gives memory back to the system after a large use. Python's free lists, which only a full collection empties,
+        keep small objects that pin whole pages, and so do those of the C library. It does nothing while there are large
+        sorts: visiting their records would hold the GIL for a tenth of a second."""
+        released, now = self._sorts.given_back, time.monotonic()
+        much = released - self._trimmed >= TRIM_AFTER_BYTES > self._sorts.held_bytes
         if much and now >= self._next_trim:
-            self._trimmed = given_back
+            self._trimmed = released
             gc.collect()
             malloc.trim()
             ended = time.monotonic()
             self._next_trim = ended + TRIM_REST * (ended - now)
 
     async def _reclaim(self) -> None:
-        """Gives space of what was removed back to the system, when nothing waits for the writer (rule L17)."""
+        """Gives the disk space of removed entries back to the system, when nothing waits for the writer (rule L17)."""
         requests, _ = self._store.commits.queue_depth
         if requests:
             return
@@ -220,8 +221,8 @@ class Timers:
 
 
 class Job:
-    """A periodic job. When its time comes again while it is still running, nothing is done: it is late already, and
-    its next run does all there is to do."""
+    """A periodic job. A run that comes due while the last one is still running is skipped; the next run does all the
+    work."""
 
     def __init__(self, name: str, work: Callable[[], Awaitable[None]], seconds: float) -> None:
         self.name: Final = name
@@ -232,12 +233,12 @@ class Job:
 
     @property
     def running_seconds(self) -> float:
-        """How long its run takes by now; 0 where none is under way. From any thread."""
+        """The duration of the current run so far; 0: none is under way. From any thread."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
     async def run(self) -> None:
-        """Runs it, unless it is running."""
+        """Runs the job, unless it is already running."""
         if self._began is not None:
             if self.running_seconds >= LONG_SECONDS and not self._told:
                 self._told = True
@@ -253,7 +254,7 @@ class Job:
 
 
 def _threaded(work: Callable[[], object]) -> Callable[[], Awaitable[None]]:
-    """Runs on a thread of the event loop's executor."""
+    """The same work on a thread of the event loop's executor."""
 
     async def run() -> None:
         await asyncio.get_running_loop().run_in_executor(None, work)
@@ -262,11 +263,11 @@ def _threaded(work: Callable[[], object]) -> Callable[[], Awaitable[None]]:
 
 
 def _is_fault(record: logging.LogRecord) -> bool:
-    """The scheduler cancels what is under way, or has not begun, when it stops, and logs that as the job's fault."""
+    """False for a cancelled job: the scheduler cancels jobs when it stops, and logs that as a fault of the job."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _answer(heard: asyncio.Future[bool | StoreError], more: bool | StoreError) -> None:
-    # A job that is under way when the scheduler stops is cancelled, and its answer comes all the same.
+    # A job that runs when the scheduler stops is cancelled, but its answer still comes.
     if not heard.done():
         heard.set_result(more)
