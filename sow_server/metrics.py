@@ -333,7 +333,7 @@ def _job_metrics(jobs: Sequence[Job]) -> Iterator[Metric]:
 
 
 def _load_metrics(store: Store) -> Iterator[Metric]:
-    loads = store.loads.all()
+    loads = store.loads.registry.all()
     yield GaugeMetricFamily("sow_loads", "Loads that have not ended.", sum(load.row.open for load in loads))
     yield GaugeMetricFamily(
         "sow_load_staged_rows", "Rows staged by loads that have not ended.", sum(load.staged_rows for load in loads)
@@ -341,9 +341,10 @@ def _load_metrics(store: Store) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "sow_load_staged_bytes", "Bytes of the staged rows, keys included.", sum(load.staged_bytes for load in loads)
     )
-    yield CounterMetricFamily("sow_load_applied", "Rows that loads have published.", store.loads.applied_total)
+    applying = store.loads.applying
+    yield CounterMetricFamily("sow_load_applied", "Rows that loads have published.", applying.applied_total)
     yield CounterMetricFamily(
-        "sow_load_deleted", "Records deleted because a load did not contain them.", store.loads.deleted_total
+        "sow_load_deleted", "Records deleted because a load did not contain them.", applying.deleted_total
     )
 
 

@@ -35,8 +35,7 @@ from sow_server.engine.disk.layout import BOUNDS_KEY, decode_bounds
 from sow_server.engine.disk.rocks import META, Rocks, RocksError, RocksOptions
 from sow_server.engine.durables import Durables
 from sow_server.engine.durables.commits import DurableCommits
-from sow_server.engine.loads import removal_marks
-from sow_server.engine.loads.loads import LoadOptions, Loads
+from sow_server.engine.loads import LoadOptions, Loads, removal_marks
 from sow_server.engine.opening import Accepted, Opened, closed_if_refused, open_database
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.replicas import ReplicaOptions, Replicas

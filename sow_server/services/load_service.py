@@ -11,16 +11,16 @@ from typing import Final
 from sow.v1 import load_pb2, load_pb2_grpc
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.loads.loads import (
+from sow_server.engine.loads import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
     PARTS_MAX,
-    Done,
     Load,
+    LoadDone,
     LoadPart,
     LoadPhase,
     Loads,
-    Piece,
+    RowsToStage,
 )
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import convert
@@ -107,7 +107,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     ) -> AsyncGenerator[load_pb2.StageLoadResponse, None]:
         """Reads and checks at most `STREAM_REQUESTS_MAX` requests ahead of the staging. The writer has one piece of a
         stream at a time, so that publishers get their turn in between."""
-        ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
+        ready: asyncio.Queue[list[RowsToStage] | None] = asyncio.Queue()
         turns = asyncio.Semaphore(STREAM_REQUESTS_MAX)
         sizes: deque[int] = deque()
         reading = asyncio.create_task(self._read_stream(requests, ready, turns, sizes))
@@ -131,7 +131,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     async def _read_stream(
         self,
         requests: AsyncIterator[load_pb2.StageLoadRequest],
-        ready: asyncio.Queue[list[Piece] | None],
+        ready: asyncio.Queue[list[RowsToStage] | None],
         turns: asyncio.Semaphore,
         sizes: deque[int],
     ) -> None:
@@ -152,7 +152,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
         finally:
             ready.put_nowait(None)
 
-    def _checked(self, load_id: str, request: load_pb2.StageLoadRequest) -> list[Piece]:
+    def _checked(self, load_id: str, request: load_pb2.StageLoadRequest) -> list[RowsToStage]:
         """On a reader thread. Raises StoreError."""
         count = len(request.payload)
         if count > self._limits.request_records_max:
@@ -162,7 +162,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
                 field="payload",
             )
         rows = convert.staged_rows(request)
-        return self._loads.prepare(
+        return self._loads.staging.prepare(
             load_id,
             request.part,
             request.attempt,
@@ -172,14 +172,14 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             stager=request.stager,
         )
 
-    async def _stage(self, piece: Piece) -> None:
+    async def _stage(self, piece: RowsToStage) -> None:
         """Waits for room in the write queue. While it waits the stream is not read, which slows the client down."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + PATIENCE_SECONDS
         while True:
             try:
                 async with self._staging:
-                    await _heard(lambda done: self._loads.stage(piece, done))
+                    await _heard(lambda done: self._loads.staging.stage(piece, done))
                 return
             except StoreError as error:
                 if error.reason is not Reason.OVERLOADED or loop.time() > give_up:
@@ -198,7 +198,7 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
             )
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
 
-        def committed(done: Done) -> Done:
+        def committed(done: LoadDone) -> LoadDone:
             def heard(result: Load | StoreError) -> None:
                 self._loading.wake()  # also if the caller has gone meanwhile
                 done(result)
@@ -219,11 +219,11 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
 
     @unary
     async def GetLoad(self, request: load_pb2.GetLoadRequest, context: Context) -> load_pb2.GetLoadResponse:
-        return _described(self._loads.find(request.load_id))
+        return _described(self._loads.registry.find(request.load_id))
 
     @unary
     async def RenewLoad(self, request: load_pb2.RenewLoadRequest, context: Context) -> load_pb2.RenewLoadResponse:
-        return load_pb2.RenewLoadResponse(lease_micros=self._loads.renew(request.load_id).row.lease_micros)
+        return load_pb2.RenewLoadResponse(lease_micros=self._loads.registry.renew(request.load_id).row.lease_micros)
 
     @unary
     async def AbortLoad(self, request: load_pb2.AbortLoadRequest, context: Context) -> load_pb2.AbortLoadResponse:
@@ -238,7 +238,9 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     async def ListLoads(self, request: load_pb2.ListLoadsRequest, context: Context) -> load_pb2.ListLoadsResponse:
         return load_pb2.ListLoadsResponse(
             loads=[
-                _described(load) for load in self._loads.all() if not request.topic or load.row.topic == request.topic
+                _described(load)
+                for load in self._loads.registry.all()
+                if not request.topic or load.row.topic == request.topic
             ]
         )
 
@@ -249,11 +251,11 @@ def _looked_at(done: asyncio.Task[None]) -> None:
         done.exception()
 
 
-def _settling(future: asyncio.Future[Load]) -> Done:
+def _settling(future: asyncio.Future[Load]) -> LoadDone:
     return lambda result: settle(future, result)
 
 
-async def _heard(start: Callable[[Done], None]) -> Load:
+async def _heard(start: Callable[[LoadDone], None]) -> Load:
     future: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
     start(_settling(future))
     return await future

@@ -16,7 +16,7 @@ import structlog
 
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.disk.rocks import RocksError
-from sow_server.engine.loads.loads import Chunk, Load, LoadPhase, Loads
+from sow_server.engine.loads import Load, LoadPhase, Loads, LoadWork
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish
@@ -61,7 +61,7 @@ class Loading:
 
     def wake(self) -> None:
         """Starts a load that has been committed."""
-        for load in self._loads.working():
+        for load in self._loads.registry.working():
             if load.row.number not in self._tasks:
                 task = self._tasks[load.row.number] = asyncio.create_task(self._work(load))
                 task.add_done_callback(lambda _, number=load.row.number: self._tasks.pop(number, None))  # type: ignore[misc]  # a lambda's default
@@ -105,7 +105,7 @@ class Loading:
         try:
             async with self._one:
                 started = loop.time()
-                chunk = await asyncio.shield(loop.run_in_executor(self._readers, self._loads.read, load))
+                chunk = await asyncio.shield(loop.run_in_executor(self._readers, self._loads.applying.read, load))
             topic = None
             request = Publish(load.row.topic, chunk.payloads)
             if chunk.phase is LoadPhase.APPLYING:
@@ -132,9 +132,9 @@ class Loading:
             await asyncio.sleep(loop.time() - started)
         return True
 
-    async def _apply(self, chunk: Chunk) -> Load:
+    async def _apply(self, chunk: LoadWork) -> Load:
         applied: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
-        self._loads.apply(chunk, lambda result: settle(applied, result))
+        self._loads.applying.apply(chunk, lambda result: settle(applied, result))
         return await applied
 
     async def _fail(self, load: Load, why: str) -> None:

@@ -28,8 +28,17 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Limits
 from sow_server.engine.disk.layout import mark_key
 from sow_server.engine.disk.rocks import STAGING
-from sow_server.engine.loads import loads
-from sow_server.engine.loads.loads import Chunk, Load, LoadOptions, LoadPart, LoadPhase, Piece
+from sow_server.engine.loads import (
+    Load,
+    LoadDone,
+    LoadOptions,
+    LoadPart,
+    LoadPhase,
+    LoadWork,
+    RowsToStage,
+    applying,
+    staging,
+)
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import ABSENT, NEVER, Delete, Lifetime, LifetimeKind, Publish, Touch
@@ -73,7 +82,7 @@ class Modelled:
     parts: list[LoadPart] = field(default_factory=list)
     applied: set[str] = field(default_factory=set)
     superseded: set[str] = field(default_factory=set)
-    held: Chunk | None = None
+    held: LoadWork | None = None
     """Read, and not applied yet."""
 
 
@@ -119,9 +128,9 @@ class LoadsMachine(RuleBasedStateMachine):
                 load.touched.add(key)
 
     def real(self, load: Modelled) -> Load:
-        return self.rig.store.loads.find(load.id)
+        return self.rig.store.loads.registry.find(load.id)
 
-    def heard(self, start: Callable[[loads.Done], None]) -> Load:
+    def heard(self, start: Callable[[LoadDone], None]) -> Load:
         answers: list[Load | StoreError] = []
         start(answers.append)
         return self.rig.answer(answers)
@@ -202,14 +211,14 @@ class LoadsMachine(RuleBasedStateMachine):
 
     def pieces(
         self, load: Modelled, attempt: tuple[int, int], first: int, rows: list[tuple[str, bytes, int | None]]
-    ) -> list[Piece]:
+    ) -> list[RowsToStage]:
         request = Publish(
             "",
             [payload for _, payload, _ in rows],
             [key for key, _, _ in rows],
             lifetimes=[ABSENT if ttl is None else Lifetime(LifetimeKind.TTL, ttl) for _, _, ttl in rows],
         )
-        return self.rig.store.loads.prepare(load.id, *attempt, first, request, Limits())
+        return self.rig.store.loads.staging.prepare(load.id, *attempt, first, request, Limits())
 
     @precondition(lambda self: self.staging())
     @rule(
@@ -237,13 +246,13 @@ class LoadsMachine(RuleBasedStateMachine):
         made = load.attempts.setdefault(attempt, Attempt())
         if again and made.last is not None:
             for piece in self.pieces(load, attempt, *made.last):
-                self.heard(lambda done, piece=piece: self.rig.store.loads.stage(piece, done))  # type: ignore[misc]  # a lambda's default
+                self.heard(lambda done, piece=piece: self.rig.store.loads.staging.stage(piece, done))  # type: ignore[misc]  # a lambda's default
         given = [(key, self.payload(), ttl) for key, ttl in rows]
         made.last = (made.handed + 1, given)
         for piece in self.pieces(load, attempt, *made.last)[:cut]:
-            self.heard(lambda done, piece=piece: self.rig.store.loads.stage(piece, done))  # type: ignore[misc]  # as above
+            self.heard(lambda done, piece=piece: self.rig.store.loads.staging.stage(piece, done))  # type: ignore[misc]  # as above
         for piece in self.pieces(load, attempt, *made.last):
-            self.heard(lambda done, piece=piece: self.rig.store.loads.stage(piece, done))  # type: ignore[misc]  # as above
+            self.heard(lambda done, piece=piece: self.rig.store.loads.staging.stage(piece, done))  # type: ignore[misc]  # as above
         made.handed += len(given)
         made.rows.update({key: (payload, ttl) for key, payload, ttl in given})
         load.lease_end = self.now + LEASE
@@ -261,7 +270,7 @@ class LoadsMachine(RuleBasedStateMachine):
         handed = load.attempts[0, 1].handed if (0, 1) in load.attempts else 0
         (piece,) = self.pieces(load, (0, 1), handed + 2, [("k0", b"x", None)])
         with pytest.raises(StoreError) as refused:
-            self.heard(lambda done: self.rig.store.loads.stage(piece, done))
+            self.heard(lambda done: self.rig.store.loads.staging.stage(piece, done))
         assert refused.value.reason is Reason.LOAD_INCOMPLETE
 
     def abort(self, data: st.DataObject) -> None:
@@ -304,12 +313,12 @@ class LoadsMachine(RuleBasedStateMachine):
     def read(self, data: st.DataObject, more: int) -> None:
         """Applies some chunks, and reads another one."""
         load = data.draw(st.sampled_from([load for load in self.committed() if load.held is None]))
-        load.held = self.rig.store.loads.read(self.real(load))
+        load.held = self.rig.store.loads.applying.read(self.real(load))
         for _ in range(more):
             if load in self.loads and load.held is not None:
                 self.apply_held(load, twice=False)
                 if load in self.loads:
-                    load.held = self.rig.store.loads.read(self.real(load))
+                    load.held = self.rig.store.loads.applying.read(self.real(load))
 
     @precondition(lambda self: any(load.held is not None for load in self.committed()))
     @rule(data=st.data(), twice=st.booleans())
@@ -323,12 +332,12 @@ class LoadsMachine(RuleBasedStateMachine):
         assert load.expected is not None
         real = self.real(load)
         if twice:  # the one that asked has not heard, and asks again
-            self.heard(lambda done: self.rig.store.loads.apply(chunk, done))
+            self.heard(lambda done: self.rig.store.loads.applying.apply(chunk, done))
             before = real.row
-            self.heard(lambda done: self.rig.store.loads.apply(chunk, done))
+            self.heard(lambda done: self.rig.store.loads.applying.apply(chunk, done))
             assert real.row == before
         else:
-            self.heard(lambda done: self.rig.store.loads.apply(chunk, done))
+            self.heard(lambda done: self.rig.store.loads.applying.apply(chunk, done))
         for key in [key.decode() for key in chunk.keys]:
             if chunk.phase is LoadPhase.APPLYING:
                 assert key not in load.applied | load.superseded
@@ -356,7 +365,7 @@ class LoadsMachine(RuleBasedStateMachine):
             self.commit_load(data, load, wrong=False)
         while load in self.loads:
             if load.held is None:
-                load.held = self.rig.store.loads.read(self.real(load))
+                load.held = self.rig.store.loads.applying.read(self.real(load))
             self.apply_held(load, twice=False)
 
     def assert_done(self, load: Modelled, real: Load) -> None:
@@ -384,7 +393,9 @@ class LoadsMachine(RuleBasedStateMachine):
         numbers = {int(load.id.rpartition(".")[2]) for load in self.loads}
         staged = {int.from_bytes(key[:4], "big") for key, _ in self.rig.rows(STAGING)}
         assert staged <= numbers
-        assert {load.row.id for load in self.rig.store.loads.all() if load.row.open} == {load.id for load in self.loads}
+        assert {load.row.id for load in self.rig.store.loads.registry.all() if load.row.open} == {
+            load.id for load in self.loads
+        }
 
 
 EXAMPLES = max(1, settings().max_examples // 10)
@@ -399,10 +410,10 @@ PLANTED = settings(SETTINGS, max_examples=1000, phases=(Phase.generate,))
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that everything takes several commits, and reads end within the rows of one key."""
-    monkeypatch.setattr(loads, "PIECE_ROWS", 2)
-    monkeypatch.setattr(loads, "STAGE_ROWS", 2)
-    monkeypatch.setattr(loads, "READ_ROWS", 2)
-    monkeypatch.setattr(loads, "SCAN_RECORDS", 3)
+    monkeypatch.setattr(applying, "APPLY_ROWS", 2)
+    monkeypatch.setattr(staging, "STAGE_ROWS", 2)
+    monkeypatch.setattr(applying, "READ_ROWS", 2)
+    monkeypatch.setattr(applying, "SCAN_RECORDS", 3)
 
 
 def test_a_load_replaces_the_content_and_what_others_change_wins() -> None:

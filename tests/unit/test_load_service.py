@@ -13,7 +13,7 @@ import pytest
 from sow.v1 import load_pb2
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import Limits
-from sow_server.engine.loads.loads import LoadPhase
+from sow_server.engine.loads import LoadPhase
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.metrics import Metrics
 from sow_server.services import load_service
@@ -55,7 +55,7 @@ class Served:
 
     async def ended(self, load: str) -> None:
         """Returns when a load has ended."""
-        found = self.rig.store.loads.find(load)
+        found = self.rig.store.loads.registry.find(load)
         await self.until(lambda: bool(found.row.end_micros))
 
     async def until(self, holds: Callable[[], bool], *, steps: bool = True) -> None:
@@ -116,7 +116,7 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
             stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
             await served.done(anext(stream))
             await served.ended(load)
-            found = rig.store.loads.find(load)
+            found = rig.store.loads.registry.find(load)
             assert found.row.phase is LoadPhase.DONE
             again = await served.open()
             commit = asyncio.ensure_future(
@@ -127,10 +127,10 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
             rig.store.writer.step()
             await commit
             await served.until(lambda: not (refusals or served.loading._tasks), steps=False)
-        assert rig.store.loads.find(again).row.working
+        assert rig.store.loads.registry.find(again).row.working
         served.loading.look_after()
         await served.ended(again)
-        assert rig.store.loads.find(again).row.phase is LoadPhase.DONE
+        assert rig.store.loads.registry.find(again).row.phase is LoadPhase.DONE
 
     run(rig, test)
 
@@ -148,7 +148,7 @@ def test_damage_under_one_record_fails_the_load_where_writing_goes_on(
         stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
         await served.done(anext(stream))
         await served.ended(load)
-        assert rig.store.loads.find(load).row.phase is LoadPhase.FAILED
+        assert rig.store.loads.registry.find(load).row.phase is LoadPhase.FAILED
 
     run(rig, test)
 

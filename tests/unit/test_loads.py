@@ -1,4 +1,4 @@
-"""Loads, step by step: what is staged, committed, applied and left alone (rule P9); `engine/loads/loads.py`."""
+"""Loads, step by step: what is staged, committed, applied and left alone (rule P9); `engine/loads`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sow_server.engine.commit.requests import Limits
 from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import PUT
 from sow_server.engine.disk.rocks import STAGING, DiskFull
-from sow_server.engine.loads import loads
-from sow_server.engine.loads.loads import KEPT_MICROS, Done, Load, LoadOptions, LoadPart, LoadPhase
+from sow_server.engine.loads import Load, LoadDone, LoadOptions, LoadPart, LoadPhase, applying, staging
+from sow_server.engine.loads.loads import KEPT_MICROS
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -35,7 +35,7 @@ KEYED = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 class Loaded(Rig):
     """A rig that loads."""
 
-    def heard(self, start: Callable[[Done], None]) -> Load:
+    def heard(self, start: Callable[[LoadDone], None]) -> Load:
         """Does what is started. Raises StoreError."""
         answers: list[Load | StoreError] = []
         start(answers.append)
@@ -60,10 +60,10 @@ class Loaded(Rig):
         keys = [key for key, _ in rows if key is not None]
         request = Publish("", [payload for _, payload in rows], keys or None, lifetimes=lifetimes)
         limits = Limits(payload_bytes_max=100)
-        pieces = self.store.loads.prepare(load, part, attempt, first, request, limits, stager=stager)
+        pieces = self.store.loads.staging.prepare(load, part, attempt, first, request, limits, stager=stager)
         for piece in pieces:
             answers: list[Load | StoreError] = []
-            self.store.loads.stage(piece, answers.append)
+            self.store.loads.staging.stage(piece, answers.append)
             self.answer(answers)
         return [refusal for piece in pieces for refusal in piece.refusals]
 
@@ -74,12 +74,12 @@ class Loaded(Rig):
 
     def step_load(self, load: str) -> Load:
         """Applies one chunk. Raises StoreError."""
-        chunk = self.store.loads.read(self.store.loads.find(load))
-        return self.heard(lambda done: self.store.loads.apply(chunk, done))
+        chunk = self.store.loads.applying.read(self.store.loads.registry.find(load))
+        return self.heard(lambda done: self.store.loads.applying.apply(chunk, done))
 
     def finish(self, load: str) -> Load:
         """Applies all of it."""
-        found = self.store.loads.find(load)
+        found = self.store.loads.registry.find(load)
         while found.row.working:
             found = self.step_load(load)
         return found
@@ -158,13 +158,13 @@ def test_a_change_between_reading_and_applying_wins(rig: Loaded) -> None:
     load = rig.open_load()
     rig.stage(load, [("a", b"new"), ("b", b"new")])
     rig.commit(load, (0, 1, 2))
-    rows = rig.store.loads.read(rig.store.loads.find(load))
+    rows = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
     rig.put("t", "b", b"theirs")
-    rig.heard(lambda done: rig.store.loads.apply(rows, done))
-    others = rig.store.loads.read(rig.store.loads.find(load))
+    rig.heard(lambda done: rig.store.loads.applying.apply(rows, done))
+    others = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
     assert others.keys == [b"z"]
     rig.put("t", "z", b"theirs")
-    rig.heard(lambda done: rig.store.loads.apply(others, done))
+    rig.heard(lambda done: rig.store.loads.applying.apply(others, done))
     assert rig.payloads() == {"a": b"new", "b": b"theirs", "z": b"theirs"}
 
 
@@ -184,7 +184,7 @@ def test_a_row_that_was_applied_is_not_applied_again_after_a_crash(
     rig: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows applied before the crash have gone since: one deleted, one expired. They stay gone."""
-    monkeypatch.setattr(loads, "PIECE_ROWS", 2)
+    monkeypatch.setattr(applying, "APPLY_ROWS", 2)
     load = rig.open_load()
     ttl = Lifetime(LifetimeKind.TTL, SECOND)
     rig.stage(load, [(key, key.encode()) for key in "abcd"], lifetimes=[ttl, ABSENT, ABSENT, ABSENT])
@@ -194,7 +194,7 @@ def test_a_row_that_was_applied_is_not_applied_again_after_a_crash(
     rig.time.tick(2 * SECOND)
     rig.store.sweep()
     rig.crash()
-    assert [load.row.figures.applied for load in rig.store.loads.working()] == [2]
+    assert [load.row.figures.applied for load in rig.store.loads.registry.working()] == [2]
     assert rig.finish(load).row.figures == (4, 4, 0, 0, 0)
     assert rig.payloads() == {"c": b"c", "d": b"d"}
 
@@ -255,12 +255,12 @@ def test_the_end_of_the_lease_leaves_the_topic_as_it_was(rig: Loaded) -> None:
     rig.time.tick(50 * SECOND)
     rig.store.loads.upkeep()
     rig.store.writer.step()
-    assert rig.store.loads.renew(load).lease_end_micros == rig.clock.now_micros() + MINUTE
+    assert rig.store.loads.registry.renew(load).lease_end_micros == rig.clock.now_micros() + MINUTE
     rig.time.tick(MINUTE)
     rig.store.loads.upkeep()
     rig.store.writer.step()
     assert reason(lambda: rig.commit(load, (0, 1, 1))) is Reason.LOAD_NOT_FOUND
-    assert reason(lambda: rig.store.loads.renew(load)) is Reason.LOAD_NOT_FOUND
+    assert reason(lambda: rig.store.loads.registry.renew(load)) is Reason.LOAD_NOT_FOUND
     assert rig.payloads() == {"a": b"old"}
     assert rig.rows(STAGING) == []
     assert rig.topic("t").loads == ()
@@ -271,9 +271,9 @@ def test_what_ends_while_the_lease_is_renewed_does_not_end(rig: Loaded) -> None:
     load = rig.open_load(lease=MINUTE)
     rig.time.tick(MINUTE)
     rig.store.loads.upkeep()
-    rig.store.loads.renew(load)
+    rig.store.loads.registry.renew(load)
     rig.store.writer.step()
-    assert rig.store.loads.find(load).row.phase is LoadPhase.STAGING
+    assert rig.store.loads.registry.find(load).row.phase is LoadPhase.STAGING
 
 
 def test_an_aborted_load_is_gone_and_a_committed_one_is_not_aborted(rig: Loaded) -> None:
@@ -312,7 +312,7 @@ def test_staging_goes_on_after_a_restart(rig: Loaded) -> None:
     rig.crash()
     rig.delete("t", "x")
     rig.put("t", "b", b"theirs")
-    assert rig.store.loads.find(load).figures.staged == 1
+    assert rig.store.loads.registry.find(load).figures.staged == 1
     rig.stage(load, [("b", b"2"), ("x", b"3")], first=2)
     rig.commit(load, (0, 1, 3))
     rig.finish(load)
@@ -333,15 +333,15 @@ def test_the_loads_of_a_deleted_topic_fail(rig: Loaded) -> None:
     rig.stage(staging, [("a", b"1")])
     rig.stage(committed, [("a", b"1")])
     rig.commit(committed, (0, 1, 1))
-    chunk = rig.store.loads.read(rig.store.loads.find(committed))
+    chunk = rig.store.loads.applying.read(rig.store.loads.registry.find(committed))
     rig.delete_topic("t")
     rig.create_topic("t", BINARY)
     assert reason(lambda: rig.commit(staging, (0, 1, 1))) is Reason.LOAD_FAILED
     assert reason(lambda: rig.commit(committed, (0, 1, 1))) is Reason.LOAD_FAILED
-    rig.heard(lambda done: rig.store.loads.apply(chunk, done))  # it had been read before
+    rig.heard(lambda done: rig.store.loads.applying.apply(chunk, done))  # it had been read before
     assert rig.payloads() == {}
     assert rig.rows(STAGING) == []
-    assert "deleted" in rig.store.loads.find(staging).row.failure
+    assert "deleted" in rig.store.loads.registry.find(staging).row.failure
 
 
 def test_the_loads_of_a_topic_that_takes_other_keys_fail(rig: Loaded) -> None:
@@ -364,13 +364,13 @@ def test_a_row_that_is_refused_when_it_is_applied_ends_the_load(rig: Loaded) -> 
     with pytest.raises(StoreError) as refused:
         rig.step_load(load)
     assert refused.value.reason is Reason.LOAD_FAILED
-    found = rig.store.loads.find(load)
+    found = rig.store.loads.registry.find(load)
     rig.heard(lambda done: rig.store.loads.fail(found, refused.value.message, done))
     assert found.row.phase is LoadPhase.FAILED
     assert "LIFETIME_REJECTED" in found.row.failure
     assert rig.payloads() == {"old": b"x"}
     rig.reopen()
-    assert rig.store.loads.working() == []
+    assert rig.store.loads.registry.working() == []
 
 
 def test_a_topic_with_an_open_load_is_in_use(rig: Loaded) -> None:
@@ -396,7 +396,7 @@ def test_what_is_staged_ends_when_the_data_is_restored_and_what_is_committed_goe
     rig.close()
     rig.path = tmp_path / "backup"
     rig.open()
-    assert reason(lambda: rig.store.loads.find(staging)) is Reason.LOAD_NOT_FOUND
+    assert reason(lambda: rig.store.loads.registry.find(staging)) is Reason.LOAD_NOT_FOUND
     assert {key[:4] for key, _ in rig.rows(STAGING)} == {(2).to_bytes(4, "big")}
     rig.finish(committed)
     assert rig.payloads() == {"a": b"1"}
@@ -410,7 +410,7 @@ def test_a_disk_that_is_full_while_rows_are_staged_leaves_the_topic_as_it_was(ri
     assert reason(lambda: rig.stage(load, [("a", b"new")])) is Reason.DISK_FULL
     assert rig.payloads() == {"a": b"old"}
     rig.crash()
-    assert rig.store.loads.find(load).figures.staged == 0
+    assert rig.store.loads.registry.find(load).figures.staged == 0
     rig.stage(load, [("a", b"new")])
     rig.commit(load, (0, 1, 1))
     rig.finish(load)
@@ -438,7 +438,7 @@ def test_a_change_that_comes_late_from_another_instance_wins_whatever_its_versio
     rig.time.tick(MINUTE)
     rig.put("t", "b", b"old")
     load = rig.open_load()
-    assert rig.store.loads.find(load).row.begin_version > version
+    assert rig.store.loads.registry.find(load).row.begin_version > version
 
     def merge(draft: Draft) -> Callable[[], None]:
         head = rig.stored("t")[b"a"]
@@ -509,7 +509,7 @@ def test_no_load_is_opened_while_a_committed_one_of_the_topic_is_applied(
     rig: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows that are applied by then would be older than the new load, and the others newer: some of each stayed."""
-    monkeypatch.setattr(loads, "PIECE_ROWS", 1)
+    monkeypatch.setattr(applying, "APPLY_ROWS", 1)
     rig.create_topic("other", BINARY)
     load = rig.open_load()
     rig.stage(load, [("a", b"1"), ("b", b"1")])
@@ -528,8 +528,8 @@ def test_no_load_is_opened_while_a_committed_one_of_the_topic_is_applied(
 def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
     rig: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads, "READ_ROWS", 2)
-    monkeypatch.setattr(loads, "SCAN_RECORDS", 8)
+    monkeypatch.setattr(applying, "READ_ROWS", 2)
+    monkeypatch.setattr(applying, "SCAN_RECORDS", 8)
     load = rig.open_load()
     keys = [f"{number:02}" for number in range(20)]
     for attempt in range(3):
@@ -537,9 +537,9 @@ def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
     rig.stage(load, [(key, b"kept") for key in keys[::7]], part=1)
     rig.commit(load, (1, 1, 3))
     steps = 0
-    while rig.store.loads.find(load).row.phase is LoadPhase.APPLYING:
-        chunk = rig.store.loads.read(rig.store.loads.find(load))
-        rig.heard(lambda done, chunk=chunk: rig.store.loads.apply(chunk, done))  # type: ignore[misc]
+    while rig.store.loads.registry.find(load).row.phase is LoadPhase.APPLYING:
+        chunk = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
+        rig.heard(lambda done, chunk=chunk: rig.store.loads.applying.apply(chunk, done))  # type: ignore[misc]
         steps += 1
     assert 6 < steps < 25
     assert rig.finish(load).row.figures == (3, 3, 0, 0, 0)
@@ -547,13 +547,13 @@ def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
 
 
 def test_one_commit_deletes_no_more_than_so_many_bytes(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "PIECE_BYTES", 2_500_000)
+    monkeypatch.setattr(applying, "APPLY_BYTES", 2_500_000)
     for key in "abcdef":
         rig.run(Publish("t", [bytes(900_000)], [key]))
     load = rig.open_load()
     rig.commit(load)
     rig.step_load(load)
-    assert len(rig.store.loads.read(rig.store.loads.find(load)).keys) < 6
+    assert len(rig.store.loads.applying.read(rig.store.loads.registry.find(load)).keys) < 6
     assert rig.finish(load).row.figures.deleted == 6
 
 
@@ -583,7 +583,7 @@ def test_loads_stage_no_more_together_than_is_allowed(tmp_path: Path) -> None:
 
 
 def test_of_more_attempts_than_allowed_nothing_is_remembered(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(staging, "ATTEMPTS_MAX", 2)
     load = rig.open_load()
     for attempt in (1, 2, 1):
         rig.stage(load, [("a", b"1")], attempt=attempt, first=1)
@@ -597,7 +597,7 @@ def test_the_end_of_a_load_is_queued_once_while_the_writer_is_busy(rig: Loaded) 
         rig.store.loads.upkeep()
     assert rig.store.writer.queue_depth[0] == 1
     rig.store.writer.step()
-    assert rig.store.loads.all() == ()
+    assert rig.store.loads.registry.all() == ()
 
 
 def test_another_stager_with_the_same_numbers_is_refused(rig: Loaded) -> None:

@@ -56,7 +56,7 @@ class DeleteUnused:
         self._deletes = not (
             gone
             or topic.replicated
-            or parts.loads.open_on(topic)
+            or parts.loads.registry.open_on(topic)
             or not self._is_unused(topic, draft.now)
             or (topic.settings.only_if_empty and parts.cuts.count(topic))
         )
@@ -79,7 +79,7 @@ def _stage_deletion(parts: Parts, draft: Draft, topic: Topic) -> None:
     ]
     parts.durables.stage_drop(draft, topic)
     parts.replicas.stage_drop(draft, topic)
-    parts.loads.stage_fail_all(draft, topic, "the topic was deleted")
+    parts.loads.registry.stage_fail_all(draft, topic, "the topic was deleted")
     draft.batch.deletes[META] += [INDEX_KEY + index.prefix for index in topic.indexes.all]
     draft.batch.deletes[META] += [
         TOPIC_KEY + topic.prefix,

@@ -11,7 +11,7 @@ from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.soundness import Reports
 from sow_server.engine.disk.rocks import Rocks
 from sow_server.engine.durables import Durables
-from sow_server.engine.loads.loads import Loads
+from sow_server.engine.loads import Loads
 from sow_server.engine.reading import Cuts
 from sow_server.engine.replicas.replicas import Replicas
 
