@@ -25,7 +25,7 @@ from sow_peering import (
 from sow_replication import ports
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.rocks import RocksError
-from sow_server.engine.replicas import comparing, replicas
+from sow_server.engine.replicas import ReplicaDone, SelectRecords, comparing
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -45,15 +45,15 @@ class PeerStore:
         self.authoritative: Final = store.instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
         self.now_micros: Final = clock.now_micros
-        self.topics: Final = store.replicas.topics
-        self.shares: Final = store.replicas.shares
-        self.peer: Final = store.replicas.peer
-        self.acknowledged: Final = store.replicas.acknowledged
-        self.reseeded: Final = store.replicas.reseeded
-        self.source: Final = store.replicas.source
-        self.answers: Final = store.replicas.answers
-        self.answer: Final = store.replicas.answer
-        self.check: Final = store.replicas.check
+        self.topics: Final = store.replicas.shared.matching
+        self.shares: Final = store.replicas.shared.shares
+        self.peer: Final = store.replicas.peers.peer
+        self.acknowledged: Final = store.replicas.peers.acknowledged
+        self.reseeded: Final = store.replicas.peers.reseeded
+        self.source: Final = store.replicas.sources.get
+        self.answers: Final = store.replicas.sources.answers
+        self.answer: Final = store.replicas.sources.answer
+        self.check: Final = store.replicas.sources.check
 
     def head(self) -> int:
         """The last sequence that is durable."""
@@ -62,7 +62,7 @@ class PeerStore:
     @property
     def topics_version(self) -> int:
         """Changes whenever the topics, or the answers about them, may have changed."""
-        return self._replicas.version
+        return self._replicas.sources.version
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -71,19 +71,23 @@ class PeerStore:
     ) -> JournalPart:
         """Reads changes for a peer."""
         select = _select(filter_text)
-        return _translated(lambda: self._replicas.read(peer, after, topics=topics, select=select, bytes_max=bytes_max))
+        return _translated(
+            lambda: self._replicas.reader.read(peer, after, topics=topics, select=select, bytes_max=bytes_max)
+        )
 
     def seed(self, topic: str, after_key: bytes, *, filter_text: str, bytes_max: int) -> SeedPart:
         """Reads rows of a topic for a peer."""
         select = _select(filter_text)
         return _translated(
-            lambda: self._replicas.seed(self._store.topics.find(topic), after_key, select=select, bytes_max=bytes_max)
+            lambda: self._replicas.reader.seed(
+                self._store.topics.find(topic), after_key, select=select, bytes_max=bytes_max
+            )
         )
 
     def purged(self, topic: str) -> Purged:
         """The purge mark of a topic."""
         found = self._store.topics.by_name.get(topic)
-        return NOTHING_PURGED if found is None else self._replicas.purged(found)
+        return NOTHING_PURGED if found is None else self._replicas.tombstones.purged(found)
 
     def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
         """Checksums of a topic, bucket by bucket."""
@@ -99,7 +103,7 @@ class PeerStore:
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
         """Records and tombstones of some keys, and the names of origins."""
-        chunk = _translated(lambda: self._replicas.rows(self._store.topics.find(topic), keys))
+        chunk = _translated(lambda: self._replicas.reader.rows(self._store.topics.find(topic), keys))
         return chunk, self._store.origins.names
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -117,7 +121,7 @@ class PeerStore:
         """Starts anew with a source."""
         _submitted(
             done,
-            lambda heard: self._replicas.begin(
+            lambda heard: self._replicas.sources.begin(
                 identity,
                 topics=topics,
                 filter_text=filter_text,
@@ -129,7 +133,7 @@ class PeerStore:
 
     def wait_for(self, name: str, sequence: int, done: ports.Done) -> None:
         """Stores that a source must first acknowledge a sequence of ours."""
-        _submitted(done, lambda heard: self._replicas.wait_for(name, sequence, heard))
+        _submitted(done, lambda heard: self._replicas.sources.wait_for(name, sequence, heard))
 
     def apply(
         self, name: str, *, after: int, upto: int, chunks: Sequence[Packed], origins: Sequence[str], done: ports.Done
@@ -137,7 +141,7 @@ class PeerStore:
         """Applies changes of a source."""
         _submitted(
             done,
-            lambda heard: self._replicas.apply(
+            lambda heard: self._replicas.changes.apply(
                 name, after=after, upto=upto, chunks=chunks, origins=origins, done=heard
             ),
         )
@@ -148,14 +152,18 @@ class PeerStore:
         """Merges a part of a topic's seed."""
         _submitted(
             done,
-            lambda heard: self._replicas.merge(name, part, chunk=chunk, origins=origins, purged=purged, done=heard),
+            lambda heard: self._replicas.changes.merge(
+                name, part, chunk=chunk, origins=origins, purged=purged, done=heard
+            ),
         )
 
     def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], done: ports.Done, *, peer: str) -> None:
         """Merges rows of a peer by version."""
         _submitted(
             done,
-            lambda heard: self._replicas.merge_rows(self._store.topics.find(topic), chunk, origins, heard, source=peer),
+            lambda heard: self._replicas.changes.merge_rows(
+                self._store.topics.find(topic), chunk, origins, heard, source=peer
+            ),
         )
 
     def purge(
@@ -164,13 +172,13 @@ class PeerStore:
         """Removes old tombstones."""
         _submitted(
             done,
-            lambda heard: self._replicas.purge(
+            lambda heard: self._replicas.tombstones.purge(
                 upto, held=held, made_before_micros=made_before_micros, unread=unread, done=heard
             ),
         )
 
 
-def _select(text: str) -> replicas.Select:
+def _select(text: str) -> SelectRecords:
     def select(topic: Topic) -> RecordMatcher | None:
         return record_filter(topic, text, 0, allow_now=False).matches if text else None
 
@@ -191,7 +199,7 @@ def _translated(call: Callable[[], T]) -> T:
         raise ports.Refused(types_pb2.ERROR_REASON_STORE_FAILED, f"reading failed: {error}") from error
 
 
-def _submitted(done: ports.Done, submit: Callable[[replicas.Done], None]) -> None:
+def _submitted(done: ports.Done, submit: Callable[[ReplicaDone], None]) -> None:
     """Submits a request to the store; `done` hears the outcome, also where the store refuses it at once."""
 
     def heard(result: MergeCounts | StoreError) -> None:

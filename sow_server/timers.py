@@ -101,7 +101,7 @@ class Timers:
             Job("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
             Job("clock_mark", _threaded(store.upkeep.mark_clock), mark_interval_micros / MICROS),
             Job("mark", _threaded(store.upkeep.keep_mark), KEEP_MARK_SECONDS),
-            Job("save_peers", _threaded(store.replicas.save_peers), SAVE_PEERS_SECONDS),
+            Job("save_peers", _threaded(store.replicas.peers.save), SAVE_PEERS_SECONDS),
             Job("forget_publishers", _threaded(store.upkeep.forget_publishers), FORGET_SECONDS),
             Job("forget_durables", _threaded(store.durable_commits.forget_removed), FORGET_SECONDS),
             Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),

@@ -7,7 +7,7 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Limits
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads import LoadOptions
-from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
 

@@ -43,7 +43,7 @@ from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
 from sow_server.engine.commit.requests import Limits
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads import LoadOptions
-from sow_server.engine.replicas.replicas import ReplicaOptions
+from sow_server.engine.replicas import ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.model import (

@@ -38,7 +38,7 @@ from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.loads import LoadOptions, Loads, removal_marks
 from sow_server.engine.opening import Accepted, Opened, closed_if_refused, open_database
 from sow_server.engine.reading import Cuts
-from sow_server.engine.replicas.replicas import ReplicaOptions, Replicas
+from sow_server.engine.replicas import ReplicaOptions, Replicas
 from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import OpenError, StoreError
@@ -99,13 +99,13 @@ class Store:
             limits=self.limits,
         )
         for topic in self.topics.by_id.values():
-            topic.replicated = self.replicas.covers(topic.name)
-        self.durables: Final = Durables(rocks, lambda: policies.current, self.replicas.held, self.topics.lost)
+            topic.replicated = self.replicas.shared.covers(topic.name)
+        self.durables: Final = Durables(rocks, lambda: policies.current, self.replicas.peers.held, self.topics.lost)
         self.durable_commits: Final = DurableCommits(rocks, clock, self.commits, self.topics, self.durables)
 
         # Changes of topics and policies.
         creation = TopicCreation(
-            rocks, self.commits, self.topics, policies, self.background, covers=self.replicas.covers
+            rocks, self.commits, self.topics, policies, self.background, covers=self.replicas.shared.covers
         )
         if options.dynamic_topics:
             self.writer.create_topic = creation.dynamic_step

@@ -38,7 +38,7 @@ from sow_server.engine.durables import Durables, prune_topic
 from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import prune_commits
 from sow_server.engine.opening import Opened
-from sow_server.engine.replicas.replicas import MADE_END
+from sow_server.engine.replicas.tombstones import MADE_END
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 

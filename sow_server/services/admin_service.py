@@ -263,7 +263,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.CheckTopicRequest, context: Context
     ) -> AsyncGenerator[admin_pb2.CheckTopicResponse, None]:
         topic = self._store.topics.find(request.name)
-        limits = self._store.replicas.limits
+        limits = self._store.replicas.changes.limits
         left = request.rows_max if request.HasField("rows_max") else ROWS_LISTED
         if left > ROWS_LISTED_MAX:
             raise convert.invalid("rows_max", f"{left} is more than the limit of {ROWS_LISTED_MAX}")

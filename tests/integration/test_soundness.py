@@ -16,7 +16,7 @@ from sow.v1 import replication_pb2, replication_pb2_grpc
 from sow_cli.command import sow
 from sow_client import Client
 from sow_replication.wire import opened, sealed
-from sow_server.engine.replicas.replicas import ReplicaOptions
+from sow_server.engine.replicas import ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.model import Expiration, MessageType
 from tests.support import bad_rows

@@ -12,7 +12,7 @@ from unittest import mock
 
 from sow_peering import NOTHING_PURGED, Identity, MergeCounts, SeedRange
 from sow_server.engine.disk.layout import PUT, Changes, Column, encode_changes
-from sow_server.engine.replicas import replicas
+from sow_server.engine.replicas import receiving
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import NEVER
 from tests.support.stores import START, Rig
@@ -59,21 +59,21 @@ def packed(rows: Sequence[Bad]) -> bytes:
 
 def greet(rig: Rig) -> None:
     """The peer has said Hello; it has all the topics that the instance has."""
-    if PEER.name not in rig.store.replicas.sources:
+    if PEER.name not in rig.store.replicas.sources.by_name:
         answers: list[MergeCounts | StoreError] = []
-        rig.store.replicas.begin(
+        rig.store.replicas.sources.begin(
             PEER, topics=".*", filter_text="", cursor=0, missing_is_deleted=False, done=answers.append
         )
         rig.answer(answers)
-    rig.store.replicas.answers(PEER.name, rig.store.replicas.topics(".*"))
+    rig.store.replicas.sources.answers(PEER.name, rig.store.replicas.shared.matching(".*"))
 
 
 def send(rig: Rig, topic: str, *rows: Bad, origins: Sequence[str] = (PEER.name,)) -> MergeCounts:
     """The peer sends changes."""
     greet(rig)
-    cursor = rig.store.replicas.sources[PEER.name].cursor
+    cursor = rig.store.replicas.sources.by_name[PEER.name].cursor
     answers: list[MergeCounts | StoreError] = []
-    rig.store.replicas.apply(
+    rig.store.replicas.changes.apply(
         PEER.name,
         after=cursor,
         upto=cursor + len(rows),
@@ -88,7 +88,7 @@ def seed(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
     """The peer sends a snapshot."""
     greet(rig)
     answers: list[MergeCounts | StoreError] = []
-    rig.store.replicas.merge(
+    rig.store.replicas.changes.merge(
         PEER.name,
         SeedRange(topic, True, True, b"", b""),
         chunk=packed(rows),
@@ -102,11 +102,11 @@ def seed(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
 def mend(rig: Rig, topic: str, *rows: Bad) -> MergeCounts:
     """The peer sends rows for a repair."""
     answers: list[MergeCounts | StoreError] = []
-    rig.store.replicas.merge_rows(rig.topic(topic), packed(rows), [PEER.name], answers.append, source=PEER.name)
+    rig.store.replicas.changes.merge_rows(rig.topic(topic), packed(rows), [PEER.name], answers.append, source=PEER.name)
     return rig.answer(answers)
 
 
 def poison(rig: Rig, topic: str, *rows: Bad) -> None:
     """The rows are taken whatever they are, as releases before rule R13 did."""
-    with mock.patch.object(replicas, "faults", return_value={}):
+    with mock.patch.object(receiving, "faults", return_value={}):
         assert send(rig, topic, *rows).applied == len(rows)

@@ -12,7 +12,7 @@ from typing import Final
 from sow_peering import SeedPart
 from sow_server.engine.disk.layout import DELETE, EXPIRE, PUT, TOUCH, decode_changes, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
-from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
@@ -218,7 +218,7 @@ class RocksStore(PeerStore):
         self._rig.close()
 
     def save(self) -> None:
-        self._rig.store.replicas.save_peers()
+        self._rig.store.replicas.peers.save()
 
     # -- what is there ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from sow_peering import NOTHING_PURGED, Identity, MergeCounts, Purged, SeedRange
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import Tombstone, decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
-from sow_server.engine.replicas.replicas import PeerSettings, ReplicaOptions
+from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
@@ -55,7 +55,7 @@ def greet(sender: Rig, receiver: Rig, *, missing_is_deleted: bool = False, curso
     """The receiver begins to receive."""
     answers: list[MergeCounts | StoreError] = []
     at = sender.store.writer.synced_sequence if cursor is None else cursor
-    receiver.store.replicas.begin(
+    receiver.store.replicas.sources.begin(
         identity(sender),
         topics=".*",
         filter_text="",
@@ -76,10 +76,10 @@ def seed(
     counts: list[MergeCounts] = []
     after, first = b"", True
     while True:
-        rows = sender.store.replicas.seed(sender.topic(topic), after, select=everything, bytes_max=bytes_max)
+        rows = sender.store.replicas.reader.seed(sender.topic(topic), after, select=everything, bytes_max=bytes_max)
         part = SeedRange(topic, first, not rows.upto_key, after, rows.upto_key)
         answers: list[MergeCounts | StoreError] = []
-        receiver.store.replicas.merge(
+        receiver.store.replicas.changes.merge(
             name, part, chunk=rows.chunk, origins=sender.store.origins.names, purged=purged, done=answers.append
         )
         counts.append(receiver.answer(answers))
@@ -90,7 +90,7 @@ def seed(
 
 def tell(sender: Rig, receiver: Rig) -> None:
     """The receiver hears of the sender's topics."""
-    receiver.store.replicas.answers(sender.options.instance, sender.store.replicas.topics(".*"))
+    receiver.store.replicas.sources.answers(sender.options.instance, sender.store.replicas.shared.matching(".*"))
 
 
 def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
@@ -99,23 +99,23 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
     name = sender.options.instance
     sender.store.sync()
     total = [0] * len(MergeCounts())
-    source = receiver.store.replicas.sources.get(name)
+    source = receiver.store.replicas.sources.by_name.get(name)
     if source is None or source.identity != identity(sender):
         greet(sender, receiver)
-        for topic in sender.store.replicas.topics(".*"):
+        for topic in sender.store.replicas.shared.matching(".*"):
             for counts in seed(sender, receiver, topic.name):
                 total = [one + other for one, other in zip(total, counts, strict=True)]
     tell(sender, receiver)
     while True:
-        cursor = receiver.store.replicas.sources[name].cursor
-        topics = [kind.name for kind in sender.store.replicas.topics(".*")]
-        piece = sender.store.replicas.read(
+        cursor = receiver.store.replicas.sources.by_name[name].cursor
+        topics = [kind.name for kind in sender.store.replicas.shared.matching(".*")]
+        piece = sender.store.replicas.reader.read(
             identity(receiver), cursor, topics=topics, select=everything, bytes_max=bytes_max
         )
         if piece.upto == cursor:
             break
         answers: list[MergeCounts | StoreError] = []
-        receiver.store.replicas.apply(
+        receiver.store.replicas.changes.apply(
             name,
             after=cursor,
             upto=piece.upto,
@@ -125,8 +125,8 @@ def ship(sender: Rig, receiver: Rig, *, bytes_max: int = 2**20) -> MergeCounts:
         )
         result: MergeCounts = receiver.answer(answers)
         total = [one + other for one, other in zip(total, result, strict=True)]
-    sender.store.replicas.acknowledged(
-        receiver.options.instance, identity(receiver), receiver.store.replicas.sources[name].cursor
+    sender.store.replicas.peers.acknowledged(
+        receiver.options.instance, identity(receiver), receiver.store.replicas.sources.by_name[name].cursor
     )
     return MergeCounts(*total)
 
@@ -138,7 +138,9 @@ def purge(
     gone = 0
     while True:
         answers: list[MergeCounts | StoreError] = []
-        rig.store.replicas.purge(upto, held=held, made_before_micros=made_before, unread=unread, done=answers.append)
+        rig.store.replicas.tombstones.purge(
+            upto, held=held, made_before_micros=made_before, unread=unread, done=answers.append
+        )
         applied = rig.answer(answers).applied
         if not applied:
             return gone

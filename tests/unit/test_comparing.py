@@ -1,4 +1,4 @@
-"""What two instances compare: CM1 to CM4 of `replicas/comparing.py`, on stores that number origins differently."""
+"""What two instances compare: comparing [1] to [4], on stores that number origins differently."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_sums_wrap_at_64_bits(two: tuple[Instance, Instance]) -> None:
 
 
 def test_what_is_due_is_left_out(two: tuple[Instance, Instance]) -> None:
-    """CM3: one instance may have dropped it already."""
+    """comparing [3]: one instance may have dropped it already."""
     one, other = two
 
     one.holds([Row(b"stays"), Row(b"due", expire_time=START + 5), Row(b"later", expire_time=START + 6)])
@@ -222,7 +222,7 @@ def test_what_is_due_is_left_out_where_nothing_expires(tmp_path_factory: pytest.
 def test_an_instance_whose_clock_is_beyond_refuses_where_it_expires_records(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """CM4: it has dropped what the other one counts, and what would be found are no differences."""
+    """comparing [4]: it has dropped what the other one counts, and what would be found are no differences."""
     rig = Rig(tmp_path_factory.mktemp("rig"))
     rig.create_topic("acts", expiration=Expiration.ENABLED)
     rig.create_topic("keeps", expiration=Expiration.DISABLED)

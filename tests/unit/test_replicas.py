@@ -169,7 +169,7 @@ def test_a_delete_of_what_is_not_there_is_remembered_and_handed_on(tmp_path: Pat
     time.tick(SECOND)
     a.put("t", "1", b"newer")
     a.delete("t", "1")
-    b_only_the_delete = a.store.replicas.read(identity(b), 0, topics=["t"], select=everything, bytes_max=1)
+    b_only_the_delete = a.store.replicas.reader.read(identity(b), 0, topics=["t"], select=everything, bytes_max=1)
     assert b_only_the_delete.chunks
     ship(a, b)
     ship(b, c)
@@ -191,14 +191,14 @@ def test_what_came_from_a_peer_does_not_go_back_to_it_but_to_others(tmp_path: Pa
 
     def shipped_to(peer: str) -> list[bytes]:
         to = identity(a) if peer == "a" else identity(a)._replace(name=peer)
-        piece = b.store.replicas.read(to, 0, topics=["t"], select=everything, bytes_max=2**20)
+        piece = b.store.replicas.reader.read(to, 0, topics=["t"], select=everything, bytes_max=2**20)
         return [key for _, chunk in piece.chunks for key in decode_changes(0, chunk).keys]
 
     assert shipped_to("a") == [b"2"]
     assert shipped_to("c") == [b"1", b"2"]
     # It has lost its data, so what it sent once is news to it.
     reborn = identity(a)._replace(epoch="another")
-    piece = b.store.replicas.read(reborn, 0, topics=["t"], select=everything, bytes_max=2**20)
+    piece = b.store.replicas.reader.read(reborn, 0, topics=["t"], select=everything, bytes_max=2**20)
     assert [key for _, chunk in piece.chunks for key in decode_changes(0, chunk).keys] == [b"1", b"2"]
 
 
@@ -207,12 +207,12 @@ def test_nothing_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Rig]
     a, b = pair
     ship(a, b)
     a.put("t", "1")
-    cursor = b.store.replicas.sources["a"].cursor
-    piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
+    cursor = b.store.replicas.sources.by_name["a"].cursor
+    piece = a.store.replicas.reader.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
 
     def apply(after: int, upto: int) -> MergeCounts:
         answers: list[MergeCounts | StoreError] = []
-        b.store.replicas.apply(
+        b.store.replicas.changes.apply(
             "a", after=after, upto=upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
         )
         return b.answer(answers)
@@ -235,7 +235,7 @@ def test_the_cursor_is_in_the_batch_of_what_was_applied(pair: tuple[Rig, Rig]) -
         a.put("t", str(number))
         ship(a, b)
         b.crash()
-        assert b.store.replicas.sources["a"].cursor == a.store.writer.synced_sequence
+        assert b.store.replicas.sources.by_name["a"].cursor == a.store.writer.synced_sequence
         assert live(b) == live(a)
 
 
@@ -278,14 +278,14 @@ def test_a_touch_of_a_value_that_never_came_is_a_put(pair: tuple[Rig, Rig]) -> N
     ship(a, b)
     a.put("j", "1", b'{"n":2}')
     a.touch("j", "1", ttl=HOUR)
-    entries = a.store.replicas.read(
-        identity(b), b.store.replicas.sources["a"].cursor, topics=["j"], select=everything, bytes_max=2**20
+    entries = a.store.replicas.reader.read(
+        identity(b), b.store.replicas.sources.by_name["a"].cursor, topics=["j"], select=everything, bytes_max=2**20
     )
     (put, touch) = entries.chunks
     del put  # superseded on its way by a seed, say
     answers: list[MergeCounts | StoreError] = []
-    cursor = b.store.replicas.sources["a"].cursor
-    b.store.replicas.apply(
+    cursor = b.store.replicas.sources.by_name["a"].cursor
+    b.store.replicas.changes.apply(
         "a", after=cursor, upto=entries.upto, chunks=[touch], origins=a.store.origins.names, done=answers.append
     )
     assert b.answer(answers) == MergeCounts(applied=1)
@@ -317,7 +317,7 @@ def test_only_durable_changes_are_shipped(pair: tuple[Rig, Rig]) -> None:
     a.put("t", "1", ttl=1)
     a.time.tick(MINUTE)
     a.store.sweep()  # not synced by itself
-    piece = a.store.replicas.read(identity(b), before, topics=["t"], select=everything, bytes_max=2**20)
+    piece = a.store.replicas.reader.read(identity(b), before, topics=["t"], select=everything, bytes_max=2**20)
     assert piece.upto == a.store.writer.synced_sequence < a.store.writer.last_sequence
 
 
@@ -353,7 +353,7 @@ def test_a_seed_has_records_and_tombstones_in_parts(pair: tuple[Rig, Rig]) -> No
     assert len(parts) > 5
     assert sum(part.applied for part in parts) + sum(part.superseded for part in parts) == 50
     assert set(tombstones(b)) >= set(tombstones(a)) - {"03"}
-    (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
+    (answer,) = b.store.replicas.sources.answers("a", a.store.replicas.shared.matching("t"))
     assert not answer.wanted
 
 
@@ -363,11 +363,11 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
         a.put("t", f"{number:02}", b"x" * 100)
     greet(a, b)
     tell(a, b)
-    rows = a.store.replicas.seed(a.topic("t"), b"", select=everything, bytes_max=500)
+    rows = a.store.replicas.reader.seed(a.topic("t"), b"", select=everything, bytes_max=500)
     from sow_peering import SeedRange
 
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.merge(
+    b.store.replicas.changes.merge(
         "a",
         SeedRange("t", True, False, b"", rows.upto_key),
         chunk=rows.chunk,
@@ -377,7 +377,7 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
     )
     b.answer(answers)
     b.crash()
-    (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
+    (answer,) = b.store.replicas.sources.answers("a", a.store.replicas.shared.matching("t"))
     assert (answer.wanted, answer.after_key) == (True, rows.upto_key)
 
 
@@ -389,7 +389,7 @@ def test_a_seed_has_buffered_writes_synced_rather_than_wait_for_that(pair: tuple
     writer.step()
     assert writer.synced_sequence < writer.last_sequence
     a.store.start(lambda answers: answers())
-    rows = a.store.replicas.seed(a.topic("t"), b"", select=everything, bytes_max=500)
+    rows = a.store.replicas.reader.seed(a.topic("t"), b"", select=everything, bytes_max=500)
     assert writer.synced_sequence == writer.last_sequence
     assert decode_changes(1, rows.chunk).keys == [b"1"]
 
@@ -399,10 +399,12 @@ def test_a_topic_that_differs_leaves_the_link_and_is_seeded_once_it_is_mended(pa
     a, b = pair
     a.create_topic("other", TopicSettings(key=("/id",)))
     b.create_topic("other", TopicSettings(key=("/name",)))
-    ship_kinds = a.store.replicas.topics(".*")
+    ship_kinds = a.store.replicas.shared.matching(".*")
     greet(a, b)
     seed(a, b, "t")
-    answers = dict(zip([kind.name for kind in ship_kinds], b.store.replicas.answers("a", ship_kinds), strict=True))
+    answers = dict(
+        zip([kind.name for kind in ship_kinds], b.store.replicas.sources.answers("a", ship_kinds), strict=True)
+    )
     refusal = answers["other"]
     assert refusal.reason == Reason.TOPIC_DIFFERS
     assert refusal.message == 'other has key = ["/name"] at the receiving end, ["/id"] at the sending one'
@@ -411,7 +413,9 @@ def test_a_topic_that_differs_leaves_the_link_and_is_seeded_once_it_is_mended(pa
     ship(a, b)
     assert live(b) == live(a)
     b.alter_topic("other", key=("/id",))
-    answers = dict(zip([kind.name for kind in ship_kinds], b.store.replicas.answers("a", ship_kinds), strict=True))
+    answers = dict(
+        zip([kind.name for kind in ship_kinds], b.store.replicas.sources.answers("a", ship_kinds), strict=True)
+    )
     assert answers["other"].reason == 0
     assert answers["other"].wanted
     seed(a, b, "other")
@@ -426,7 +430,7 @@ def test_changes_passed_over_make_a_seeded_topic_wanted_again(pair: tuple[Rig, R
     a.put("t", "1")
     ship(a, b)
     b.alter_topic("t", journal=True)
-    (answer,) = b.store.replicas.answers("a", a.store.replicas.topics("t"))
+    (answer,) = b.store.replicas.sources.answers("a", a.store.replicas.shared.matching("t"))
     assert answer.wanted
 
 
@@ -434,18 +438,18 @@ def test_a_damaged_batch_is_refused(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     ship(a, b)
     a.put("t", "1")
-    cursor = b.store.replicas.sources["a"].cursor
-    piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
+    cursor = b.store.replicas.sources.by_name["a"].cursor
+    piece = a.store.replicas.reader.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
     ((topic, chunk),) = piece.chunks
     for bad in (b"", chunk[:-1], chunk + b"x", b"\x09" + chunk[1:], chunk[: len(chunk) // 2]):
         with pytest.raises(StoreError) as refused:
-            b.store.replicas.apply(
+            b.store.replicas.changes.apply(
                 "a", after=cursor, upto=piece.upto, chunks=[(topic, bad)], origins=a.store.origins.names, done=print
             )
         assert refused.value.reason is Reason.BATCH_DAMAGED
     origins: list[str] = []
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.apply(
+    b.store.replicas.changes.apply(
         "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=origins, done=answers.append
     )
     with pytest.raises(StoreError, match="origin without a name"):
@@ -464,13 +468,15 @@ def test_the_journal_is_kept_for_a_peer_that_is_behind_up_to_a_bound(tmp_path: P
         a.time.tick(MINUTE)
     a.prune()
     assert len(a.journal("t")) == 3
-    a.store.replicas.acknowledged("b", identity(a)._replace(name="b"), a.journal("t")[1].sequence)
+    a.store.replicas.peers.acknowledged("b", identity(a)._replace(name="b"), a.journal("t")[1].sequence)
     a.prune()
     assert len(a.journal("t")) == 1
     a.time.tick(HOUR)
     a.prune()
     assert a.journal("t") == []
-    piece = a.store.replicas.read(identity(a)._replace(name="b"), 0, topics=["t"], select=everything, bytes_max=1)
+    piece = a.store.replicas.reader.read(
+        identity(a)._replace(name="b"), 0, topics=["t"], select=everything, bytes_max=1
+    )
     assert piece.lost == ["t"]
 
 
@@ -496,10 +502,10 @@ def test_tombstones_are_purged_in_the_order_of_making(pair: tuple[Rig, Rig]) -> 
     second = tombstones(a)["b"]
     assert purge(a, upto=second.sequence) == 2
     assert set(tombstones(a)) == {"c", "d"}
-    assert a.store.replicas.purged(a.topic("t")) == Purged(second.version, "a")
+    assert a.store.replicas.tombstones.purged(a.topic("t")) == Purged(second.version, "a")
     assert a.topic("t").statistics.tombstones == 2
     a.reopen()
-    assert a.store.replicas.purged(a.topic("t")) == Purged(second.version, "a")
+    assert a.store.replicas.tombstones.purged(a.topic("t")) == Purged(second.version, "a")
     assert purge(a, made_before=START + 3 * MINUTE) == 1
     assert set(tombstones(a)) == {"d"}
 
@@ -514,8 +520,8 @@ def test_a_purge_by_age_is_remembered_for_those_who_missed_it(pair: tuple[Rig, R
     a.time.tick(HOUR)
     assert purge(a, made_before=a.clock.now_micros(), unread=["b"]) == 1
     a.reopen()
-    assert a.store.replicas.peer("b").missed
-    assert a.store.replicas.sources["b"].wait_for > 0
+    assert a.store.replicas.peers.peer("b").missed
+    assert a.store.replicas.sources.by_name["b"].wait_for > 0
     b.put("t", "2")
     with pytest.raises(StoreError) as refused:
         ship(b, a)
@@ -537,7 +543,7 @@ def test_what_only_a_receiver_has_is_dropped_when_it_is_dead_by_what_was_purged(
     a.time.tick(MINUTE)
     b.put("t", "newer", b"mine")
     greet(a, b)
-    purged = a.store.replicas.purged(a.topic("t"))
+    purged = a.store.replicas.tombstones.purged(a.topic("t"))
     (counts,) = seed(a, b, "t", purged=purged)
     assert counts == MergeCounts(applied=1, dropped=1)
     assert {key: found.payload for key, found in live(b).items()} == {
@@ -568,7 +574,7 @@ def test_what_is_dropped_is_written_down_whatever_the_names_are(tmp_path: Path) 
     purge(a, upto=a.store.writer.last_sequence)
     greet(a, b)
     for topic in topics:
-        (counts,) = seed(a, b, topic, purged=a.store.replicas.purged(a.topic(topic)))
+        (counts,) = seed(a, b, topic, purged=a.store.replicas.tombstones.purged(a.topic(topic)))
         assert counts == MergeCounts(dropped=1)
     assert len(list((b.path / "dropped").iterdir())) == 2
 
@@ -581,7 +587,7 @@ def test_many_dropped_records_take_several_commits(pair: tuple[Rig, Rig]) -> Non
     a.delete("t", "9999")
     purge(a, upto=a.store.writer.last_sequence)
     greet(a, b)
-    (counts,) = seed(a, b, "t", purged=a.store.replicas.purged(a.topic("t")))
+    (counts,) = seed(a, b, "t", purged=a.store.replicas.tombstones.purged(a.topic("t")))
     assert counts == MergeCounts(dropped=2500)
     assert live(b) == {}
 
@@ -618,7 +624,7 @@ def test_a_topic_is_not_deleted_while_a_peer_has_not_received_all_of_it(pair: tu
     assert a.delete_topic("t") == 0
     a.create_topic("t")
     assert tombstones(a) == {}
-    (answer,) = a.store.replicas.answers("b", b.store.replicas.topics("t"))
+    (answer,) = a.store.replicas.sources.answers("b", b.store.replicas.shared.matching("t"))
     assert answer.wanted
     assert purge(a, upto=a.store.writer.last_sequence) == 1, "its place in the order is cleared up"
     assert a.topic("t").statistics.tombstones == 0
@@ -628,15 +634,15 @@ def test_what_peers_have_acknowledged_is_written_down(pair: tuple[Rig, Rig]) -> 
     a, b = pair
     a.put("t", "1")
     ship(a, b)
-    before = a.store.replicas.peer("b")
+    before = a.store.replicas.peers.peer("b")
     assert before.acknowledged == a.store.writer.synced_sequence
-    a.store.replicas.save_peers()
+    a.store.replicas.peers.save()
     a.store.writer.step()
     a.crash()
-    assert a.store.replicas.peer("b") == before
+    assert a.store.replicas.peers.peer("b") == before
     # Another instance under its name: what the one before had says nothing of it.
-    a.store.replicas.acknowledged("b", identity(b)._replace(id="new"), 1)
-    assert a.store.replicas.peer("b").missed
+    a.store.replicas.peers.acknowledged("b", identity(b)._replace(id="new"), 1)
+    assert a.store.replicas.peers.peer("b").missed
 
 
 def test_a_filter_withdraws_what_does_not_match_any_more(pair: tuple[Rig, Rig]) -> None:
@@ -650,10 +656,10 @@ def test_a_filter_withdraws_what_does_not_match_any_more(pair: tuple[Rig, Rig]) 
     a.put("t", "2", b"no")
     a.put("t", "3", b"yes")
     a.put("t", "3", b"no")
-    cursor = b.store.replicas.sources["a"].cursor
-    piece = a.store.replicas.read(identity(b), cursor, topics=["t"], select=select, bytes_max=2**20)  # type: ignore[arg-type]  # a matcher
+    cursor = b.store.replicas.sources.by_name["a"].cursor
+    piece = a.store.replicas.reader.read(identity(b), cursor, topics=["t"], select=select, bytes_max=2**20)  # type: ignore[arg-type]  # a matcher
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.apply(
+    b.store.replicas.changes.apply(
         "a", after=cursor, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
     )
     assert b.answer(answers) == MergeCounts(applied=3)
@@ -683,12 +689,12 @@ def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
     ship(a, b)
     a.put("t", "1")
     a.delete("t", "1")
-    chunk = a.store.replicas.read(
-        identity(b), b.store.replicas.sources["a"].cursor, topics=["t"], select=everything, bytes_max=2**20
+    chunk = a.store.replicas.reader.read(
+        identity(b), b.store.replicas.sources.by_name["a"].cursor, topics=["t"], select=everything, bytes_max=2**20
     ).chunks[-1]
     answers: list[MergeCounts | StoreError] = []
-    source = b.store.replicas.sources["a"]
-    b.store.replicas.apply(
+    source = b.store.replicas.sources.by_name["a"]
+    b.store.replicas.changes.apply(
         "a",
         after=source.cursor,
         upto=source.cursor + 2,
@@ -708,10 +714,10 @@ def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
 def test_what_is_said_of_topics_has_a_version_that_rises_with_every_change(pair: tuple[Rig, Rig]) -> None:
     """Links ask for it each second, and for thousands of topics only when it is another."""
     a, b = pair
-    versions = [b.store.replicas.version]
+    versions = [b.store.replicas.sources.version]
 
     def rises() -> bool:
-        versions.append(b.store.replicas.version)
+        versions.append(b.store.replicas.sources.version)
         return versions[-1] > versions[-2]
 
     greet(a, b)
@@ -743,7 +749,7 @@ def test_a_link_carries_a_topic_by_its_name_and_one_without_a_journal_not(pair: 
     peers."""
     a, _ = pair
     a.create_topic("quiet", journal=False)
-    carried = a.store.replicas.shares
+    carried = a.store.replicas.shared.shares
     assert carried(".*", "t")
     assert carried("t|u", "u")
     assert not carried("t|u", "tu")
@@ -793,7 +799,7 @@ def test_a_delete_after_the_loss_holds_against_what_was_written_before(pair: tup
     a.put("t", "1", b"before")
     ship(a, b)
     a = wiped(a, tmp_path)
-    a.store.replicas.begin(
+    a.store.replicas.sources.begin(
         identity(b), topics=".*", filter_text="", cursor=0, missing_is_deleted=False, done=lambda _: None
     )
     a.store.writer.step()

@@ -30,8 +30,8 @@ from sow_server.engine.disk.layout import (
 )
 from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
-from sow_server.engine.replicas import replicas
-from sow_server.engine.replicas.replicas import MADE_END
+from sow_server.engine.replicas import receiving, serving, sources
+from sow_server.engine.replicas.tombstones import MADE_END
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     Delete,
@@ -66,23 +66,23 @@ def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeyp
     a.put("t", "1", ttl=1)
     a.time.tick(MINUTE)
     a.store.sweep()  # not synced by itself
-    monkeypatch.setattr(replicas, "SYNC_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "SYNC_PATIENCE_SECONDS", 0.0)
     with pytest.raises(StoreError) as refused:
-        a.store.replicas.rows(a.topic("t"), [b"1"])
+        a.store.replicas.reader.rows(a.topic("t"), [b"1"])
     assert refused.value.reason is Reason.STORE_FAILED
     a.store.sync()
-    assert a.store.replicas.rows(a.topic("t"), [b"1"])
+    assert a.store.replicas.reader.rows(a.topic("t"), [b"1"])
 
 
 def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> None:
     """S7, ports [1]."""
     a, b = pair
     ship(a, b)
-    cursor = b.store.replicas.sources["a"].cursor
+    cursor = b.store.replicas.sources.by_name["a"].cursor
     a.run(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED))
 
     def read() -> JournalPart:
-        return a.store.replicas.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
+        return a.store.replicas.reader.read(identity(b), cursor, topics=["t"], select=everything, bytes_max=2**20)
 
     assert (read().upto, read().chunks) == (cursor, [])
     a.store.sync()
@@ -101,10 +101,10 @@ def test_what_was_acknowledged_to_a_sender_survives_a_power_cut(pair: tuple[Rig,
     assert set(live(b)) == {"seeded"}
     a.put("t", "sent")
     ship(a, b)
-    cursor = b.store.replicas.sources["a"].cursor
+    cursor = b.store.replicas.sources.by_name["a"].cursor
     b.cut_power()
     assert set(live(b)) == {"seeded", "sent"}
-    assert b.store.replicas.sources["a"].cursor == cursor
+    assert b.store.replicas.sources.by_name["a"].cursor == cursor
 
 
 def test_missing_counts_as_deleted_only_until_every_topic_is_seeded(pair: tuple[Rig, Rig]) -> None:
@@ -142,10 +142,10 @@ def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tup
                 purging.join(1)  # it may have to wait for the acknowledgement
             return found
 
-    a.store.replicas.peers = Peers(a.store.replicas.peers)
-    a.store.replicas.acknowledged("b", identity(b), 1)
+    a.store.replicas.peers.by_name = Peers(a.store.replicas.peers.by_name)
+    a.store.replicas.peers.acknowledged("b", identity(b), 1)
     purging.join()
-    assert a.store.replicas.peer("b") == PeerState(identity(b), 1, missed=True)
+    assert a.store.replicas.peers.peer("b") == PeerState(identity(b), 1, missed=True)
 
 
 def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
@@ -157,7 +157,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
         b.put("t", str(number))
     ship(a, b)
     purged = Purged(b.time.wall_micros + MINUTE, "a")
-    monkeypatch.setattr(replicas, "DROP_MAX", 2)
+    monkeypatch.setattr(receiving, "DROP_MAX", 2)
     queue = b.store.commits.run
     queued: list[object] = []
 
@@ -169,7 +169,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
 
     monkeypatch.setattr(b.store.commits, "run", run)
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.merge(
+    b.store.replicas.changes.merge(
         "a",
         SeedRange("t", True, True, b"", b""),
         chunk=b"",
@@ -190,8 +190,8 @@ def test_what_was_written_while_a_journal_was_off_is_not_passed_over(pair: tuple
     a.alter_topic("t", journal=False)
     a.put("t", "1")
     a.store.sync()
-    after = b.store.replicas.sources["a"].cursor
-    piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
+    after = b.store.replicas.sources.by_name["a"].cursor
+    piece = a.store.replicas.reader.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     a.alter_topic("t", journal=True)
     assert (piece.upto, piece.lost) == (a.store.writer.last_sequence, ["t"])
 
@@ -209,7 +209,7 @@ def test_tombstones_of_a_topic_do_not_outlive_the_kind_of_its_records(pair: tupl
     a.time.tick(MINUTE)
     a.alter_topic("u", key=("/y",))  # what is overdue goes in this commit
     assert tombstones(a, "u") == {}
-    assert a.store.replicas.purged(a.topic("u")) == Purged()
+    assert a.store.replicas.tombstones.purged(a.topic("u")) == Purged()
     greet(a, b)
     seed(a, b, "u")
     assert set(live(b, "u")) == {"1"}
@@ -230,8 +230,8 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     b.delete("t", "other")
     purge(b, upto=b.store.writer.last_sequence)
     answers: list[MergeCounts | StoreError] = []
-    chunk = a.store.replicas.rows(a.topic("t"), [b"old"])
-    b.store.replicas.merge_rows(b.topic("t"), chunk, a.store.origins.names, answers.append, source="a")
+    chunk = a.store.replicas.reader.rows(a.topic("t"), [b"old"])
+    b.store.replicas.changes.merge_rows(b.topic("t"), chunk, a.store.origins.names, answers.append, source="a")
     assert b.answer(answers) == MergeCounts(dropped=1)
     assert (live(b), tombstones(b)) == ({}, {})
     ship(b, a)
@@ -243,9 +243,9 @@ def test_a_delete_goes_to_peers_without_what_it_has_removed(pair: tuple[Rig, Rig
     a, b = pair
     a.put("t", "1", b"x" * 2**20)
     ship(a, b)
-    after = b.store.replicas.sources["a"].cursor
+    after = b.store.replicas.sources.by_name["a"].cursor
     a.delete("t", "1")
-    piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
+    piece = a.store.replicas.reader.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     assert [len(chunk) < 1000 for _, chunk in piece.chunks] == [True]
     assert ship(a, b) == MergeCounts(applied=1)
     assert tombstones(b)["1"].version == tombstones(a)["1"].version
@@ -282,14 +282,14 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     ship(a, b)
     a.put("t", "1")
-    after = b.store.replicas.sources["a"].cursor
-    piece = a.store.replicas.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
+    after = b.store.replicas.sources.by_name["a"].cursor
+    piece = a.store.replicas.reader.read(identity(b), after, topics=["t"], select=everything, bytes_max=2**20)
     ((_, chunk),) = piece.chunks
     changes = decode_changes(0, chunk)
     empty = Column()
     none = Changes(0, changes.commit_time_micros, b"", empty, empty, empty, empty, empty, empty, empty, [], [])
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.apply(
+    b.store.replicas.changes.apply(
         "a",
         after=after,
         upto=piece.upto,
@@ -309,11 +309,11 @@ def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
     monkeypatch.setattr(origins, "ORIGINS_MAX", 2)
     answers: list[MergeCounts | StoreError] = []
     part = SeedRange("t", True, True, b"", b"")
-    b.store.replicas.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
+    b.store.replicas.changes.merge("a", part, chunk=b"", origins=["c"], purged=Purged(), done=answers.append)
     with pytest.raises(StoreError, match="origins"):
         b.answer(answers)
     monkeypatch.undo()
-    monkeypatch.setattr(replicas, "SOURCES_MAX", 2)
+    monkeypatch.setattr(sources, "SOURCES_MAX", 2)
     greet(a, b)
     with pytest.raises(StoreError, match="sources"):
         greet(a, b)
@@ -413,13 +413,15 @@ def test_after_a_loss_every_source_seeds_all_anew(pair: tuple[Rig, Rig]) -> None
     a.put("t", "1")
     ship(a, b)
     tell(a, b)
-    (kind,) = a.store.replicas.topics("t")
-    assert not b.store.replicas.answer("a", kind).wanted
+    (kind,) = a.store.replicas.shared.matching("t")
+    assert not b.store.replicas.sources.answer("a", kind).wanted
     lose(b, without(RECORDS, b.topic("t").prefix + b"1"))
     assert b.get("t", "1") is None
     tell(a, b)
-    assert b.store.replicas.answer("a", kind).wanted
-    assert b.store.replicas.sources["a"].identity == identity(a), "it is no new one: what it has purged is dead here"
+    assert b.store.replicas.sources.answer("a", kind).wanted
+    assert b.store.replicas.sources.by_name["a"].identity == identity(a), (
+        "it is no new one: what it has purged is dead here"
+    )
     seed(a, b, "t")
     assert live(b) == live(a)
 
@@ -449,7 +451,7 @@ def test_after_a_loss_tombstones_are_counted_anew(pair: tuple[Rig, Rig]) -> None
     a, b = pair
     a.put("t", "1")
     a.store.sync()
-    piece = a.store.replicas.read(identity(b), 0, topics=["t"], select=everything, bytes_max=2**20)
+    piece = a.store.replicas.reader.read(identity(b), 0, topics=["t"], select=everything, bytes_max=2**20)
     a.put("t", "2")
     ship(a, b)
     figures = dict(b.rows(META, STATISTICS_KEY, STATISTICS_KEY + b"\xff"))
@@ -459,7 +461,7 @@ def test_after_a_loss_tombstones_are_counted_anew(pair: tuple[Rig, Rig]) -> None
     greet(a, b, cursor=0)
     tell(a, b)
     answers: list[MergeCounts | StoreError] = []
-    b.store.replicas.apply(
+    b.store.replicas.changes.apply(
         "a", after=0, upto=piece.upto, chunks=piece.chunks, origins=a.store.origins.names, done=answers.append
     )
     assert b.answer(answers).superseded == 1

@@ -76,15 +76,15 @@ def test_a_row_that_no_publish_could_have_made_is_refused_and_the_rest_is_taken(
     assert (line["topic"], line["source"], line["reason"]) == ("t", "peer", reason.name)
     assert line["key"] == soundness.shown(bad.key)
     if way == "changes":
-        assert rig.store.replicas.sources["peer"].cursor == 3, "R6: it moves on in the same commit"
+        assert rig.store.replicas.sources.by_name["peer"].cursor == 3, "R6: it moves on in the same commit"
 
 
 def test_a_batch_of_nothing_but_bad_rows_moves_the_cursor(rig: Rig) -> None:
     """The link would bring the same batch for ever."""
     assert bad_rows.send(rig, "t", Bad(key=b"\xff"), Bad(key=b"")) == MergeCounts(refused=2)
-    assert rig.store.replicas.sources["peer"].cursor == 2
+    assert rig.store.replicas.sources.by_name["peer"].cursor == 2
     rig.reopen()
-    assert rig.store.replicas.sources["peer"].cursor == 2
+    assert rig.store.replicas.sources.by_name["peer"].cursor == 2
 
 
 def test_halves_of_a_character_in_two_keys_do_not_make_one(rig: Rig) -> None:
@@ -125,7 +125,7 @@ def test_limits_are_those_of_the_instance_that_takes_the_row(tmp_path: Path) -> 
     """R13: what a peer with larger limits has accepted is refused here, and counted."""
     rig = instance(tmp_path, "a")
     rig.create_topic("t", message_type=MessageType.BINARY)
-    limits = rig.store.replicas.limits
+    limits = rig.store.replicas.changes.limits
     fits = Bad(b"k" * limits.key_bytes_max, b"x" * limits.payload_bytes_max)
     beyond = (fits._replace(key=fits.key + b"k"), fits._replace(payload=fits.payload + b"x"))
     assert bad_rows.send(rig, "t", fits, *beyond) == MergeCounts(applied=1, refused=2)
@@ -196,7 +196,7 @@ def set_aside(rig: Rig, topic: str, durable: str) -> None:
 
 def unsound(rig: Rig, topic: str) -> list[str]:
     """What is said of the rows of a topic that no publish could have made."""
-    found, limits = rig.topic(topic), rig.store.replicas.limits
+    found, limits = rig.topic(topic), rig.store.replicas.changes.limits
     rows = rig.rows(RECORDS, found.prefix, found.stop)
     faults = [soundness.row_fault(found, key[4:], value, limits, rig.time.wall_micros) for key, value in rows]
     return [fault.message for fault in faults if fault is not None]

@@ -120,7 +120,7 @@ class NewSettings:
             raise StoreError(
                 Reason.TOPIC_NOT_EMPTY, "topic: is not empty any more: dead letters have just come to it", field="name"
             )
-        self._parts.replicas.stage_refound(draft, topic)
+        self._parts.replicas.tombstones.stage_refound(draft, topic)
         self._parts.loads.registry.stage_fail_all(draft, topic, "the topic takes records of another kind now")
 
     def _stage_indexes(self, draft: Draft) -> Indexes:

@@ -26,7 +26,7 @@ class DeleteTopic:
         """Stages the removal of everything that is the topic's. PEER_BEHIND unless forced, TOPIC_NOT_FOUND."""
         topic = alterable(self._parts.topics, self._name, in_config=False)
         if not self._force:
-            self._parts.replicas.check_shipped(topic)
+            self._parts.replicas.peers.check_shipped(topic)
         self._live = self._parts.cuts.count(topic)
         _stage_deletion(self._parts, draft, topic)
         self._topic = topic

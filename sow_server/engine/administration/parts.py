@@ -13,7 +13,7 @@ from sow_server.engine.disk.rocks import Rocks
 from sow_server.engine.durables import Durables
 from sow_server.engine.loads import Loads
 from sow_server.engine.reading import Cuts
-from sow_server.engine.replicas.replicas import Replicas
+from sow_server.engine.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,32 @@
-"""Other instances: what was shipped to them, and what they send."""
+"""Other instances: their changes applied here, the changes of this one read for them, tombstones, positions.
+
+    [1]  A change of a source is merged by version, see `merging`.
+    [2]  The position up to which a source has been applied moves in the commit that applies (rule R6); so does the
+         progress of seeding a topic.
+    [3]  A peer is not sent changes that came from itself, as it is now (rule R7), nor expiries (rule R2).
+    [4]  A removal from a topic that peers share leaves a tombstone until nobody can bring the record back (rule R4), at
+         most for the grace, or until every peer that is to be heard first was heard. A peer that has missed a tombstone
+         that went by age is remembered, and is seeded anew.
+    [5]  The journal is kept for peers that are behind, within bounds (rule R9).
+
+An instance that this one sends to is a *peer*; one that it receives from is a *source*. Mostly each is both.
+
+    model       options, a source, and rows as stored
+    sharing     the topics that links carry
+    peers       acknowledged positions, and the journal that is held for them
+    sources     positions of sources, their topics, and the progress of their seeds
+    tombstones  the purge of tombstones, and purge marks
+    serving     changes and rows are read for peers
+    receiving   changes and rows of sources are merged, by `merging`
+    dropped     records are written to files before they are dropped
+    shipping    changes and rows are packed for other instances
+    comparing   checksums and versions of records
+    replicas    the parts above, as the store uses them
+"""
+
+from __future__ import annotations
+
+from sow_server.engine.replicas.model import PeerSettings, ReplicaDone, ReplicaOptions, SelectRecords, Source
+from sow_server.engine.replicas.replicas import Replicas
+
+__all__ = ["PeerSettings", "ReplicaDone", "ReplicaOptions", "Replicas", "SelectRecords", "Source"]

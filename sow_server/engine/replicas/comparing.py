@@ -1,13 +1,13 @@
 """What two instances compare of a topic: checksums over its live records, bucket by bucket, and versions (rule R10).
 
-    CM1  Equal live records give equal checksums, whatever the order they were written in, and whatever the numbers that
+    [1]  Equal live records give equal checksums, whatever the order they were written in, and whatever the numbers that
          an instance gives to topics, sequences and origins: a checksum is over key, version, the origin's name, stamp
          and payload.
-    CM2  A change of any of these in one record changes the checksum of its bucket (but for one case in 2^64) and of no
+    [2]  A change of any of these in one record changes the checksum of its bucket (but for one case in 2^64) and of no
          other. The bucket depends on the key alone.
-    CM3  All of it is of one instant, and says what was there by `now_micros`: what is due by then is left out, whether
+    [3]  All of it is of one instant, and says what was there by `now_micros`: what is due by then is left out, whether
          this instance acts on expiration or not, as the other one may have dropped it.
-    CM4  Two instances that answer for the same `now_micros` leave out the same. So an instance that acts on expiration
+    [4]  Two instances that answer for the same `now_micros` leave out the same. So an instance that acts on expiration
          refuses (CLOCK_SKEW) when its own clock is beyond: it has dropped what the other one is to count.
 
 What is computed here is compared with what another instance computes, perhaps of another release: the bucket and the
@@ -58,7 +58,7 @@ def bucket_of(key: bytes, buckets: int) -> int:
 def checksums(cuts: Cuts, origins: Origins, topic: str, buckets: int, now_micros: int) -> Checksums:
     """The checksums of the records of a topic that are not due by `now_micros`. Reads all of them, from any thread.
 
-    Raises StoreError: TOPIC_NOT_FOUND; CLOCK_SKEW (CM4); INVALID_ARGUMENT for a number of buckets outside of 1 to
+    Raises StoreError: TOPIC_NOT_FOUND; CLOCK_SKEW ([4]); INVALID_ARGUMENT for a number of buckets outside of 1 to
     `BUCKETS_MAX`.
     """
     _check_buckets(buckets)

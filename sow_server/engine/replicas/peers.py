@@ -1,0 +1,141 @@
+"""Peers: the positions that they have acknowledged, and the journal that is held for them (replicas [4], [5])."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import partial
+
+from sow_peering import Identity, PeerState
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import PEER_KEY, StoredStatistics, peer_key
+from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.journal.reading import ChunkHeads
+from sow_server.engine.journal.retention import JournalBounds, Retention
+from sow_server.engine.replicas.model import ReplicaOptions, decode_peer, encode_peer
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.patterns import matcher
+
+
+class Peers:
+    """Owns the states of peers. Acknowledgements come on one thread; rows are put on the writer's thread."""
+
+    def __init__(self, rocks: Rocks, options: ReplicaOptions, commits: Commits) -> None:
+        self._options = options
+        self._commits = commits
+        self._matches = {peer.name: matcher(peer.topics) for peer in options.peers}
+        self.by_name: dict[str, PeerState] = {}
+        rows = rocks.cursor(META)
+        try:
+            for key, row in rows.rows(PEER_KEY, PEER_KEY + b"\xff"):
+                self.by_name[key[len(PEER_KEY) :].decode()] = decode_peer(row)
+        finally:
+            rows.close()
+        self._marking = threading.Lock()
+        """Held while a peer's state is replaced by one that follows from it: acknowledgements come on one thread, and
+        a purge marks missed tombstones on another."""
+        self._unsaved: set[str] = set()
+        """Peers whose rows are older than their states."""
+        self._retention = Retention()
+
+    def peer(self, name: str) -> PeerState:
+        """The state of a peer."""
+        return self.by_name.get(name, PeerState())
+
+    def of(self, topic: Topic) -> list[str]:
+        """The configured peers that a topic is sent to."""
+        if topic.reserved or not topic.settings.journal:
+            return []
+        return [name for name, matches in self._matches.items() if matches(topic.name)]
+
+    def acknowledged(self, name: str, identity: Identity, sequence: int) -> None:
+        """A peer has everything up to a sequence on its disk. `save` stores that."""
+        with self._marking:
+            before = self.peer(name)
+            # Another instance under the name, or its data restored. Tombstones that were purged because the one before
+            # had acknowledged them may belong to records that live in this one.
+            missed = before.missed or (before.identity is not None and before.identity != identity)
+            after = PeerState(identity, sequence, missed)
+            if after != before:
+                self.by_name[name] = after
+                self._unsaved.add(name)
+
+    def reseeded(self, name: str) -> None:
+        """A peer has been seeded anew with everything."""
+        with self._marking:
+            if self.peer(name).missed:
+                self.by_name[name] = self.peer(name)._replace(missed=False)
+                self._unsaved.add(name)
+
+    def save(self) -> None:
+        """Stores the states of peers. An acknowledgement that a crash loses comes again."""
+        if not self._unsaved:
+            return
+        names, self._unsaved = self._unsaved, set()
+
+        def saved(result: StoreError | None) -> None:
+            if isinstance(result, StoreError):
+                self._unsaved |= names
+
+        try:
+            self._commits.run(SavePeers(self, names), saved)
+        except StoreError as error:  # the store is stopping, or has failed
+            saved(error)
+
+    def held(self, heads: ChunkHeads, topic: Topic, figures: StoredStatistics, now_micros: int) -> int:
+        """The sequence up to which no peer that is behind needs the topic's journal (replicas [5])."""
+        names = self.of(topic) if self._matches else []
+        if not names:
+            return figures.last_sequence
+        held = min(self.peer(name).acknowledged for name in names)
+        if held >= figures.last_sequence:
+            return held
+        bounds = JournalBounds(self._options.lag_age_micros_max, self._options.lag_bytes_max)
+        return max(held, self._retention.first(heads, topic, figures, bounds, now_micros) - 1)
+
+    def forget(self, topic_id: int) -> None:
+        """Forgets a topic that was deleted."""
+        self._retention.forget(topic_id)
+
+    def check_shipped(self, topic: Topic) -> None:
+        """Raises StoreError PEER_BEHIND while a peer has not received all changes of a topic (rule T5)."""
+        for name in self.of(topic):
+            if self.peer(name).acknowledged < topic.statistics.last_sequence and topic.statistics.journal_entries:
+                raise StoreError(
+                    Reason.PEER_BEHIND,
+                    f"topic: {name} has not yet received all changes of {topic.name}; wait for it, or "
+                    "delete it all the same (force in the API, --unshipped on the command line)",
+                    field="name",
+                    details={"peer": name},
+                )
+
+    def stage_missed(self, draft: Draft, sequence: int, *, by_all: bool) -> None:
+        """Marks the peers that have not acknowledged a sequence, or all of them: they miss tombstones that this commit
+        purges by age (replicas [4])."""
+        for name in self._matches:
+            peer = self.peer(name)
+            if not peer.missed and (by_all or peer.acknowledged < sequence):
+                draft.batch.puts[META][peer_key(name)] = encode_peer(peer._replace(missed=True))
+                draft.on_commit.append(partial(self._miss, name))
+
+    def _miss(self, name: str) -> None:
+        with self._marking:
+            self.by_name[name] = self.peer(name)._replace(missed=True)
+
+
+class SavePeers:
+    """The step that stores the states of some peers."""
+
+    def __init__(self, peers: Peers, names: Iterable[str]) -> None:
+        self._peers = peers
+        self._names = names
+
+    def stage(self, draft: Draft) -> None:
+        """Puts their rows."""
+        for name in self._names:
+            draft.batch.puts[META][peer_key(name)] = encode_peer(self._peers.peer(name))
+
+    def committed(self) -> None:
+        """Nothing follows."""

@@ -1,0 +1,353 @@
+"""Receiving: changes and rows of other instances are merged into this one (replicas [1], [2])."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from sow_peering import NOTHING_PURGED, MergeCounts, Purged, SeedRange
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.requests import Limits as RequestLimits
+from sow_server.engine.commit.soundness import Fault, Limits, Reports, bad_names, faults
+from sow_server.engine.commit.steps import Round, Staged
+from sow_server.engine.disk.layout import (
+    HEADER,
+    PAYLOAD,
+    RECORD_KEY,
+    SEED_STATE,
+    SEED_UPTO,
+    Changes,
+    read_header,
+    seed_key,
+)
+from sow_server.engine.disk.rocks import META, RECORDS, Rocks
+from sow_server.engine.replicas.dropped import DroppedFiles
+from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
+from sow_server.engine.replicas.model import ReplicaDone, ReplicaOptions, SeedState
+from sow_server.engine.replicas.sources import Sources
+from sow_server.engine.replicas.tombstones import Tombstones
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+
+DROP_MAX: Final = 1000
+"""Records that one commit looks at for dropping."""
+
+
+class PeerChanges:
+    """Has the writer merge changes and rows of other instances."""
+
+    def __init__(
+        self,
+        rocks: Rocks,
+        path: Path,
+        options: ReplicaOptions,
+        *,
+        commits: Commits,
+        topics: Topics,
+        origins: Origins,
+        unsound: Reports,
+        limits: RequestLimits,
+        sources: Sources,
+        tombstones: Tombstones,
+    ) -> None:
+        self.rocks: Final = rocks
+        self.topics: Final = topics
+        self.origins: Final = origins
+        self.sources: Final = sources
+        self.tombstones: Final = tombstones
+        self.dropped: Final = DroppedFiles(path)
+        self._options = options
+        self._commits = commits
+        self._unsound = unsound
+        self.limits: Final = Limits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
+        """Limits that a row of a peer must keep to, as a publish here must."""
+
+    def apply(
+        self,
+        name: str,
+        *,
+        after: int,
+        upto: int,
+        chunks: Sequence[tuple[str, bytes]],
+        origins: Sequence[str],
+        done: ReplicaDone,
+    ) -> None:
+        """Applies changes of a source, and moves its cursor. Raises StoreError BATCH_DAMAGED at once. `done` hears
+        CLOCK_SKEW and every other refusal, and nothing is applied then."""
+        changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
+        self._commits.run(ApplyChanges(self, name, after, upto, changes_of, origins), done)
+
+    def merge(
+        self,
+        name: str,
+        part: SeedRange,
+        *,
+        chunk: bytes,
+        origins: Sequence[str],
+        purged: Purged,
+        done: ReplicaDone,
+    ) -> None:
+        """Merges a part of a topic's snapshot, and remembers how far it is. Records in that range that only this
+        instance has go, if they are at or below the purge mark `purged` of the source (rule R4). Refused as `apply`."""
+        changes = decoded(part.topic, chunk) if chunk else None
+        one_round = Round(MergeSeed(self, name, part, changes, origins, purged))
+
+        def merged(result: MergeCounts | Staged | StoreError) -> None:
+            if not isinstance(result, Staged):
+                done(result)
+                return
+            try:
+                self._commits.run(one_round, merged)  # another round of dropping
+            except StoreError as error:  # the store is stopping, or has failed
+                done(error)
+
+        self._commits.run(one_round, merged)
+
+    def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: ReplicaDone, *, source: str) -> None:
+        """Merges rows by version, for a repair with a peer; they go on to every peer.
+
+        A row that is not here, and not above the purge mark, is not taken: it may be deleted (rule R4). Or this
+        instance has lost it, and it lives on where it is. Raises StoreError BATCH_DAMAGED at once.
+        """
+        self._commits.run(MergeRows(self, topic, decoded(topic.name, chunk), origins, source), done)
+
+    # -- for the steps: the writer's thread -------------------------------------------------------------------------
+
+    def stage_origins(self, draft: Draft, names: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The numbers here of a peer's origins, and the peer's numbers of those whose names no instance can have: these
+        are not remembered."""
+        bad = bad_names(names)
+        if not bad:
+            return self.origins.stage(draft, names), bad
+        wrong = set(bad)
+        good = self.origins.stage(draft, [name for number, name in enumerate(names) if number not in wrong])
+        numbers = iter(good)
+        return [0 if number in wrong else next(numbers) for number in range(len(names))], bad
+
+    def find_faults(
+        self, draft: Draft, source: str, topic: Topic, changes: Changes, bad_origins: Sequence[int]
+    ) -> Mapping[int, Fault]:
+        """The changes that are not taken, because no publish could have made them (soundness [1])."""
+        found = faults(topic, changes, bad_origins, self.limits, draft.now)
+        if found:
+            draft.on_commit.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
+        return found
+
+    def check_skew(self, draft: Draft, batches: Iterable[Changes]) -> None:
+        """Raises StoreError CLOCK_SKEW for versions that are too far in the future (rule K7)."""
+        highest = max([max(changes.version, default=0) for changes in batches], default=0)
+        ahead = highest - draft.now
+        if ahead > self._options.max_clock_skew_micros:
+            raise StoreError(
+                Reason.CLOCK_SKEW,
+                f"a version is {ahead / MICROS:.1f} s in the future, more than max_clock_skew = "
+                f"{self._options.max_clock_skew_micros / MICROS:.1f} s: a clock is wrong, here or there",
+                details={"ahead_micros": str(ahead)},
+            )
+
+
+class ApplyChanges:
+    """The step that applies changes of a source, and moves its cursor."""
+
+    def __init__(
+        self,
+        owner: PeerChanges,
+        name: str,
+        after: int,
+        upto: int,
+        changes_of: Sequence[tuple[str, Changes]],
+        origins: Sequence[str],
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._after = after
+        self._upto = upto
+        self._changes_of = changes_of
+        self._origins = origins
+        self._tally = Tally()
+
+    def stage(self, draft: Draft) -> None:
+        """Merges the changes of topics that this instance can take. The others have to be seeded later."""
+        owner, name = self._owner, self._name
+        sources = owner.sources
+        source = sources.ready(name)
+        if self._after > source.cursor:
+            raise StoreError(
+                Reason.BATCH_DAMAGED,
+                f"changes behind {self._after} came, and this instance has what is up to {source.cursor}",
+            )
+        self._tally = tally = Tally()
+        if self._upto <= source.cursor:
+            return
+        owner.check_skew(draft, [changes for _, changes in self._changes_of])
+        own, bad_origins = owner.stage_origins(draft, self._origins)
+        draft.journal.source = source.number
+        for topic_name, changes in self._changes_of:
+            topic = sources.takeable(name, topic_name)
+            if topic is None:
+                sources.stage_unseeded(draft, name, topic_name)
+                continue
+            draft.journal.atomic = changes.atomic
+            found = owner.find_faults(draft, name, topic, changes, bad_origins)
+            Merge(draft, topic, owner.origins.names_in(draft), tally).apply(changes, own, found)
+            draft.end_request()
+        sources.stage_cursor(draft, name, source, self._upto)
+
+    def committed(self) -> MergeCounts:
+        """The outcomes of the changes."""
+        return self._tally.counts()
+
+
+class MergeSeed:
+    """The step, in rounds, that merges a part of a topic's snapshot. Each round but the last only drops records."""
+
+    def __init__(
+        self,
+        owner: PeerChanges,
+        name: str,
+        part: SeedRange,
+        changes: Changes | None,
+        origins: Sequence[str],
+        purged: Purged,
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._part = part
+        self._changes = changes
+        self._origins = origins
+        self._purged = purged
+        self._tally = Tally()
+        self._counts = MergeCounts()
+        self._position = part.after_key + b"\0" if part.after_key else b""
+        """The key from which the next round looks for records to drop."""
+
+    def stage(self, draft: Draft) -> Staged:
+        """Drops records, or merges the rows and puts how far the seed is."""
+        owner, name, part, changes = self._owner, self._name, self._part, self._changes
+        sources = owner.sources
+        topic = sources.takeable(name, part.topic)
+        if topic is None:
+            return Staged.DONE
+        source, before = sources.ready(name), owner.rocks.get(META, seed_key(name, topic.id))
+        if part.first:
+            first_time = before is None or before[0] == SeedState.UNDER_WAY
+            before = bytes((SeedState.UNDER_WAY if first_time else SeedState.AGAIN,))
+        elif before is None or before[0] == SeedState.COMPLETE or before[SEED_UPTO] < part.after_key:
+            raise StoreError(
+                Reason.BATCH_DAMAGED, f"a seed of {part.topic} goes on where this instance has not come to"
+            )
+        own, bad_origins = owner.stage_origins(draft, self._origins)
+        if changes is not None:
+            owner.check_skew(draft, [changes])
+        names = owner.origins.names_in(draft)
+        if self._purged.version:
+            following = self._drop(draft, topic)
+            if following is not None:
+                self._position = following
+                return Staged.AGAIN
+            # A record that is deleted there is deleted here: others hear of it from this instance.
+            self._raise_purge_mark(draft, topic)
+        draft.journal.source = source.number
+        if changes is not None:
+            missing_is_deleted = sources.counts_missing_as_deleted(name, source) and before[0] == SeedState.UNDER_WAY
+            guard = owner.tombstones.purged(topic) if missing_is_deleted else NOTHING_PURGED
+            merge = Merge(draft, topic, names, self._tally, guard=guard, snapshot=True)
+            merge.apply(changes, own, owner.find_faults(draft, name, topic, changes, bad_origins))
+            owner.dropped.write(topic.name, name, merge.not_taken)
+        reached = before[SEED_STATE] + max(part.upto_key, before[SEED_UPTO])
+        if part.last:
+            reached = bytes((SeedState.COMPLETE,))
+        if part.first or part.last:
+            sources.stage_seeds_change(draft)
+        draft.batch.puts[META][seed_key(name, topic.id)] = reached
+        self._counts = self._tally.counts()
+        return Staged.DONE
+
+    def committed(self) -> MergeCounts:
+        """The outcomes of the rows; nothing where the topic cannot be taken."""
+        return self._counts
+
+    def _raise_purge_mark(self, draft: Draft, topic: Topic) -> None:
+        purged = self._purged
+        if purged > self._owner.tombstones.purged(topic):
+            (origin,) = self._owner.origins.stage(draft, [purged.origin])
+            figures = draft.figures(topic)
+            draft.statistics[topic.id] = figures._replace(purged_version=purged.version, purged_origin=origin)
+
+    def _drop(self, draft: Draft, topic: Topic) -> bytes | None:
+        """Drops records in the range of the part that only this instance has, if they are at or below the source's
+        purge mark. Returns the key to go on from, with another commit; None at the end."""
+        owner, part, changes = self._owner, self._part, self._changes
+        theirs = set(changes.keys) if changes is not None else set()
+        stop = topic.stop if part.last else topic.prefix + part.upto_key + b"\0"
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        cursor = owner.rocks.cursor(RECORDS, fill_cache=False)
+        try:
+            following = cursor.fill(topic.prefix + self._position, stop, DROP_MAX, keys, values)
+        finally:
+            cursor.close()
+        names = owner.origins.names_in(draft)
+        # A delete right above each: the record ends with it wherever else it lives, and no newer one does. The delete
+        # does not count as a write of this instance, which would outrank its earlier ones.
+        draft.journal.source = 0
+        by = min(earlier_numbers(names, draft.origin), default=draft.origin)
+        dead: list[Dead] = []
+        for store_key, value in zip(keys, values, strict=True):
+            head = read_header(value)
+            # A record that is past its stamp is here because this instance does not act on it: it keeps it (rule R2).
+            if (
+                store_key[RECORD_KEY] not in theirs
+                and head.expire_time_micros > draft.now
+                and (head.version, names[head.origin]) <= self._purged
+            ):
+                dead.append(
+                    Dead(
+                        store_key[RECORD_KEY],
+                        head.version,
+                        head.publish_time_micros,
+                        head.expire_time_micros,
+                        names[head.origin],
+                        value[PAYLOAD],
+                    )
+                )
+                draft.heads[store_key] = value[HEADER]
+                draft.delete(
+                    topic, store_key[RECORD_KEY], store_key, value[HEADER], version=head.version + 1, origin=by
+                )
+        owner.dropped.write(topic.name, self._name, dead)
+        self._tally.dropped += len(dead)
+        return None if following is None else following[RECORD_KEY]
+
+
+class MergeRows:
+    """The step that merges rows for a repair."""
+
+    def __init__(self, owner: PeerChanges, topic: Topic, changes: Changes, origins: Sequence[str], source: str) -> None:
+        self._owner = owner
+        self._topic = topic
+        self._changes = changes
+        self._origins = origins
+        self._source = source
+        self._tally = Tally()
+
+    def stage(self, draft: Draft) -> None:
+        """Merges the rows."""
+        owner, topic, changes = self._owner, self._topic, self._changes
+        if owner.topics.by_id.get(topic.id) is not topic:
+            raise StoreError(Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile", field="topic")
+        self._tally = Tally()
+        owner.check_skew(draft, [changes])
+        own, bad_origins = owner.stage_origins(draft, self._origins)
+        found = owner.find_faults(draft, self._source, topic, changes, bad_origins)
+        guard = owner.tombstones.purged(topic)
+        names = owner.origins.names_in(draft)
+        Merge(draft, topic, names, self._tally, guard=guard, buries=False, snapshot=True).apply(changes, own, found)
+
+    def committed(self) -> MergeCounts:
+        """The outcomes of the rows."""
+        return self._tally.counts()

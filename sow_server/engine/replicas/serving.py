@@ -1,0 +1,174 @@
+"""Serving: durable changes and rows of this instance are read for peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from sow_peering import Identity, JournalPart, Packed, SeedPart
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.origins import Origins
+from sow_server.engine.commit.steps import Nothing
+from sow_server.engine.disk.layout import RECORD_KEY, Tombstone, changes_source, decode_tombstone
+from sow_server.engine.disk.rocks import RECORDS, TOMBSTONES, Rocks
+from sow_server.engine.journal.reading import JournalCut
+from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas.model import SelectRecords
+from sow_server.engine.replicas.sharing import SharedTopics
+from sow_server.engine.replicas.shipping import pack_changes, pack_rows
+from sow_server.engine.replicas.sources import Sources
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import RecordMatcher
+
+COMMITS_MAX: Final = 5000
+"""Commits that one read walks over, so that it comes back where few of them are for the peer."""
+ROWS_MAX: Final = 1000
+"""Rows of one part of a seed: a part is one commit at the receiver, and others there wait for it."""
+SYNC_PATIENCE_SECONDS: Final = 10.0
+SYNC_LOOK_SECONDS: Final = 0.002
+
+
+class PeerReader:
+    """Reads for peers. From any thread; owns nothing."""
+
+    def __init__(
+        self,
+        rocks: Rocks,
+        commits: Commits,
+        topics: Topics,
+        cuts: Cuts,
+        origins: Origins,
+        shared: SharedTopics,
+        sources: Sources,
+    ) -> None:
+        self._rocks = rocks
+        self._commits = commits
+        self._topics = topics
+        self._cuts = cuts
+        self._origins = origins
+        self._shared = shared
+        self._sources = sources
+
+    def read(
+        self, peer: Identity, after: int, *, topics: Collection[str], select: SelectRecords, bytes_max: int
+    ) -> JournalPart:
+        """The durable changes of some topics behind a sequence, without those that came from the peer itself
+        (replicas [3])."""
+        upto = self._commits.synced_sequence
+        source = self._sources.get(peer.name)
+        own = source.number if source is not None and source.identity == peer else None
+        # Before the cut: a journal that is switched on again in between has a floor in the cut.
+        by_name = self._topics.by_name
+        unread = {name for name in topics if name in by_name and not by_name[name].settings.journal}
+        cut = self._cuts.journal()
+        try:
+            return self._read(cut, own, after, upto, topics, unread, select, bytes_max)
+        finally:
+            cut.close()
+
+    def _read(
+        self,
+        cut: JournalCut,
+        own: int | None,
+        after: int,
+        upto: int,
+        names: Collection[str],
+        unread: Collection[str],
+        select: SelectRecords,
+        bytes_max: int,
+    ) -> JournalPart:
+        wanted: dict[int, tuple[Topic, RecordMatcher | None]] = {}
+        lost: list[str] = []
+        for name in names:
+            topic = self._topics.by_name.get(name)
+            if topic is None:
+                continue
+            wanted[topic.id] = topic, select(topic)
+            if name in unread or cut.floors.get(topic.id, 0) > after:
+                lost.append(name)
+        chunks: list[Packed] = []
+        size = first = last = 0
+        reached, walked = after, 0
+        for commit in cut.commits(after, upto):
+            if commit.last_sequence > upto or size >= bytes_max or walked == COMMITS_MAX:
+                break
+            for run in commit.runs:
+                if run.topic_id not in wanted:
+                    continue
+                topic, matches = wanted[run.topic_id]
+                value = cut.packed(topic, run.first_sequence)
+                if value is None or changes_source(value) == own:
+                    continue
+                packed = pack_changes(value, run.first_sequence, matches)
+                if packed:
+                    chunks.append(Packed(topic.name, packed))
+                    size += len(packed)
+            walked += 1
+            reached, last = commit.last_sequence, commit.commit_time_micros
+            first = first or last
+        else:
+            reached = upto  # there are no changes behind the last commit
+        kinds = self._shared.kinds({chunk.topic for chunk in chunks})
+        return JournalPart(after, max(after, reached), chunks, self._origins.names, first, last, sorted(lost), kinds)
+
+    def seed(self, topic: Topic, after_key: bytes, *, select: SelectRecords, bytes_max: int) -> SeedPart:
+        """The records and tombstones of a topic behind a key, in the order of keys, all of them durable. Not from the
+        event loop: it waits for the next sync."""
+        with self._commits.cut_lock:
+            sequence = self._commits.last_sequence
+            records = self._rocks.cursor(RECORDS, fill_cache=False)
+            tombstones = self._rocks.cursor(TOMBSTONES, fill_cache=False)
+        # A row with an empty key is never sent (rule R13): as the last one of a part it would say that this is the end.
+        start = topic.prefix + after_key + b"\0"
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        dead: dict[bytes, Tombstone] = {}
+        try:
+            following = records.fill(start, topic.stop, ROWS_MAX, keys, values, bytes_max=bytes_max)
+            stop = topic.stop if following is None else keys[-1] + b"\0"
+            for key, value in tombstones.rows(start, stop, limit=ROWS_MAX):
+                dead[key] = decode_tombstone(value)
+            if len(dead) == ROWS_MAX:
+                # There may be more tombstones before the last record: the part ends with the last of these.
+                following = stop = next(reversed(dead)) + b"\0"
+                kept = sum(key < stop for key in keys)
+                del keys[kept:], values[kept:]
+        finally:
+            records.close()
+            tombstones.close()
+        self._wait_for_sync(sequence)
+        last = max([*keys[-1:], *list(dead)[-1:]], default=b"")[RECORD_KEY] if following is not None else b""
+        chunk = pack_rows(keys, values, dead, select(topic))
+        return SeedPart(chunk, self._origins.names, last, self._shared.kinds({topic.name}))
+
+    def _wait_for_sync(self, sequence: int) -> None:
+        commits = self._commits
+        give_up = time.monotonic() + SYNC_PATIENCE_SECONDS
+        asked = False
+        while commits.synced_sequence < sequence:
+            if time.monotonic() > give_up or commits.failure is not None:
+                raise StoreError(Reason.STORE_FAILED, "what was written does not become durable")
+            time.sleep(SYNC_LOOK_SECONDS)
+            if not asked and commits.synced_sequence < sequence:
+                # BUFFERED publishes are synced now and then: a peer would be seeded by one part each time. A step is
+                # synced at once, together with everything written before.
+                asked = True
+                self._commits.run(Nothing(), lambda _: None)
+
+    def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
+        """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop."""
+        wanted = sorted(topic.prefix + key for key in set(record_keys))
+        with self._commits.cut_lock:
+            sequence = self._commits.last_sequence
+            found = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
+            dead = list(zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True))
+        self._wait_for_sync(sequence)
+        live = {key: value for key, value in found.items() if value is not None}
+        return pack_rows(
+            list(live),
+            list(live.values()),
+            {key: decode_tombstone(value) for key, value in dead if value is not None},
+            None,
+        )

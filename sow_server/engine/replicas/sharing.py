@@ -1,0 +1,59 @@
+"""The topics that links between instances carry."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from sow_peering import TopicKind
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.values.patterns import matcher
+
+_matcher: Final = functools.lru_cache(maxsize=200)(matcher)
+"""Asked for each publish that wants to be REPLICATED."""
+
+
+class SharedTopics:
+    """Answers which topics are shared, by the patterns of all links."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._covers: list[Callable[[str], bool]] = []
+
+    def cover(self, patterns: Iterable[str]) -> None:
+        """Sets the patterns of all links, in either direction."""
+        self._covers = [matcher(pattern) for pattern in sorted(set(patterns))]
+
+    def covers(self, name: str) -> bool:
+        """Whether peers send a topic of this name, or are sent it."""
+        return not name.startswith("_") and any(covers(name) for covers in self._covers)
+
+    def shares(self, pattern: str, name: str) -> bool:
+        """Whether a link with this pattern carries a topic of this name, which may not exist yet."""
+        topic = self._topics.by_name.get(name)
+        return (topic is None or topic.settings.journal) and not name.startswith("_") and _matcher(pattern)(name)
+
+    def matching(self, pattern: str) -> list[TopicKind]:
+        """The topics whose whole name matches, by name; the store's own are never among them."""
+        matches = matcher(pattern)
+        by_name = self._topics.by_name
+        return [kind_of(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
+
+    def kinds(self, names: Collection[str]) -> list[TopicKind]:
+        """The kinds of the topics with these names, of those that exist."""
+        by_name = self._topics.by_name
+        return [kind_of(by_name[name]) for name in sorted(names) if name in by_name]
+
+
+def kind_of(topic: Topic) -> TopicKind:
+    """The settings of a topic that matter between instances (rule R12)."""
+    settings = topic.settings
+    return TopicKind(
+        topic.name,
+        settings.key,
+        settings.message_type.value,
+        settings.separator,
+        topic.acts,
+        settings.journal,
+    )

@@ -1,0 +1,273 @@
+"""Sources: how far each has been applied, which of its topics can be taken, and how far they are seeded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Final
+
+from sow_peering import Identity, MergeCounts, TopicAnswer, TopicKind
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.draft import Draft
+from sow_server.engine.disk.layout import (
+    NEXT_SOURCE_KEY,
+    SEED_UPTO,
+    SOURCE_KEY,
+    seed_key,
+    seeds_prefix,
+    source_key,
+    u32,
+)
+from sow_server.engine.disk.rocks import META, Rocks
+from sow_server.engine.replicas.model import (
+    ReplicaDone,
+    ReplicaOptions,
+    SeedState,
+    Source,
+    decode_source,
+    encode_source,
+)
+from sow_server.engine.replicas.sharing import SharedTopics, kind_of
+from sow_server.engine.values.errors import Reason, StoreError
+
+SOURCES_MAX: Final = 2**16 - 1
+"""The journal has two bytes for the number of a source."""
+
+
+class Sources:
+    """Owns the states of sources. Rows change on the writer's thread, in commits; other threads read them."""
+
+    def __init__(
+        self, rocks: Rocks, options: ReplicaOptions, commits: Commits, topics: Topics, shared: SharedTopics
+    ) -> None:
+        self._rocks = rocks
+        self._options = options
+        self._commits = commits
+        self._topics = topics
+        self._shared = shared
+        self.by_name: dict[str, Source] = {}
+        rows = rocks.cursor(META)
+        try:
+            for key, row in rows.rows(SOURCE_KEY, SOURCE_KEY + b"\xff"):
+                self.by_name[key[len(SOURCE_KEY) :].decode()] = decode_source(row)
+        finally:
+            rows.close()
+        self._kinds: dict[str, dict[str, TopicKind]] = {}
+        """By source: its topics, as it has told them."""
+        self._all_seeded: set[str] = set()
+        """Sources whose topics have all been seeded, so that `missing_is_deleted` ends for them. Stored with their next
+        cursor."""
+        self._passed_over: dict[str, list[bytes]] = {}
+        """By source: rows of seeds that do not hold any more once its cursor moves on."""
+        self._seeds_version = 0
+        """Rises whenever a topic is seeded, or is to be."""
+        self.cover()
+
+    @property
+    def version(self) -> int:
+        """Rises whenever the topics, or the answers about them, may have changed. Cheap to ask: there may be thousands
+        of topics."""
+        return self._topics.version + self._seeds_version
+
+    def cover(self) -> None:
+        """Sets the patterns of all links."""
+        self._shared.cover(
+            [peer.topics for peer in self._options.peers] + [source.topics for source in self.by_name.values()]
+        )
+
+    # -- their topics -----------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Source | None:
+        """The stored state of a source; None: it has never begun."""
+        return self.by_name.get(name)
+
+    def answers(self, name: str, kinds: Sequence[TopicKind]) -> list[TopicAnswer]:
+        """The answers about a source's topics, which are all that it sends. From here on changes of other topics are
+        passed over, so the progress of their seeds is forgotten."""
+        self._kinds[name] = {kind.name: kind for kind in kinds}
+        found = [self.answer(name, kind) for kind in kinds]
+        source = self.by_name.get(name)
+        if source is not None and source.missing_is_deleted and not any(answer.wanted for answer in found):
+            self._all_seeded.add(name)
+        taken = {
+            seed_key(name, self._topics.by_name[kind.name].id)
+            for kind, answer in zip(kinds, found, strict=True)
+            if not answer.reason
+        }
+        prefix = seeds_prefix(name)
+        rows = self._rocks.cursor(META)
+        try:
+            # Rows of topics that have been deleted here are gone already.
+            self._passed_over[name] = [row for row in rows.keys(prefix, prefix + b"\xff" * 5) if row not in taken]
+        finally:
+            rows.close()
+        return found
+
+    def answer(self, name: str, kind: TopicKind) -> TopicAnswer:
+        """The answer about one of a source's topics."""
+        answer = self.check(kind)
+        if answer.reason:
+            return answer
+        row = self._rocks.get(META, seed_key(name, self._topics.by_name[kind.name].id))
+        if row is None:
+            return TopicAnswer(kind.name, wanted=True)
+        wanted = row[0] != SeedState.COMPLETE
+        return TopicAnswer(kind.name, wanted, row[SEED_UPTO] if wanted else b"")
+
+    def check(self, kind: TopicKind) -> TopicAnswer:
+        """Says whether this instance can take a topic of another instance (rule R12)."""
+        refusal = self._refusal(kind)
+        if refusal is None:
+            return TopicAnswer(kind.name)
+        return TopicAnswer(kind.name, reason=refusal.reason, message=refusal.message)
+
+    def _refusal(self, kind: TopicKind) -> StoreError | None:
+        """Why a topic of another instance cannot be taken (rule R12); None: it can. Both ends show the message."""
+        topic = self._topics.by_name.get(kind.name)
+        if topic is None or topic.reserved:
+            return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
+        mine = kind_of(topic)
+        if not mine.journal or not kind.journal:
+            where = "receiving" if kind.journal else "sending"
+            return StoreError(Reason.NO_JOURNAL, f"{kind.name} has no journal at the {where} end")
+        for field in ("key", "message_type", "separator"):
+            here, there = getattr(mine, field), getattr(kind, field)
+            if here != there:
+                ends = f"{_shown(here)} at the receiving end, {_shown(there)} at the sending one"
+                return StoreError(Reason.TOPIC_DIFFERS, f"{kind.name} has {field} = {ends}")
+        return None
+
+    def takeable(self, source: str, name: str) -> Topic | None:
+        """The topic of this instance for a source's; None where it has none, or another one."""
+        kind = self._kinds.get(source, {}).get(name)
+        if kind is None or self._refusal(kind) is not None:
+            return None
+        return self._topics.by_name[name]
+
+    # -- changing: the writer's thread ------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        identity: Identity,
+        *,
+        topics: str,
+        filter_text: str,
+        cursor: int,
+        missing_is_deleted: bool,
+        done: ReplicaDone,
+    ) -> None:
+        """Starts anew with a source: its changes come from behind `cursor`, and its topics are to be seeded."""
+        # The number is given when the step is staged.
+        source = Source(identity, 0, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
+        self._commits.run(BeginSource(self, self._rocks, source), done)
+
+    def wait_for(self, name: str, sequence: int, done: ReplicaDone) -> None:
+        """Takes nothing of a source before it has acknowledged a sequence of ours (replicas [4])."""
+        self._commits.run(WaitForSource(self, name, sequence), done)
+
+    def begun(self, name: str) -> None:
+        """After the commit in which a source has begun: other topics may be shared from now on."""
+        self._all_seeded.discard(name)
+        self.cover()
+        for topic in self._topics.by_id.values():
+            topic.replicated = self._shared.covers(topic.name)
+
+    def ready(self, name: str) -> Source:
+        """A source of which changes may be taken now. Raises StoreError RESEED_PENDING (replicas [4])."""
+        source = self.by_name[name]
+        if source.wait_for:
+            raise StoreError(
+                Reason.RESEED_PENDING,
+                f"{name} was away for too long: it has to have what is up to {source.wait_for} here, first",
+            )
+        return source
+
+    def counts_missing_as_deleted(self, name: str, source: Source) -> bool:
+        """Whether `Source.missing_is_deleted` still holds, or all topics have been seeded since it was stored."""
+        return source.missing_is_deleted and name not in self._all_seeded
+
+    def stage(self, draft: Draft, name: str, source: Source) -> None:
+        """Puts the state of a source."""
+        draft.batch.puts[META][source_key(name)] = encode_source(source)
+        draft.on_commit.append(partial(self.by_name.__setitem__, name, source))
+
+    def stage_cursor(self, draft: Draft, name: str, source: Source, cursor: int) -> None:
+        """Moves the cursor of a source (replicas [2])."""
+        if passed_over := self._passed_over.get(name):
+            draft.batch.deletes[META] += passed_over
+            self.stage_seeds_change(draft)
+        missing_is_deleted = self.counts_missing_as_deleted(name, source)
+        self.stage(draft, name, source._replace(cursor=cursor, missing_is_deleted=missing_is_deleted))
+
+    def stage_waits(self, draft: Draft, names: Collection[str]) -> None:
+        """Takes nothing of these sources before they have acknowledged everything up to this commit."""
+        for name in names:
+            source = self.by_name.get(name)
+            if source is not None:
+                self.stage(draft, name, source._replace(wait_for=draft.next_sequence - 1))
+
+    def stage_unseeded(self, draft: Draft, source: str, name: str) -> None:
+        """Changes of a topic are passed over: once it can be taken, it has to be seeded."""
+        topic = self._topics.by_name.get(name)
+        if topic is not None:
+            draft.batch.deletes[META].append(seed_key(source, topic.id))
+            self.stage_seeds_change(draft)
+
+    def stage_seeds_change(self, draft: Draft) -> None:
+        """The version rises with the commit."""
+        draft.on_commit.append(self._seeds_changed)
+
+    def _seeds_changed(self) -> None:
+        self._seeds_version += 1
+
+
+class BeginSource:
+    """The step that starts anew with a source."""
+
+    def __init__(self, sources: Sources, rocks: Rocks, source: Source) -> None:
+        self._sources = sources
+        self._rocks = rocks
+        self._source = source
+
+    def stage(self, draft: Draft) -> None:
+        """Puts the source under a number of its own, and removes the progress of its seeds."""
+        number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
+        if number > SOURCES_MAX:
+            raise StoreError(
+                Reason.INTERNAL, f"{SOURCES_MAX} sources have begun here, and the journal has room for no more"
+            )
+        name = self._source.identity.name
+        prefix = seeds_prefix(name)
+        draft.batch.ranges.append((META, prefix, prefix + b"\xff" * 5))
+        self._sources.stage_seeds_change(draft)
+        draft.batch.puts[META][NEXT_SOURCE_KEY] = u32(number + 1)
+        self._sources.stage(draft, name, self._source._replace(number=number))
+
+    def committed(self) -> MergeCounts:
+        """Its topics are shared from now on."""
+        self._sources.begun(self._source.identity.name)
+        return MergeCounts()
+
+
+class WaitForSource:
+    """The step that makes a source acknowledge a sequence first."""
+
+    def __init__(self, sources: Sources, name: str, sequence: int) -> None:
+        self._sources = sources
+        self._name = name
+        self._sequence = sequence
+
+    def stage(self, draft: Draft) -> None:
+        """Puts the source."""
+        source = self._sources.by_name[self._name]
+        self._sources.stage(draft, self._name, source._replace(wait_for=max(source.wait_for, self._sequence)))
+
+    def committed(self) -> MergeCounts:
+        """Nothing follows."""
+        return MergeCounts()
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value.decode("latin-1") if isinstance(value, bytes) else value)
