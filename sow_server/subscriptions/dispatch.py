@@ -570,8 +570,9 @@ class Dispatcher:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def _drop_backlog(self) -> None:
-        """Drops the backlog: the filters take longer than the publishers, so everybody continues from the journal
-        [5]."""
+        """Drops the backlog: the filters take longer than the publishers, so everybody continues from the journal.
+
+        This bounds memory [5]."""
         log.warning("dispatch_behind", backlog_bytes=self._backlog_bytes, changes_behind=self.synced - self.position)
         self.dropped_total += 1
         if self._unit is not None:

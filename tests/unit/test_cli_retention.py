@@ -422,7 +422,7 @@ def test_retention_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None
 
 
 def test_a_quota_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
-    """Pulsar 5, U8: set, get, remove."""
+    """Pulsar 5, Pulsar 8: set, get, remove."""
     client.effective = (EffectiveSetting("backlog_quota_bytes", "64MiB", "topic"),)
     told = {"topic": "orders", "backlog_quota_bytes": "64MiB", "origins": {"backlog_quota_bytes": "topic"}}
     assert row(run(client, "quota", "set", "orders", "--bytes", "64MiB", "--action", "reject", "--ttl", "1h")) == told

@@ -273,13 +273,13 @@ def test_a_record_that_leaves_the_filter_is_not_scanned_away(rig: Rig, subscribe
     assert durable(rig).position == 1
 
 
-# --- retention (J3, J5, J6; F1 to F8) --------------------------------------------------------------------------------
+# --- retention (J3, J5, J6; FTL 1 to FTL 8) --------------------------------------------------------------------------
 
 
 def test_acknowledged_and_younger_than_retention_is_kept_and_older_is_gone_for_good(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """FTL 2, FTL 4, U1, J3, J4."""
+    """FTL 2, FTL 4, Pulsar 1, J3, J4."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
     put(rig, "a")
@@ -332,7 +332,7 @@ def test_what_one_has_let_go_is_gone_for_it_though_another_pins_it(rig: Rig, sub
 
 
 def test_nothing_is_kept_behind_the_slowest_with_no_retention(rig: Rig, subscribers: Subscribers) -> None:
-    """Pulsar 1, U2, J3: both zero."""
+    """Pulsar 1, Pulsar 2, J3: both zero."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b", "c")
@@ -359,7 +359,7 @@ def test_a_durable_can_keep_longer_than_its_topic(rig: Rig, subscribers: Subscri
 
 
 def test_settings_of_a_durable_are_checked(rig: Rig, subscribers: Subscribers) -> None:
-    """FTL 1, U2: one zero alone is refused."""
+    """FTL 1, Pulsar 2: one zero alone is refused."""
     with pytest.raises(StoreError) as error:
         subscribers.attach("orders", "d", declared={"retain_time_micros": 0, "retain_bytes": 1})
     assert refused(error) is Reason.INVALID_ARGUMENT
@@ -384,7 +384,7 @@ def test_a_longer_retention_does_not_bring_back_what_was_gone(rig: Rig, subscrib
 def test_acknowledged_and_retained_entries_are_neither_handed_over_nor_counted_until_a_rewind(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """F3, FTL 6, F7, J6, J7, RabbitMQ 7: ages stay what they are."""
+    """FTL 3, FTL 6, FTL 7, J6, J7, RabbitMQ 7: ages stay what they are."""
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b", "c")
     follower.news()
@@ -489,7 +489,7 @@ def test_a_deleted_durable_lets_go_and_its_client_is_told_when_it_is_back(rig: R
     assert not Subscribers(rig).attach("orders", "d").begun.reset, "once"
 
 
-# --- hard limits (J3, J5; F8) ----------------------------------------------------------------------------------------
+# --- hard limits (J3, J5; FTL 8) -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("limit", "value"), [("max_entries", 2), ("max_age_micros", 2 * MINUTE + 1), ("max_bytes", 2)])
@@ -632,7 +632,7 @@ def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subs
     assert (exact.total_entries, exact.unacknowledged_entries) == (2, 1)
 
 
-# --- time (J8, J10; P4, U8) ------------------------------------------------------------------------------------------
+# --- time (J8, J10; arrebato 4, Pulsar 8) ----------------------------------------------------------------------------
 
 
 def test_what_stays_unacknowledged_for_the_backlog_ttl_counts_as_acknowledged(
@@ -1346,7 +1346,7 @@ def test_taking_over_is_a_delivery_of_what_the_other_one_had(rig: Rig, subscribe
 
 
 def test_acknowledging_ends_a_count_and_a_rewind_all_of_them(rig: Rig, subscribers: Subscribers) -> None:
-    """J15, F3."""
+    """J15, FTL 3."""
     crash(subscribers)
     put(rig, "a", "b", "c")
     crash(subscribers)
@@ -1473,7 +1473,7 @@ def test_browsing_goes_on_where_it_was(rig: Rig, subscribers: Subscribers) -> No
 
 
 def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribers) -> None:
-    """Pulsar 5, F8: counted one by one, also inside of a commit."""
+    """Pulsar 5, FTL 8: counted one by one, also inside of a commit."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=10, backlog_action=BacklogAction.EVICT)
     rig.run(Publish("orders", [b"{}"] * 9, [f"k{number}" for number in range(9)]))

@@ -70,7 +70,7 @@ def seconds_ahead(settings: TopicSettings, lifetime: Lifetime) -> int | None:
 def test_the_topic_and_the_record_decide_together(
     settings: TopicSettings, lifetime: Lifetime, ahead: int | None
 ) -> None:
-    """Rule L3 (A3, A4, A5, A7, A15)."""
+    """Rule L3 (AMPS 3, AMPS 4, AMPS 5, AMPS 7, AMPS 15)."""
     assert seconds_ahead(settings, lifetime) == ahead
 
 

@@ -305,7 +305,7 @@ def test_malformed_messagepack_is_refused(payload: bytes, fault: str) -> None:
     ],
 )
 def test_fix_keys_are_the_texts_of_their_tags(payload: bytes, key: bytes) -> None:
-    """A14; a FIX value is text, so 1.0 stays 1.0."""
+    """AMPS 14; a FIX value is text, so 1.0 stays 1.0."""
     assert fix_key("/55 /109", payload) == key
 
 

@@ -63,7 +63,7 @@ def test_a_topic_that_declares_nothing_has_what_is_built_in() -> None:
 
 
 def test_a_value_comes_from_the_topic_then_the_best_policy_then_the_server() -> None:
-    """T2, RabbitMQ 1, U3: a TTL per topic, per group of topics, and for the whole server."""
+    """T2, RabbitMQ 1, Pulsar 3: a TTL per topic, per group of topics, and for the whole server."""
     policies = Policies(
         [
             policy("low", expiration=Expiration.ENABLED, default_ttl_micros=HOUR, retain_bytes=MIB),
@@ -190,7 +190,7 @@ def test_a_minimum_raises_a_default_from_elsewhere() -> None:
 
 
 def test_a_topic_that_wants_to_keep_something_does_not_get_one_zero_from_a_policy() -> None:
-    """U2, policies [3]: retention is never one zero and one not."""
+    """Pulsar 2, policies [3]: retention is never one zero and one not."""
     nothing = Policies([policy("p", retain_time_micros=0, retain_bytes=0)])
     found = resolve_topic("orders", {"retain_bytes": MIB}, nothing)
     assert (found.settings.retain_time_micros, found.settings.retain_bytes) == (600 * SECOND, MIB)
@@ -311,7 +311,7 @@ ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
 def test_what_cannot_be_declared_together_is_refused_with_both_settings_and_their_values(
     declared: Declared, message: str
 ) -> None:
-    """U2, U5, R12, L4, X2: exactly as they are written, Go-style durations and binary sizes."""
+    """Pulsar 2, Pulsar 5, RabbitMQ 12, L4, X2: exactly as they are written, Go-style durations and binary sizes."""
     error = refused(declared)
     assert error.message.startswith(message)
     assert error.field == f"settings.{message.partition(':')[0]}"
@@ -332,7 +332,7 @@ def test_what_cannot_be_declared_together_is_refused_with_both_settings_and_thei
     ids=str,
 )
 def test_what_may_be_declared(declared: Declared) -> None:
-    """U2, J9: only a retention that is explicit, and that keeps something, bounds a quota."""
+    """Pulsar 2, J9: only a retention that is explicit, and that keeps something, bounds a quota."""
     check_limits_and_values(declared)
 
 
@@ -345,7 +345,7 @@ def test_what_may_be_declared(declared: Declared) -> None:
     ],
 )
 def test_what_a_durable_cannot_declare(declared: Declared, message: str) -> None:
-    """F1, J3, J10."""
+    """FTL 1, J3, J10."""
     with pytest.raises(StoreError) as caught:
         check_durable_settings(declared)
     assert caught.value.message.startswith(message)

@@ -56,7 +56,7 @@ def test_policies_survive_a_restart(rig: Rig, restart: str) -> None:
 
 
 def test_a_policy_is_in_force_at_once_and_gone_when_it_is_deleted(rig: Rig) -> None:
-    """T4, U3, RabbitMQ 1: set, get, remove by pattern; a topic that is made later has it, too."""
+    """T4, Pulsar 3, RabbitMQ 1: set, get, remove by pattern; a topic that is made later has it, too."""
     rig.create_topic("orders")
     rig.create_topic("quotes", retain_bytes=9)
     rig.set_policy("p", "orders|quotes|later", retain_bytes=5)
@@ -89,7 +89,7 @@ def test_limits_act_at_once_and_stamps_never_change(rig: Rig) -> None:
 
 
 def test_disabling_by_policy_expires_what_is_overdue_first_and_enabling_what_has_become_overdue(rig: Rig) -> None:
-    """L12, through a policy as through the topic itself; A11."""
+    """L12, through a policy as through the topic itself; AMPS 11."""
     rig.create_topic("orders", PLAIN)
     rig.create_topic("quotes", PLAIN)
     rig.set_policy("p", "orders|quotes", ENABLED)

@@ -288,7 +288,7 @@ def test_a_delete_by_a_payload_without_a_key_is_refused(rig: Rig, topic: str, do
 
 
 def test_a_delete_is_journaled_with_the_previous_record_and_a_version_of_its_own(rig: Rig) -> None:
-    """D3, A10."""
+    """D3, AMPS 10."""
     put = rig.put("orders", "a", b"body", ttl=MINUTE)
     rig.delete("orders", "a")
     _, entry = rig.journal("orders")

@@ -1163,7 +1163,7 @@ def _ttl(micros: int) -> Lifetime:
 def test_a_fault_while_giving_out_ends_the_subscriptions_and_later_ones_go_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W5 of the dispatcher. An exception between two slices left the backlog where it was until the next commit, and
+    """dispatch [5]. An exception between two slices left the backlog where it was until the next commit, and
     those who follow waiting."""
     subscribers = Subscribers(rig)
     follower = subscribers.subscribe("orders")
