@@ -51,9 +51,9 @@ def reclaim(store: Store) -> None:
 
 
 def settled_bytes(rig: Rig, enough: float) -> int:
-    """What the data take once RocksDB has removed the files that are of no use: a thread of its own does that, which on
-    a busy machine is late."""
-    give_up = time.monotonic() + 60
+    """The size of the data once RocksDB has removed the files that are of no use. A thread of its own does that, which
+    is late on a busy machine; some files it leaves until the next compaction, so the wait is short."""
+    give_up = time.monotonic() + 5
     while (size := data_bytes(rig)) > enough > 0 and time.monotonic() < give_up:
         time.sleep(0.1)
     return size
