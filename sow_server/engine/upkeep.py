@@ -244,19 +244,20 @@ class Pruning:
         self._rocks = rocks
         self._topics = topics
         self._durables = durables
-        self._pruned_to = 0
-        """The topic that the last step ended with; 0: the next step begins at the first."""
+        self._pruned_to: int | None = None
+        """The topic that the last step ended with; None: the next step begins at the first."""
         self._first_kept: dict[int, int] = {}
         """By topic: the first sequence that it retains, as this round has found it."""
-        self._reached = 0
-        """The topic that the staged step ends with; 0: it ends the round."""
+        self._reached: int | None = None
+        """The topic that the staged step ends with; None: it ends the round."""
 
     def stage(self, draft: Draft) -> None:
         """Stages the pruning of the next topics, and at the end of a round that of the commits."""
         topics = self._topics.by_id
-        if self._pruned_to == 0:
+        if self._pruned_to is None:
             self._first_kept.clear()
-        ids = [topic_id for topic_id in topics if topic_id > self._pruned_to]  # in the order of creation
+        # Sorted, as the store's own topic has the lowest id and may be the last that was made.
+        ids = sorted(topic_id for topic_id in topics if self._pruned_to is None or topic_id > self._pruned_to)
         looked_at = 0
         heads_before = ChunkHeads.opened_total
         for topic_id in ids[:PRUNE_TOPICS]:
@@ -267,7 +268,7 @@ class Pruning:
             if ChunkHeads.opened_total - heads_before >= PRUNE_READS:
                 break
         more = looked_at < len(ids)
-        self._reached = ids[looked_at - 1] if more else 0
+        self._reached = ids[looked_at - 1] if more else None
         if not more:
             # A topic that has got its first entries since its turn keeps those that were not yet there.
             firsts = [first for topic_id, first in self._first_kept.items() if topic_id in topics]
@@ -281,7 +282,7 @@ class Pruning:
     def committed(self) -> bool:
         """Whether there may be more."""
         self._pruned_to = self._reached
-        return self._reached != 0
+        return self._reached is not None
 
 
 class ForgetPublishers:

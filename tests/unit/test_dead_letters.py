@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from sow_server.engine import background, store
+from sow_server.engine import background, store, upkeep
 from sow_server.engine.catalog.topics import UNDELIVERED
 from sow_server.engine.commit import dead_letters, puts
 from sow_server.engine.commit.dead_letters import Fate
@@ -33,7 +33,7 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.policies import declared_of
 from sow_server.subscriptions.matching import VersionMatcher
-from tests.support.stores import SECOND, Rig
+from tests.support.stores import HOUR, SECOND, Rig
 from tests.support.subscribers import Follower, Subscribers, at
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
@@ -524,6 +524,22 @@ def test_a_chain_of_copies_has_an_end(rig: Rig) -> None:
 
 
 # --- a missing target ------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_of_the_waiting_copies_is_pruned_as_that_of_any_topic(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3. The store's own topic has the id 0, and each step of pruning began at the topics above 0: its journal grew
+    without an end, and kept the rows of all commits."""
+    monkeypatch.setattr(upkeep, "PRUNE_TOPICS", 2)
+    for name in ("a", "b", "c"):
+        rig.create_topic(name, JSON)
+    rig.create_topic("lost", JSON, dead_letter="later")
+    rig.put("lost", "k", b"{}", ttl=0)
+    assert rig.topic(UNDELIVERED).statistics.journal_entries
+    rig.time.tick(HOUR)
+    rig.prune()
+    assert not any(topic.statistics.journal_entries for topic in rig.store.topics.by_id.values())
 
 
 def test_while_the_target_is_missing_copies_wait_and_move_when_it_appears(rig: Rig) -> None:
