@@ -47,7 +47,7 @@ check: .venv/.installed
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/python proto/generate.py --check
-	.venv/bin/python -m tools.shape circles ids
+	.venv/bin/python -m tools.shape
 	.venv/bin/python clients/generate_blocking.py --check
 	$(MAKE) test PYTEST_OPTIONS=--durations=10
 

@@ -290,7 +290,7 @@ class Metrics(Collector):
 
 def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     writer = store.writer
-    requests, size = writer.queue_depth
+    requests, size = writer.queue.depth
     yield GaugeMetricFamily("sow_write_queue_requests", "Requests in the writer's queue, or being committed.", requests)
     yield GaugeMetricFamily("sow_write_queue_bytes", "Payload bytes of these requests.", size)
     yield GaugeMetricFamily(
@@ -307,7 +307,7 @@ def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
         "sow_sweep_paused", "1 while the sweep is paused by a jump of the wall clock.", int(clock.paused)
     )
     failed = GaugeMetricFamily("sow_store_failed", "1 after writing has ended for this reason.", labels=["reason"])
-    failure = writer.failure
+    failure = writer.queue.failure
     reasons = FAILURES if failure is None or failure.reason in FAILURES else (*FAILURES, failure.reason)
     for reason in reasons:
         failed.add_metric([reason.name], int(failure is not None and failure.reason is reason))

@@ -86,10 +86,8 @@ def subscribe(
 
     In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text. With --sow it is a
     live table of the current state, which implies --oof; --format table keeps the lines. After a broken connection the
-    command continues at its position.
-
-    With --durable the server keeps the position: the command begins after the last acknowledged change, and --from
-    applies only when the durable subscription is created.
+    command continues at its position. With --durable the server keeps the position: the command begins after the last
+    acknowledged change, and --from applies only when the durable subscription is created.
 
     \b
     Examples:
@@ -101,9 +99,8 @@ def subscribe(
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation)
     _check_durable(durable, force, ack, sow=sow, delta=delta, conflation=conflation, pattern=pattern)
     chosen = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
-    terminal = sys.stdout.isatty()
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
-    as_live_table = sow and terminal and not chosen and not changes
+    as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
     with session.client() as client:
         forms = TopicForms(client)
         if not pattern:

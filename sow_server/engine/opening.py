@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from sow_server.engine.disk import backups
+from sow_server.engine.disk.claim import Claim
 from sow_server.engine.disk.layout import (
     ACCEPTED_KEY,
     CLOCK_KEY,
@@ -42,7 +43,6 @@ from sow_server.engine.disk.rocks import (
     FAMILIES,
     META,
     Batch,
-    Claim,
     Damaged,
     Locked,
     Rocks,
@@ -171,7 +171,7 @@ def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks
             marked = _held_against_mark(path, marked, accept_loss=accepted.loss)
         elif (path / MARK).exists():
             log.warning("mark_unreadable", data_dir=str(path), effect="whether all is there cannot be told")
-        rocks = Rocks(database, options, create=create, claim=claim)
+        rocks = Rocks(database, options, create=create, on_close=claim.release)
         claim = None
     except Locked:
         raise OpenError(f"{path}: another sow-server is using this data directory") from None

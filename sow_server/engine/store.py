@@ -193,7 +193,7 @@ class Store:
     def close(self) -> None:
         """Finishes the queue, syncs, and frees the directory."""
         self.writer.stop()
-        if self.writer.failure is None:
+        if self.writer.queue.failure is None:
             # The next start then has no log to replay. Nothing depends on it: acknowledged changes are in the log.
             with contextlib.suppress(RocksError):
                 self._rocks.flush()

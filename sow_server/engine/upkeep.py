@@ -130,7 +130,7 @@ class Upkeep:
         # have failed just before, and that is known once the logs are synced.
         with writer.cut_lock:
             sizes = self._marker.log_sizes()
-        self._marker.write(sizes, sequence, Bounds(*bounds), lambda: writer.failure is None)
+        self._marker.write(sizes, sequence, Bounds(*bounds), lambda: writer.queue.failure is None)
 
     # -- backups ----------------------------------------------------------------------------------------------------
 
@@ -138,8 +138,8 @@ class Upkeep:
         """Makes a backup in a directory that is not there yet: everything up to one sequence (rule J14). Raises
         StoreError: INVALID_ARGUMENT where the directory cannot be, OVERLOADED while another one is made. Long, and not
         from the event loop."""
-        if self._writer.failure is not None:
-            raise self._writer.failure
+        if self._writer.queue.failure is not None:
+            raise self._writer.queue.failure
         if not self._backing_up.acquire(blocking=False):
             raise StoreError(Reason.OVERLOADED, "another backup is being made", retry_after_micros=10 * MICROS)
         try:

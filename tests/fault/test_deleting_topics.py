@@ -95,10 +95,10 @@ def delete_amid(rig: Rig, subscribers: Subscribers, order: Sequence[str]) -> int
     }
     for number, step in enumerate(order):
         steps[step]()
-        if number % 2 and store.writer.queue_depth[0]:
+        if number % 2 and store.writer.queue.depth[0]:
             rig.turn()  # some of what was asked for is done between, some later
     store.writer.step()
-    assert store.writer.failure is None, order
+    assert store.writer.queue.failure is None, order
     assert "t" not in store.topics.by_name, order
     subscribers.settle()
     for follower in followers:
@@ -155,7 +155,7 @@ def test_by_threads(tmp_path: Path) -> None:
             thread.join(60)
             assert not thread.is_alive()
         assert unexpected == []
-        assert store.writer.failure is None
+        assert store.writer.queue.failure is None
         assert store.cuts.count(store.topics.find("neighbour")) == 3
         assert store.cuts.count(store.topics.find("dead")) > ROUNDS
     finally:

@@ -160,7 +160,7 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
             cycle += 1
         thread.join(60)
         assert not thread.is_alive()
-        assert store.writer.failure is None
+        assert store.writer.queue.failure is None
         assert store.cuts.count(topic) == written == cycle * SMALL.records
     finally:
         compacted.set()

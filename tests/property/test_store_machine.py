@@ -655,7 +655,7 @@ class StoreMachine(RuleBasedStateMachine):
         while not answers:
             self.rig.turn()
         for _ in range(turns):
-            if self.rig.store.writer.queue_depth[0]:
+            if self.rig.store.writer.queue.depth[0]:
                 self.rig.turn()
         (answer,) = answers
         assert not isinstance(answer, StoreError), answer
@@ -687,7 +687,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._flush()
         # The server's timer does so all the time: across a crash, the clock knows what it has stored, and no more.
         self.rig.store.upkeep.mark_clock()
-        for _ in range(self.rig.store.writer.queue_depth[0]):
+        for _ in range(self.rig.store.writer.queue.depth[0]):
             self.rig.turn()  # what is queued, and not what follows from it: work in chunks is to be interrupted
         end()
         try:

@@ -117,7 +117,7 @@ class RocksStore(PeerStore):
         self._rig.store.durable_commits.change(raise_floors, lambda _: None)
 
     def busy(self) -> bool:
-        requests, _ = self._rig.store.writer.queue_depth
+        requests, _ = self._rig.store.writer.queue.depth
         return requests > 0
 
     def step(self, *, sync: bool = True) -> bool:

@@ -367,7 +367,7 @@ class Rig:
     def turn(self) -> None:
         """Lets the writer do the first of what is queued, and no more."""
         writer = self.store.writer
-        writer._queue.take(0)
+        writer.queue.take(0)
         writer._turn()
         writer._flush_answers()
 

@@ -149,10 +149,10 @@ def test_content_that_comes_before_the_writers_turn_saves_a_topic(keeper: Keeper
     topic = keeper.rig.topic("full")
     # In the writer's queue the publish comes after, so it is brought before by hand.
     writer = keeper.rig.store.writer
-    writer._queue.take(0)
+    writer.queue.take(0)
     keeper.rig.store.commits.submit(Publish("full", [b"{}"], ["k"]), lambda _: None)
-    writer._queue.take(0)
-    writer._queue.backlog.rotate(1)
+    writer.queue.take(0)
+    writer.queue.backlog.rotate(1)
     writer.step()
     assert keeper.there("full")
     assert keeper.there("used")
@@ -278,11 +278,11 @@ def test_a_topic_of_the_same_name_is_another_topic(keeper: Keeper) -> None:
     keeper.rig.time.tick(TTL)
     keeper.idle.tick()  # asked for, and before it the topic is deleted and made again
     writer = keeper.rig.store.writer
-    writer._queue.take(0)
+    writer.queue.take(0)
     keeper.rig.store.administration.delete_topic("t", lambda _: None)
     keeper.rig.store.administration.create_topic("t", declared_of(JSON), lambda _: None)
-    writer._queue.take(0)
-    writer._queue.backlog.rotate(2)
+    writer.queue.take(0)
+    writer.queue.backlog.rotate(2)
     writer.step()
     assert keeper.there("t")
     assert sum(keeper.idle.deleted_total.values()) == 0

@@ -92,7 +92,7 @@ def test_a_commit_that_nobody_waits_for_any_more_is_applied(rig: Rig) -> None:
         load = await served.open()
         stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)
         first = asyncio.ensure_future(anext(stream))
-        await served.until(lambda: rig.store.writer.queue_depth[0] > 0, steps=False)
+        await served.until(lambda: rig.store.writer.queue.depth[0] > 0, steps=False)
         first.cancel()
         await asyncio.wait([first])
         await served.ended(load)
@@ -122,7 +122,7 @@ def test_a_load_that_could_not_even_be_failed_is_taken_up_again(rig: Rig, monkey
             commit = asyncio.ensure_future(
                 anext(served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=again), NO_CONTEXT))
             )
-            await served.until(lambda: rig.store.writer.queue_depth[0] > 0, steps=False)
+            await served.until(lambda: rig.store.writer.queue.depth[0] > 0, steps=False)
             patched.setattr(rig.store.commits, "run", refused)
             rig.store.writer.step()
             await commit

@@ -595,7 +595,7 @@ def test_the_end_of_a_load_is_queued_once_while_the_writer_is_busy(rig: Loaded) 
     rig.time.tick(SECOND)
     for _ in range(5):
         rig.store.loads.upkeep()
-    assert rig.store.writer.queue_depth[0] == 1
+    assert rig.store.writer.queue.depth[0] == 1
     rig.store.writer.step()
     assert rig.store.loads.registry.all() == ()
 

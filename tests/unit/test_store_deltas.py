@@ -346,4 +346,4 @@ def test_damage_met_after_a_commit_was_cut_to_size_is_answered_once(rig: Rig, mo
     assert answers[0].reason is Reason.DATA_DAMAGED
     assert [answer.applied for answer in answers[1:] if isinstance(answer, Outcome)] == [4, 1]
     assert document(rig) == {"id": 1, "a": "x" * 170, "n": 3, "m": 1}
-    assert rig.store.writer.queue_depth == (0, 0)
+    assert rig.store.writer.queue.depth == (0, 0)

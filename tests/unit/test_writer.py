@@ -154,7 +154,7 @@ def test_a_commit_that_fails_ends_writing_and_reads_go_on(
         assert caught.value.reason is expected
     with pytest.raises(StoreError):
         rig.create_topic("more")
-    assert rig.store.writer.failure is not None
+    assert rig.store.writer.queue.failure is not None
     found = rig.get("orders", "before")
     assert found is not None
     assert found.payload == b"kept"
@@ -187,7 +187,7 @@ def test_a_failing_sweep_ends_writing_and_shows_nothing_expired(rig: Rig) -> Non
     rig.time.tick(SECOND)
     FaultyRocks(rig).writes.append(Failed("IO error"))
     rig.store.sweep()
-    assert rig.store.writer.failure is not None
+    assert rig.store.writer.queue.failure is not None
     assert rig.count("orders") == 0
     rig.reopen()
     assert rig.store.sweep() == 1
@@ -231,7 +231,7 @@ def test_a_check_that_cannot_read_says_so_in_the_log(rig: Rig, monkeypatch: pyte
     with structlog.testing.capture_logs() as logs:
         rig.store.upkeep.scrub(lambda: True)
     assert [entry["event"] for entry in logs] == ["scrub_failed"]
-    assert rig.store.writer.failure is None
+    assert rig.store.writer.queue.failure is None
 
 
 def test_damage_found_from_outside_ends_writing(rig: Rig) -> None:
@@ -279,7 +279,7 @@ def test_a_stall_that_lasts_refuses_the_request_and_not_the_store(tmp_path: Path
     assert [reason(answer) for answer in answers] == [Reason.WRITE_STALLED] * 2
     assert isinstance(answers[0], StoreError)
     assert answers[0].retry_after_micros > 0
-    assert rig.store.writer.failure is None
+    assert rig.store.writer.queue.failure is None
     after = rig.put("orders", "a")
     assert after.last_sequence == before.last_sequence + 1
     assert list(rig.live("orders")) == [b"a", b"first"]
@@ -319,8 +319,8 @@ def test_an_exception_while_staging_fails_its_request_only(rig: Rig, monkeypatch
     assert [reason(answer) for answer in answers] == [None, Reason.INTERNAL, None]
     assert "fault" not in str(answers[1])
     assert list(rig.live("orders")) == [b"a", b"b"]
-    assert rig.store.writer.queue_depth == (0, 0)
-    assert rig.store.writer.failure is None
+    assert rig.store.writer.queue.depth == (0, 0)
+    assert rig.store.writer.queue.failure is None
     assert [entry.sequence for entry in rig.journal("orders")] == [1, 2]
 
 
@@ -401,8 +401,8 @@ def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_q
     thread = rig.store.writer._thread
     assert thread is not None
     thread.join(10)
-    assert rig.store.writer.failure is not None
-    assert rig.store.writer.failure.reason is Reason.STORE_FAILED
+    assert rig.store.writer.queue.failure is not None
+    assert rig.store.writer.queue.failure.reason is Reason.STORE_FAILED
 
 
 def test_an_answer_that_raises_keeps_nobody_from_hearing_his_own(rig: Rig) -> None:
@@ -429,7 +429,7 @@ def test_the_queue_is_bounded_in_requests(tmp_path: Path) -> None:
     answers = rig.run_together([put("a"), put("b"), put("c")])
     assert [reason(answer) for answer in answers] == [None, None, Reason.OVERLOADED]
     assert rig.put("orders", "c").applied == 1
-    assert rig.store.writer.queue_depth == (0, 0)
+    assert rig.store.writer.queue.depth == (0, 0)
     rig.close()
 
 

@@ -114,12 +114,12 @@ class Commits:
     @property
     def failure(self) -> StoreError | None:
         """Why writing has ended; None while it goes on."""
-        return self._writer.failure
+        return self._writer.queue.failure
 
     @property
     def queue_depth(self) -> tuple[int, int]:
         """(requests, bytes) that wait or are under way."""
-        return self._writer.queue_depth
+        return self._writer.queue.depth
 
     @property
     def publishers(self) -> PublisherCache:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
@@ -30,6 +33,28 @@ from sow_server.engine.values.model import (
     RestampMode,
     Touch,
 )
+
+READ_WHOLE: Final = (Touch, Delete, Restamp)
+"""Requests that read whole records while they are staged, and their heads with them."""
+
+
+def fetch_heads(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
+    """Looks up the heads that the next so many records of the jobs need, in one list-get."""
+    keys: list[bytes] = []
+    for job, count in chosen:
+        if not isinstance(job.request, READ_WHOLE):
+            keys += store_keys(job, count)
+    draft.fetch_heads(keys)
+
+
+def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
+    """Reads the whole records that the next so many records of the jobs need, in one list-get."""
+    wanted: list[bytes] = []
+    for job, count in chosen:
+        assert job.topic is not None, "the job has been prepared"
+        if job.delta is not None or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
+            wanted += store_keys(job, count)
+    draft.fetch_values(wanted)
 
 
 def stage_job(draft: Draft, job: Job, count: int, publishers: PublisherCache) -> Slice:

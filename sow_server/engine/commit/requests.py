@@ -353,5 +353,3 @@ def store_keys(job: Job, count: int) -> list[bytes]:
 UNSET_PATHS_MAX: Final = 1000
 UNSET_CHARACTERS_MAX: Final = 64 << 10
 """Of all paths of a request together: they are taken apart in the writer's thread."""
-FETCH_LATER: Final = (Touch, Delete, Restamp)
-"""Requests that read whole records, not just heads."""

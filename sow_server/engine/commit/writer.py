@@ -28,13 +28,13 @@ from sow_server.engine.commit.dead_letters import Fate
 from sow_server.engine.commit.draft import Draft, RemovalHook
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.mutations import merged_fits, stage_job
+from sow_server.engine.commit.mutations import fetch_heads, fetch_values, merged_fits, stage_job
 from sow_server.engine.commit.observers import Committed, Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.queue import Item, QueuedStep, Stop, WriteQueue
 from sow_server.engine.commit.reclaim import Removals
-from sow_server.engine.commit.requests import FETCH_LATER, AtomicAborted, Job, Slice, prepare, store_keys
+from sow_server.engine.commit.requests import AtomicAborted, Job, Slice, prepare
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.layout import BOUNDS_KEY, CLOCK_KEY, Reserved, encode_bounds, i64, publisher_key
@@ -88,7 +88,7 @@ class Writer:
         self.heads: Final = heads
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
         self._deliver: Deliver = lambda answers: answers()
-        self._queue = WriteQueue(requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max)
+        self.queue: Final = WriteQueue(requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max)
         self._answers: list[Callable[[], None]] = []
         self._followers: list[Follow] = []
         self._to_follow: list[Committed] = []
@@ -109,17 +109,7 @@ class Writer:
     def submit(self, item: Job | QueuedStep) -> None:
         """Queues an item; its `done` is called once, on the deliverer's thread. From any thread. Raises StoreError as
         `WriteQueue.submit`."""
-        self._queue.submit(item)
-
-    @property
-    def queue_depth(self) -> tuple[int, int]:
-        """(requests, bytes) that wait or are under way."""
-        return self._queue.depth
-
-    @property
-    def failure(self) -> StoreError | None:
-        """Why writing has ended; None while it goes on."""
-        return self._queue.failure
+        self.queue.submit(item)
 
     @property
     def last_sequence(self) -> int:
@@ -150,7 +140,7 @@ class Writer:
 
     def stop(self) -> None:
         """Refuses new requests, finishes those that are queued, syncs, and ends the thread."""
-        if not self._queue.stop():
+        if not self.queue.stop():
             return
         if self._thread is not None:
             self._thread.join()
@@ -160,17 +150,17 @@ class Writer:
 
     def step(self) -> None:
         """Without a thread (start-up, tests): does all that is queued, then returns."""
-        while self._queue.take(0):
+        while self.queue.take(0):
             if not self._turn():
                 break
-            if not self._queue.backlog:
+            if not self.queue.backlog:
                 self._flush_answers()  # an answer may queue more
         self._flush_answers()
 
     def sweep_now(self, entries_max: int | None = None) -> int:
         """Without a thread: sweeps what is due, in bounded commits. Returns the entries visited."""
         visited = 0
-        while self._queue.failure is None and self.sweep.next_due <= self._clock.now_micros():
+        while self.queue.failure is None and self.sweep.next_due <= self._clock.now_micros():
             step = self._sweep_once(self._options.sweep_entries_max)
             visited += step
             if step == 0 or (entries_max is not None and visited >= entries_max):
@@ -179,15 +169,15 @@ class Writer:
 
     def sync_now(self) -> None:
         """Without a thread: syncs what is written and not yet durable."""
-        if self._unsynced_since is not None and self._queue.failure is None:
+        if self._unsynced_since is not None and self.queue.failure is None:
             self._sync()
             self._flush_answers()
 
     def _run(self) -> None:
         try:
             while True:
-                self._queue.take(self._wait_micros())
-                if self._queue.backlog and not self._turn():
+                self.queue.take(self._wait_micros())
+                if self.queue.backlog and not self._turn():
                     break
                 self._flush_answers()  # before the sweep: they have waited long enough
                 self._sweep_if_due()
@@ -202,11 +192,11 @@ class Writer:
 
     def _wait_micros(self) -> int:
         """How long the writer may sleep when nothing is queued."""
-        if self._queue.backlog:
+        if self.queue.backlog:
             return 0
         now = self._clock.now_micros()
         wait = MICROS
-        if self._queue.failure is None:
+        if self.queue.failure is None:
             if not self._clock.paused:
                 wait = min(wait, max(self.sweep.next_due, self._next_sweep) - now)
             if self._unsynced_since is not None:
@@ -215,15 +205,15 @@ class Writer:
 
     def _turn(self) -> bool:
         """Does the next step, or commits the next jobs. False: stop."""
-        first = self._queue.backlog[0]
+        first = self.queue.backlog[0]
         if isinstance(first, Stop):
-            self._queue.backlog.popleft()
+            self.queue.backlog.popleft()
             return False
-        if self._queue.failure is not None:
+        if self.queue.failure is not None:
             self._refuse_all()
             return True
         if isinstance(first, QueuedStep):
-            self._queue.backlog.popleft()
+            self.queue.backlog.popleft()
             self._do_step(first)
             return True
         jobs = self._next_jobs()
@@ -237,21 +227,21 @@ class Writer:
         """The jobs of the next commit, in order, with how many records of each. Refused ones are answered here."""
         chosen: list[tuple[Job, int]] = []
         room = self._options.commit_records_max
-        while self._queue.backlog and room > 0:
-            job = self._queue.backlog[0]
+        while self.queue.backlog and room > 0:
+            job = self.queue.backlog[0]
             if not isinstance(job, Job):
                 break
             if job.topic is None and not self._prepare(job):
-                self._queue.backlog.popleft()
+                self.queue.backlog.popleft()
                 continue
             if isinstance(job.request, Publish) and (channel := job.request.channel) is not None and channel.broken:
-                self._queue.backlog.popleft()
+                self.queue.backlog.popleft()
                 self._answer(job, broken_stream(job))
                 continue
             if job.alone:
                 if not chosen:
                     chosen.append((job, job.left))
-                    self._queue.backlog.popleft()
+                    self.queue.backlog.popleft()
                 break
             if chosen and room < job.left <= self._options.commit_records_max:
                 break  # a request that fits into one commit is not spread over two (rule D2)
@@ -262,7 +252,7 @@ class Writer:
             room -= count
             if count < job.left:
                 break  # the rest of it stays at the head of the backlog, for the next commit
-            self._queue.backlog.popleft()
+            self.queue.backlog.popleft()
         return chosen
 
     def _prepare(self, job: Job) -> bool:
@@ -293,10 +283,10 @@ class Writer:
         draft.journal.atomic = chosen[0][0].alone
         parts: list[tuple[Job, Slice]] = []
         try:
-            self._fetch_heads(draft, chosen)
+            fetch_heads(draft, chosen)
             if not whole:
                 chosen = self._fitting(draft, chosen)
-            self._fetch_values(draft, chosen)
+            fetch_values(draft, chosen)
             for job, count in chosen:
                 parts.append((job, stage_job(draft, job, count, self.publishers)))
             draft.end_request()
@@ -307,8 +297,8 @@ class Writer:
             if len(chosen) > 1:
                 # Who is to blame is found by staging them one by one; nothing has been written.
                 for job, count in chosen:
-                    if self._queue.failure is not None:
-                        self._end(job, self._queue.refusal())
+                    if self.queue.failure is not None:
+                        self._end(job, self.queue.refusal())
                     elif isinstance(job.request, Publish) and job.request.channel and job.request.channel.broken:
                         self._end(job, broken_stream(job))
                     else:
@@ -317,23 +307,6 @@ class Writer:
             self._end(chosen[0][0], as_store_error(error))
             return
         self._finish_jobs(draft, parts, started)
-
-    def _fetch_heads(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:
-        """Looks up the heads of the jobs' records."""
-        keys: list[bytes] = []
-        for job, count in chosen:
-            if not isinstance(job.request, FETCH_LATER):
-                keys += store_keys(job, count)
-        draft.fetch_heads(keys)
-
-    def _fetch_values(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:
-        """Reads, in one list-get, the records that the jobs need whole."""
-        wanted: list[bytes] = []
-        for job, count in chosen:
-            assert job.topic is not None, "the job has been prepared"
-            if job.delta is not None or (job.topic.wants_previous and not isinstance(job.request, FETCH_LATER)):
-                wanted += store_keys(job, count)
-        draft.fetch_values(wanted)
 
     def _fitting(self, draft: Draft, chosen: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
         """As many of the jobs, in order, as merge into records of at most `commit_merged_bytes_max` together; the rest
@@ -360,8 +333,8 @@ class Writer:
             if fits < count:
                 # The last of them may be still there, as only a part of it was chosen.
                 for other, _ in reversed(chosen[at:]):
-                    if not (self._queue.backlog and self._queue.backlog[0] is other):
-                        self._queue.backlog.appendleft(other)
+                    if not (self.queue.backlog and self.queue.backlog[0] is other):
+                        self.queue.backlog.appendleft(other)
                 break
         return taken
 
@@ -409,8 +382,8 @@ class Writer:
 
     def _end(self, job: Job, error: StoreError) -> None:
         """Refuses the rest of a job. Slices of it that were committed stand, and the answer says how many records."""
-        if self._queue.backlog and self._queue.backlog[0] is job:
-            self._queue.backlog.popleft()
+        if self.queue.backlog and self.queue.backlog[0] is job:
+            self.queue.backlog.popleft()
         self._answer(
             job,
             StoreError(
@@ -427,10 +400,10 @@ class Writer:
 
     def _do_step(self, queued: QueuedStep) -> None:
         if queued.sweep_first and not self._swept_for(queued):
-            self._queue.backlog.append(queued)
+            self.queue.backlog.append(queued)
             return
         result = self._run_step(queued.step, sync=queued.sync)
-        self._queue.settle(queued)
+        self.queue.settle(queued)
         self._answers.append(lambda: queued.done(result))
 
     def _swept_for(self, queued: QueuedStep) -> bool:
@@ -440,7 +413,7 @@ class Writer:
         """
         queued.begun_micros = min(queued.begun_micros, self._clock.now_micros())
         visited = self.sweep_now(self._options.sweep_entries_max)
-        if visited and self.sweep.next_due <= queued.begun_micros and not (self._queue.stopping or self._queue.failure):
+        if visited and self.sweep.next_due <= queued.begun_micros and not (self.queue.stopping or self.queue.failure):
             return False
         self.sweep_now()
         return True
@@ -458,7 +431,7 @@ class Writer:
             return as_store_error(error)
 
     def _sweep_if_due(self) -> None:
-        if self._queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
+        if self.queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
             return
         now = self._clock.now_micros()
         if self.sweep.next_due > now or self._next_sweep > now:
@@ -514,8 +487,8 @@ class Writer:
 
     def _write(self, draft: Draft, *, sync: bool) -> StoreError | None:
         """Writes a draft, and syncs; takes its counters over. Returns why nothing was written, or None."""
-        if self._queue.failure is not None:
-            return self._queue.refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
+        if self.queue.failure is not None:
+            return self.queue.refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
         try:
             self.sweep.lower(draft)
             draft.batch.puts[META].update(map(topic_row, draft.new_topics))
@@ -623,14 +596,14 @@ class Writer:
         return None
 
     def _sync_if_due(self) -> None:
-        if self._unsynced_since is None or self._queue.failure is not None:
+        if self._unsynced_since is None or self.queue.failure is not None:
             return
         if self._clock.now_micros() - self._unsynced_since >= self._options.buffered_sync_micros:
             self._sync()
 
     def _finish(self) -> None:
         """At an orderly stop: syncs, and gives back what was reserved and not used."""
-        if self._queue.failure is not None:
+        if self.queue.failure is not None:
             return
         try:
             bounds = encode_bounds(Reserved(self._last_version, self._last_sequence))
@@ -642,9 +615,9 @@ class Writer:
 
     def _fail(self, error: StoreError) -> StoreError:
         """Ends writing for good ([3])."""
-        if self._queue.fail(error):
+        if self.queue.fail(error):
             log.error("writes_stopped", reason=error.reason.name, cause=error.message)
-        return self._queue.refusal()
+        return self.queue.refusal()
 
     def fail(self, error: StoreError) -> None:
         """Ends writing from outside: a check of the data has found damage."""
@@ -652,31 +625,31 @@ class Writer:
 
     def _refuse_all(self) -> None:
         """Refuses everything queued, after a failure or a stop."""
-        self._queue.take(0)
+        self.queue.take(0)
         error = (
-            self._queue.refusal()
-            if self._queue.failure is not None
+            self.queue.refusal()
+            if self.queue.failure is not None
             else StoreError(Reason.STOPPING, "the server is stopping")
         )
         kept: list[Item] = []
-        while self._queue.backlog:
-            item = self._queue.backlog.popleft()
+        while self.queue.backlog:
+            item = self.queue.backlog.popleft()
             match item:
                 case Job():
                     self._end(item, error)
                 case QueuedStep():
-                    self._queue.settle(item)
+                    self.queue.settle(item)
                     self._answers.append(partial(item.done, error))
                 case Stop():
                     kept.append(item)
-        self._queue.backlog.extend(kept)
+        self.queue.backlog.extend(kept)
 
     def _answer(self, job: Job, answer: Outcome | StoreError) -> None:
         request = job.request
         if isinstance(answer, StoreError) and isinstance(request, Publish) and request.channel is not None:
             # Passing or not, records after a refused request must not overtake it (rules P6, P7).
             request.channel.broken = True
-        self._queue.settle(job)
+        self.queue.settle(job)
         self._answers.append(lambda: job.done(answer))
 
     def _flush_answers(self) -> None:

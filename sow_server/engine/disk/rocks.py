@@ -23,13 +23,12 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat, starmap
 from operator import itemgetter
@@ -47,7 +46,6 @@ TOMBSTONES: Final = "tombstones"
 STAGING: Final = "staging"
 META: Final = "meta"
 FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGING, META)
-
 
 STALL_PATIENCE_SECONDS: Final = 120.0
 STALL_LOOK_SECONDS: Final = 0.01
@@ -80,28 +78,6 @@ class Failed(RocksError):
 
 class DiskFull(Failed):
     """There is no space, or a file may not grow."""
-
-
-class Claim:
-    """A directory that nobody else may claim until it is released, or this process ends. RocksDB has a lock of its own,
-    but takes it only when it opens, and what is looked at and written before that must be safe, too."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises Locked, or OSError where there is no such directory."""
-        self._descriptor = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise Locked(f"{path} is in use") from None
-        except OSError:
-            pass  # a file system without such locks: RocksDB's own has to do
-
-    def release(self) -> None:
-        """Others may claim the directory."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,10 +354,15 @@ class Rocks:
     """Owns the database handle, its column families, and every cursor on it."""
 
     def __init__(
-        self, path: Path, options: RocksOptions | None = None, *, create: bool, claim: Claim | None = None
+        self,
+        path: Path,
+        options: RocksOptions | None = None,
+        *,
+        create: bool,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         """Opens the database at `path`; `create` makes a new one, which must not be there yet ([11]). Closing it also
-        releases the claim.
+        calls `on_close`.
 
         Raises Locked, Damaged, DiskFull or Failed.
         """
@@ -389,7 +370,7 @@ class Rocks:
         if create == (path / "CURRENT").exists():
             raise Damaged(f"{path} holds a database already" if create else f"{path / 'CURRENT'} is missing")
         self._path = path
-        self._claim = claim
+        self._on_close = on_close
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._lock = threading.Lock()
         try:
@@ -587,8 +568,8 @@ class Rocks:
             handles.clear()
             with contextlib.suppress(Exception):
                 db.close()
-            if self._claim is not None:
-                self._claim.release()
+            if self._on_close is not None:
+                self._on_close()
 
     def _open(self) -> rocksdict.Rdict:
         if self._db is None:

@@ -157,7 +157,7 @@ class Merge:
         if self._guard.version or len(set(store_keys)) < len(store_keys):
             alone: Collection[int] = every
         else:
-            alone = self._alone(rows)
+            alone = self._one_by_one(rows)
         letters = draft.part(Letters).posted
         for index in sorted(alone):
             self._apply_one(rows, index)
@@ -188,9 +188,9 @@ class Merge:
         self._tally.refused += len(found) - len(removals)
         return taken
 
-    def _alone(self, rows: Rows) -> set[int]:
-        """Those that need more thought than puts of newer versions over older ones, which are put column by column:
-        replication is as fast as that."""
+    def _one_by_one(self, rows: Rows) -> set[int]:
+        """The rows that are merged one by one: all but puts of newer versions over older ones. Those are put column by
+        column, and decide the speed of replication."""
         draft, topic = self._draft, self._topic
         heads = [draft.heads[key] for key in rows.store_keys]
         alone: set[int] = set()
