@@ -112,7 +112,7 @@ class Admission:
     async def _poll(self, topic: Topic) -> None:
         try:
             # Polls, as the quota has an age, and time sets no event.
-            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110
+            while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # see above
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             del self._polls[topic.id]

@@ -168,7 +168,7 @@ def _parts(ledger: Ledger, start: int, end: int, base: JournalCounts, entries: i
         goal = entries * part // parts
         if goal <= reached:
             continue
-        chunk = ledger.first(at, lambda chunk, upto=base.entries + goal: chunk.entries_before + chunk.entries >= upto)  # type: ignore[misc]
+        chunk = ledger.first(at, lambda chunk, upto=base.entries + goal: chunk.entries_before + chunk.entries >= upto)  # type: ignore[misc]  # a lambda's default argument
         if chunk is None:
             break
         position = ledger.cut.commit_at(chunk.first_sequence).last_sequence

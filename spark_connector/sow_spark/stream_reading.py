@@ -188,7 +188,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- the changes of a micro-batch ----
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]  # Spark says dict
         """The changes after `start` up to `end`, in parts."""
         if bookmark_of(start) == bookmark_of(end):
             return []
@@ -227,7 +227,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with translated(doing):
                 yield from batches(decoder, reading.topic, records, rows=reading.batch_size)
 
-    def commit(self, end: Offset) -> None:  # type: ignore[override]
+    def commit(self, end: Offset) -> None:  # type: ignore[override]  # Spark says dict
         """Releases the journal up to `end`."""
         try:
             self._pin(end)

@@ -429,7 +429,7 @@ class ReplacingLoad:
             return all(load.phase not in ("applying", "deleting") for load in client.loads("loaded"))
 
         until(settled, 20, "the load to be finished")
-        found = [record.data["n"] for record in query_all(client, "loaded")[1].values()]  # type: ignore[index]
+        found = [record.data["n"] for record in query_all(client, "loaded")[1].values()]  # type: ignore[index]  # a document is JSON of any shape
         if self.finished or found:
             assert len(found) == LOADED_ROWS
             assert len(set(found)) == 1, "of one load all rows"

@@ -38,7 +38,7 @@ def fill(client: Client, *, durability: str) -> tuple[int, SowError]:
     """Publishes until the server says no; returns how many records it acknowledged, and what it said."""
     for number in range(100_000):
         try:
-            client.publish("kept", DOCUMENT | {"n": number}, key=str(number), durability=durability)  # type: ignore[arg-type]
+            client.publish("kept", DOCUMENT | {"n": number}, key=str(number), durability=durability)  # type: ignore[arg-type]  # a str of the literals
         except SowError as error:
             return number, error
     raise AssertionError("the disk never was full")

@@ -310,7 +310,7 @@ def damage_again_and_again(cluster: Cluster, seed: int, rounds: int) -> None:
             # It may be one that nobody reads, such as of a ping; or one that has the other end wait for more.
             passed = proxy.bytes_forward + 3000
             until(
-                lambda: len(cluster[sender].server.events("link_closed")) > before or proxy.bytes_forward > passed,  # noqa: B023
+                lambda: len(cluster[sender].server.events("link_closed")) > before or proxy.bytes_forward > passed,  # noqa: B023  # called before the loop goes on
                 WAIT_SECONDS,
                 "somebody to notice",
             )

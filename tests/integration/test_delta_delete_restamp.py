@@ -72,7 +72,7 @@ def put(
 ) -> sow_pb2.PublishResponse:
     lifetime = None if ttl is None else types_pb2.Lifetime(ttl_micros=ttl)
     records = [sow_pb2.PublishRecord(payload=json.dumps(document).encode()) for document in documents]
-    request = sow_pb2.PublishRequest(topic=topic, records=records, lifetime=lifetime, **more)  # type: ignore[arg-type]
+    request = sow_pb2.PublishRequest(topic=topic, records=records, lifetime=lifetime, **more)  # type: ignore[arg-type]  # keywords of several types
     return stubs.sow.Publish(request, timeout=TIMEOUT)
 
 
@@ -432,7 +432,7 @@ def test_what_a_restamp_cannot_do_is_told_also_when_nothing_matches(stubs: Stubs
     assert restamp(stubs, "strict", CLEAR, dry_run=dry_run)[-1].done
     topic = make_topic(stubs)
     for lifetime, wanted in ((ttl(-1), "LIFETIME_NEGATIVE"), (ttl(11 * 366 * 24 * HOUR), "LIFETIME_TOO_LONG")):
-        error = refused(lambda given=lifetime: restamp(stubs, topic, CAP, given, dry_run=dry_run))  # type: ignore[misc]
+        error = refused(lambda given=lifetime: restamp(stubs, topic, CAP, given, dry_run=dry_run))  # type: ignore[misc]  # a lambda's default argument
         assert (error.reason, error.details["field"]) == (wanted, "lifetime")
 
 

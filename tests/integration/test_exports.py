@@ -174,7 +174,7 @@ def test_what_is_wrong_with_a_request_is_named(server: ServerProcess, client: Cl
         (lambda: client.renew_export("none"), "EXPORT_NOT_FOUND"),
         (lambda: list(client.read_export("none", 0)), "EXPORT_NOT_FOUND"),
         (lambda: list(client.read_export(export.id, 9)), "INVALID_ARGUMENT"),
-        (lambda: list(client.read_export(export.id, 0, columns=("price",))), "INVALID_ARGUMENT"),  # type: ignore[arg-type]
+        (lambda: list(client.read_export(export.id, 0, columns=("price",))), "INVALID_ARGUMENT"),  # type: ignore[arg-type]  # a column that does not exist
     ):
         with pytest.raises(SowError) as error:
             wrong_call()

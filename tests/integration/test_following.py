@@ -292,13 +292,13 @@ def test_what_a_reader_hears_over_many_connections_is_the_journal(
         raise AssertionError("the iteration ended")
 
     with server.client() as client, ThreadPoolExecutor(1) as threads:
-        changes = client.subscribe(**chosen, changes=True, start=EARLIEST, batch_size=batch_size)  # type: ignore[arg-type]
+        changes = client.subscribe(**chosen, changes=True, start=EARLIEST, batch_size=batch_size)  # type: ignore[arg-type]  # keywords of several types
         hearing = threads.submit(heard, changes)
         load.among_kills()
         load.stop()
         client.publish("orders", end)
         live = hearing.result(SECONDS_MAX)
-        again = heard(client.subscribe(**chosen, changes=True, start=EARLIEST))  # type: ignore[arg-type]
+        again = heard(client.subscribe(**chosen, changes=True, start=EARLIEST))  # type: ignore[arg-type]  # keywords of several types
     assert live == again
     sequences = [one.sequence for one in live]
     assert sequences == sorted(set(sequences))

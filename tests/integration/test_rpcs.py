@@ -179,7 +179,7 @@ def test_a_duplicate_is_told_what_its_first_try_was_told(server: ServerProcess, 
 
 def test_lifetimes_arrive(client: Client, topic: str) -> None:
     def stamp(**lifetime: object) -> int | None:
-        return client.publish(topic, {}, key="k", **lifetime).expire_time_micros  # type: ignore[arg-type]
+        return client.publish(topic, {}, key="k", **lifetime).expire_time_micros  # type: ignore[arg-type]  # keywords of several types
 
     for ttl in ("90s", timedelta(seconds=90), 90, 90.0):
         assert abs((stamp(ttl=ttl) or 0) - now() - 90_000_000) < 10_000_000
@@ -257,7 +257,7 @@ def test_a_stream_applies_thousands_in_order(client: Client, topic: str, durabil
         n: 15_000 + n for n in range(5_000)
     }
     by_sequence = sorted(records, key=lambda record: record.sequence)
-    assert [record.data["n"] for record in by_sequence] == list(range(15_000, 20_000))  # type: ignore[index]
+    assert [record.data["n"] for record in by_sequence] == list(range(15_000, 20_000))  # type: ignore[index]  # a document is JSON of any shape
     assert [record.version for record in by_sequence] == sorted(record.version for record in records)
 
 

@@ -54,7 +54,7 @@ def test_health_can_be_watched_until_the_stop(tmp_path: Path) -> None:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 request = health_pb2.HealthCheckRequest(service=SERVICES[0])
-                seen.extend(response.status for response in stub.Watch(request))  # type: ignore[attr-defined]
+                seen.extend(response.status for response in stub.Watch(request))  # type: ignore[attr-defined]  # the stubs do not know that a call iterates
             except grpc.RpcError:
                 pass
 

@@ -187,7 +187,7 @@ class Writer(Worker):
             published = client.touch(op.topic, op.key, ttl=lifetime, durability=durability)  # type: ignore[call-overload]  # one of TTLS
         elif op.kind == "delta":
             document["d"] = op.tag
-            published = client.delta_publish(op.topic, document, ttl=lifetime, durability=durability)  # type: ignore[arg-type]
+            published = client.delta_publish(op.topic, document, ttl=lifetime, durability=durability)  # type: ignore[arg-type]  # a str of the literals
         else:
             document |= {"n": op.tag, "pad": "x" * draw.randrange(200)}
             conditions: dict[str, object] = {}
@@ -198,7 +198,7 @@ class Writer(Worker):
                     conditions["only_if_present"] = True
                 case 2 if (op.topic, op.key) in self._versions:
                     conditions["only_if_version"] = self._versions[op.topic, op.key]
-            published = client.publish(op.topic, document, ttl=lifetime, durability=durability, **conditions)  # type: ignore[arg-type]
+            published = client.publish(op.topic, document, ttl=lifetime, durability=durability, **conditions)  # type: ignore[arg-type]  # keywords of several types
         op.version, op.expire_known = published.version, published.expire_time_known
         op.expire = told.NEVER if published.expire_time_micros is None else published.expire_time_micros
 

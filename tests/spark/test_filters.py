@@ -317,7 +317,7 @@ def test_metadata_is_asked_for_exactly(
         "_publish_time": EPOCH + timedelta(microseconds=5 + away),
         "_expire_time": EPOCH,
     }
-    one = kind((name,)) if kind in (IsNull, IsNotNull) else kind((name,), literals[name])  # type: ignore[call-arg]
+    one = kind((name,)) if kind in (IsNull, IsNotNull) else kind((name,), literals[name])  # type: ignore[call-arg]  # the kinds take one or two arguments
     one = Not(one) if negated else one
     for text in pushed([one], LAYOUT, "FAILFAST"):
         assert compile_filter(parse(text), key_paths=[])({}, META) is (kept(one, {name: value}) is True)

@@ -57,7 +57,7 @@ KEYLESS = TopicFacts("json", keyed=False)
 def plan(schema: str, topic: TopicFacts = KEYED, **options: object) -> RowPlan:
     columns = [column.split(" ", 1) for column in schema.split(", ")]
     fields = [StructField(name, KINDS[kind]) for name, kind in columns]
-    return plan_rows(StructType(fields), Writing(Connecting(), "orders", **options), topic)  # type: ignore[arg-type]
+    return plan_rows(StructType(fields), Writing(Connecting(), "orders", **options), topic)  # type: ignore[arg-type]  # keywords of several types
 
 
 def puts(of: RowPlan, columns: dict[str, pa.Array]) -> tuple[Puts, list[BadRow]]:

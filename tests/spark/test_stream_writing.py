@@ -75,7 +75,7 @@ def test_a_batch_that_was_published_but_not_recorded_by_spark_is_not_published_a
 ) -> None:
     """given a query that was killed after a batch and before Spark took note of that / when it is run again, also with
     newer rows / then no row of that batch is published twice, and those of the next one are (P6)"""
-    server = client.address  # type: ignore[attr-defined]
+    server = client.address  # type: ignore[attr-defined]  # the fixture sets it
     lines(tmp_path / "in", "a.json", range(1000))
     lines(tmp_path / "in", "b.json", range(1000, 1500))
     frame = files(spark, tmp_path / "in")
@@ -101,7 +101,7 @@ def test_of_a_batch_that_failed_only_the_unfinished_partitions_are_published_aga
 ) -> None:
     """given a batch in which one partition of two fails behind half of its rows / when the query is run again / then
     all rows are there, and those of the finished partition were published once"""
-    server = client.address  # type: ignore[attr-defined]
+    server = client.address  # type: ignore[attr-defined]  # the fixture sets it
     lines(tmp_path / "in", "a.json", range(1000))
     lines(tmp_path / "in", "b.json", range(1000, 4000))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
@@ -146,5 +146,5 @@ def test_what_a_stream_cannot_do_is_said(
     frame = files(spark, tmp_path / "in")
     frame = frame.groupBy("id").count() if "outputMode" in options else frame
     with pytest.raises(PySparkException) as caught:
-        run(frame, client.address, tmp_path / "checkpoint", **options)  # type: ignore[attr-defined]
+        run(frame, client.address, tmp_path / "checkpoint", **options)  # type: ignore[attr-defined]  # the fixture sets it
     assert said in str(caught.value), str(caught.value)

@@ -227,7 +227,7 @@ def test_a_task_that_fails_half_way_is_retried_whole(
 
 def plan_and_writing(server: ServerProcess, **options: str) -> Callable[..., Written]:
     """Publishes numbers, without Spark, as attempts at one partition."""
-    writing = Writing(Connecting(server.address), "orders", **options)  # type: ignore[arg-type]
+    writing = Writing(Connecting(server.address), "orders", **options)  # type: ignore[arg-type]  # keywords of several types
     plan = plan_rows(StructType([StructField("id", IntegerType())]), writing, TopicFacts("json", keyed=True))
 
     def attempt(rows: Iterator[list[int | None]], *, unit: int = 1, name: str) -> Written:

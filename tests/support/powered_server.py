@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> int:
     data, side, plant, *rest = arguments
     notes = Notes(Path(data), Path(side))
     # Below the one module of the server that knows RocksDB, so that a mistake in there counts, too.
-    rocksdict.Rdict.flush_wal = notes.around_flush(rocksdict.Rdict.flush_wal)  # type: ignore[method-assign,assignment]
+    rocksdict.Rdict.flush_wal = notes.around_flush(rocksdict.Rdict.flush_wal)  # type: ignore[method-assign,assignment]  # replaced on purpose, to note each flush
     os.fsync = notes.around_fsync(os.fsync)  # type: ignore[assignment]  # it takes what has a descriptor as well
     if plant:
         module, _, name = plant.partition(":")

@@ -125,7 +125,7 @@ def test_durability_has_two_names() -> None:
     assert _writes.durability_value(None) == types_pb2.DURABILITY_UNSPECIFIED
     assert _writes.durability_name(_writes.durability_value("buffered")) == "buffered"
     with pytest.raises(InvalidArgument):
-        _writes.durability_value("sure")  # type: ignore[arg-type]
+        _writes.durability_value("sure")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_requests_at_the_same_time_never_share_a_publisher_id() -> None:
@@ -344,7 +344,7 @@ def test_none_is_the_default_of_every_setting() -> None:
     """Story: None turned `expiration` on, instead of back to "disabled", and broke on half of the others. None is "not
     set" on the wire, so that policies and the server's defaults count (T2)."""
     names = TopicSettings.__dataclass_fields__
-    altered = _admin.alter_request("orders", dict.fromkeys(names))  # type: ignore[arg-type]
+    altered = _admin.alter_request("orders", dict.fromkeys(names))  # type: ignore[arg-type]  # the values are all None
     assert _admin.topic(admin_pb2.Topic(settings=altered.settings)).settings == TopicSettings()
     assert altered.settings == admin_pb2.TopicSettings()
     assert set(names) <= set(altered.update_paths)
@@ -511,7 +511,7 @@ def test_a_rewind_goes_to_a_bookmark_a_time_or_the_earliest_change(to: Any, expe
 def test_a_rewind_to_something_else_is_refused() -> None:
     for to in (7, datetime(1970, 1, 1)):  # noqa: DTZ001 - that is what is wrong with it
         with pytest.raises(InvalidArgument) as caught:
-            _retention.rewind_request("orders", "billing", to, force=False)  # type: ignore[arg-type]
+            _retention.rewind_request("orders", "billing", to, force=False)  # type: ignore[arg-type]  # wrong on purpose
         assert caught.value.details["field"] == "to"
 
 

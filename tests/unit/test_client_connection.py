@@ -747,7 +747,7 @@ def test_an_asynchronous_publisher_that_waits_for_room_lets_the_loop_rest(addres
                 looked += 1
                 lingered()
 
-            publisher._lingered = counted  # type: ignore[method-assign]
+            publisher._lingered = counted  # type: ignore[method-assign]  # counts the calls
             for number in range(3):
                 await publisher.publish(str(number))
             for _ in range(1_000):

@@ -45,7 +45,7 @@ class Ended(grpc.RpcError):
     def details(self) -> str:
         return self._text
 
-    def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:  # type: ignore[override]
+    def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:  # type: ignore[override]  # a narrower type than that of grpc
         return self._metadata
 
 

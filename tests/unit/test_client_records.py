@@ -24,7 +24,7 @@ def columns(**changes: object) -> types_pb2.RecordColumns:
         "origin": [1, 0],
         "origins": ["nyc", "ldn"],
     }
-    return types_pb2.RecordColumns(**(values | changes))  # type: ignore[arg-type]
+    return types_pb2.RecordColumns(**(values | changes))  # type: ignore[arg-type]  # keywords of several types
 
 
 def test_a_record_reads_its_row_of_the_columns() -> None:

@@ -28,7 +28,7 @@ CUT = Unavailable("the connection broke", reason="UNREACHABLE")
 
 
 def request_of(*, sow: bool = False, batch_size: int = 0, **start: object) -> sow_pb2.SubscribeRequest:
-    return sow_pb2.SubscribeRequest(topic=TOPIC, sow=sow, batch_size=batch_size, **start)  # type: ignore[arg-type]
+    return sow_pb2.SubscribeRequest(topic=TOPIC, sow=sow, batch_size=batch_size, **start)  # type: ignore[arg-type]  # keywords of several types
 
 
 def core_of(request: sow_pb2.SubscribeRequest, *, retry_for: float = 30.0) -> SubscriptionCore:
@@ -430,7 +430,7 @@ def test_a_negative_time_to_try_is_refused() -> None:
 
 
 def changes_frame(**columns_: object) -> sow_pb2.SubscribeResponse:
-    return sow_pb2.SubscribeResponse(changes=sow_pb2.ChangeBatch(topic=TOPIC, bookmark="e0.9", **columns_))  # type: ignore[arg-type]
+    return sow_pb2.SubscribeResponse(changes=sow_pb2.ChangeBatch(topic=TOPIC, bookmark="e0.9", **columns_))  # type: ignore[arg-type]  # keywords of several types
 
 
 def standing() -> SubscriptionCore:
@@ -506,7 +506,7 @@ def test_changes_that_do_not_fit_together_are_not_believed(fault: dict[str, obje
         "bookmark": "e0.1",
     } | fault
     with pytest.raises(InternalError) as caught:
-        standing().feed(sow_pb2.SubscribeResponse(changes=sow_pb2.ChangeBatch(**values)))  # type: ignore[arg-type]
+        standing().feed(sow_pb2.SubscribeResponse(changes=sow_pb2.ChangeBatch(**values)))  # type: ignore[arg-type]  # keywords of several types
     assert caught.value.reason == "MALFORMED_RESPONSE"
 
 

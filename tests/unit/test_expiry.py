@@ -91,7 +91,7 @@ def test_publishers_have_their_turn_while_much_is_swept_before_a_change_of_setti
     answered: list[str] = []
     rig.submit_alter("orders", lambda _: answered.append("altered"), {"expiration": Expiration.DISABLED})
     for name in ("first", "second"):
-        rig.store.commits.submit(Publish("orders", [b"x"], [name]), lambda _, name=name: answered.append(name))  # type: ignore[misc]
+        rig.store.commits.submit(Publish("orders", [b"x"], [name]), lambda _, name=name: answered.append(name))  # type: ignore[misc]  # a lambda's default argument
     rig.turn()
     assert (answered, len(rig.stored("orders"))) == ([], 25)
     rig.store.writer.step()
@@ -412,7 +412,7 @@ def test_a_store_that_is_started_takes_rearming_up(rig: Rig, monkeypatch: pytest
     topic = rig.topic("orders")
     for _ in range(10):
         done = threading.Event()
-        rig.store.commits.submit(Publish("orders", [b"x"], ["other"]), lambda _, done=done: done.set())  # type: ignore[misc]
+        rig.store.commits.submit(Publish("orders", [b"x"], ["other"]), lambda _, done=done: done.set())  # type: ignore[misc]  # a lambda's default argument
         assert done.wait(10)
     assert not rig.rows(META, REARM_KEY, REARM_KEY + b"\xff")
     assert len([entry for entry in rig.entries() if entry[1].startswith(topic.prefix)]) == 10
@@ -595,7 +595,7 @@ def test_a_count_is_of_one_instant_while_the_sweep_goes_on(rig: Rig, monkeypatch
 
     def sweep_then_count(*arguments: object, **named: object) -> dict[int, int]:
         rig.store.sweep()
-        return count_overdue(*arguments, **named)  # type: ignore[arg-type]
+        return count_overdue(*arguments, **named)  # type: ignore[arg-type]  # keywords of several types
 
     monkeypatch.setattr(Sweep, "overdue", sweep_then_count)
 
@@ -613,7 +613,7 @@ def test_a_count_is_of_one_instant_while_its_topic_is_disabled(rig: Rig, monkeyp
 
     def disable_then_count(*arguments: object, **named: object) -> dict[int, int]:
         rig.alter_topic("sessions", expiration=Expiration.DISABLED)
-        return count_overdue(*arguments, **named)  # type: ignore[arg-type]
+        return count_overdue(*arguments, **named)  # type: ignore[arg-type]  # keywords of several types
 
     monkeypatch.setattr(Sweep, "overdue", disable_then_count)
     assert rig.count("sessions") == 1

@@ -539,7 +539,7 @@ def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
     steps = 0
     while rig.store.loads.registry.find(load).row.phase is LoadPhase.APPLYING:
         chunk = rig.store.loads.applying.read(rig.store.loads.registry.find(load))
-        rig.heard(lambda done, chunk=chunk: rig.store.loads.applying.apply(chunk, done))  # type: ignore[misc]
+        rig.heard(lambda done, chunk=chunk: rig.store.loads.applying.apply(chunk, done))  # type: ignore[misc]  # a lambda's default argument
         steps += 1
     assert 6 < steps < 25
     assert rig.finish(load).row.figures == (3, 3, 0, 0, 0)

@@ -516,7 +516,7 @@ def test_a_conflated_record_that_fell_due_unsent_is_not_told_out_of_focus(
         rig.put("orders", "b", px(1))
         subscribers.settle()
         follower.subscription._conflate(rig.clock.now_micros())
-        follower.subscription._conflation._emitted_at = rig.time.elapsed_micros - SECOND  # type: ignore[union-attr]
+        follower.subscription._conflation._emitted_at = rig.time.elapsed_micros - SECOND  # type: ignore[union-attr]  # the subscription conflates
         follower.subscription._conflate(rig.clock.now_micros())
         rig.time.tick(1)
     else:
@@ -603,7 +603,7 @@ def test_a_replay_of_focus_and_delta_looks_the_previous_record_up(rig: Rig, subs
     rig.delete("orders", "a", "b")
     options = [{"oof": True}, {"changes": True}, {"delta": True, "oof": True}]
     for follower, asked in zip(live, options, strict=True):
-        replayed = subscribers.subscribe("orders", filter="/px > 5", start=at(0, rig), **asked)  # type: ignore[arg-type]
+        replayed = subscribers.subscribe("orders", filter="/px > 5", start=at(0, rig), **asked)  # type: ignore[arg-type]  # keywords of several types
         assert replayed.news() == follower.news() != []
 
 

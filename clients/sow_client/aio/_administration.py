@@ -70,7 +70,7 @@ class AsyncAdministration(AsyncCalls):
         *,
         ttl: Ttl | None = None,
         expire_at: ExpireAt | None = None,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         dry_run: bool = False,
         on_progress: Callable[[Restamped], object] | None = None,
     ) -> Restamped:

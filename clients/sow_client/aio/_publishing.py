@@ -266,9 +266,9 @@ class AsyncPublishing(AsyncCalls):
         topic: str,
         *,
         keys: Iterable[str] | None = None,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         data: Document | None = None,
-        all: bool = False,  # noqa: A002 - the word for it
+        all: bool = False,  # noqa: A002 - the name that users know from the contract
         dry_run: bool = False,
         durability: DurabilityName | None = None,
         publisher_id: str | None = None,

@@ -48,7 +48,7 @@ class AsyncReading(AsyncCalls):
     def query(
         self,
         topic: str,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         order_by: str | Iterable[str] | None = None,
         keys: Iterable[str] | None = None,
@@ -82,7 +82,7 @@ class AsyncReading(AsyncCalls):
     async def page(
         self,
         topic: str,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         page_size: int,
         page_token: str = "",
@@ -112,7 +112,7 @@ class AsyncReading(AsyncCalls):
                 records.extend(batch)
         return progress.page(records)
 
-    async def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the word for it
+    async def count(self, topic: str, filter: str | None = None) -> int:  # noqa: A002 - the name that users know from the contract
         """The number of live records of a topic, or of those that match `filter`."""
         progress = _reads.QueryProgress(topic)
         async with aclosing(self._batches(_reads.query_request(topic, filter, count_only=True), progress)) as batches:
@@ -123,7 +123,7 @@ class AsyncReading(AsyncCalls):
     async def explain(
         self,
         topic: str,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         order_by: str | Iterable[str] | None = None,
         keys: Iterable[str] | None = None,

@@ -27,7 +27,7 @@ class AsyncSnapshots(AsyncCalls):
     async def open_export(
         self,
         topic: str,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         parts: int = 0,
         lease: Ttl | None = None,
@@ -121,7 +121,7 @@ class AsyncSnapshots(AsyncCalls):
         start: str,
         end: str,
         *,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         columns: Iterable[str] = ("payload",),
         lines: bool = False,
         batch_size: int = 0,

@@ -25,7 +25,7 @@ class Following(Calls):
     def subscribe(
         self,
         topic: str | None = None,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         topic_pattern: str | None = None,
         oof: bool = False,
@@ -76,7 +76,7 @@ class Following(Calls):
     def sow_and_subscribe(
         self,
         topic: str | None = None,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         topic_pattern: str | None = None,
         oof: bool = False,
@@ -119,7 +119,7 @@ class Following(Calls):
         self,
         topic: str,
         name: str,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         start: Start | None = None,
         force: bool = False,

@@ -26,7 +26,7 @@ class Snapshots(Calls):
     def open_export(
         self,
         topic: str,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         *,
         parts: int = 0,
         lease: Ttl | None = None,
@@ -119,7 +119,7 @@ class Snapshots(Calls):
         start: str,
         end: str,
         *,
-        filter: str | None = None,  # noqa: A002 - the word for it
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         columns: Iterable[str] = ("payload",),
         lines: bool = False,
         batch_size: int = 0,
