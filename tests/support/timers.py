@@ -16,6 +16,25 @@ from sow_server.timers import Timers
 from tests.support.stores import MINUTE, SECOND, Rig
 
 
+def hub_of(rig: Rig) -> Hub:
+    """The hub of the rig's store."""
+    return Hub(rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, lambda run: run())
+
+
+def consumers_of(rig: Rig, hub: Hub) -> Consumers:
+    """The consumers of durables of the rig's store, of views without a filter."""
+    return Consumers(
+        rig.store.topics,
+        rig.store.durables,
+        rig.store.durable_commits,
+        rig.store.commits,
+        rig.store.cuts,
+        rig.clock,
+        hub,
+        lambda text: lambda topic: View(),
+    )
+
+
 def timers(
     rig: Rig,
     readers: ThreadPoolExecutor,
@@ -29,23 +48,11 @@ def timers(
     sorts: SortMemory | None = None,
 ) -> Timers:
     """Timers of the rig's store; their scheduler is not started."""
-    if consumers is None:
-        hub = Hub(rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, lambda run: run())
-        consumers = Consumers(
-            rig.store.topics,
-            rig.store.durables,
-            rig.store.durable_commits,
-            rig.store.commits,
-            rig.store.cuts,
-            rig.clock,
-            hub,
-            lambda text: lambda topic: View(),
-        )
     return Timers(
         rig.store,
         rig.clock,
         readers,
-        consumers,
+        consumers or consumers_of(rig, hub_of(rig)),
         IdleTopics(rig.store.topics, rig.store.durables, rig.store.administration, rig.clock),
         Exports(rig.store.topics, rig.store.cuts),
         sorts or SortMemory(),

@@ -16,10 +16,8 @@ from sow_server.metrics import Metrics
 from sow_server.query.exports import Exports
 from sow_server.services.guard import Context
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.subscriptions.consumers import Consumers
-from sow_server.subscriptions.hub import Hub
-from sow_server.subscriptions.request import View
 from tests.support.stores import BINARY, Rig
+from tests.support.timers import consumers_of, hub_of
 
 NO_CONTEXT = cast(Context, None)
 """Only an error needs one."""
@@ -51,22 +49,9 @@ def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: p
 
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
-            hub = Hub(
-                rig.store.commits, rig.store.topics, rig.store.cuts, rig.store.instance, rig.clock, lambda run: run()
-            )
-            consumers = Consumers(
-                rig.store.topics,
-                rig.store.durables,
-                rig.store.durable_commits,
-                rig.store.commits,
-                rig.store.cuts,
-                rig.clock,
-                hub,
-                lambda text: lambda topic: View(),
-            )
-            service = SnapshotService(
-                rig.store, Exports(rig.store.topics, rig.store.cuts), hub, consumers, readers, Metrics()
-            )
+            hub = hub_of(rig)
+            exports = Exports(rig.store.topics, rig.store.cuts)
+            service = SnapshotService(rig.store, exports, hub, consumers_of(rig, hub), readers, Metrics())
             opening = asyncio.ensure_future(service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), NO_CONTEXT))
             await waiting.wait()
             assert not opening.done()

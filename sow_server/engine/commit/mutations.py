@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
@@ -127,6 +127,21 @@ def _touch_one(
     return Applied(key.decode(), version, expire_time, sequence, ttl_ignored=ttl_ignored(topic, lifetime))
 
 
+def _matching(
+    draft: Draft, job: Job, request: Delete | Restamp, topic: Topic, count: int
+) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Key, store key and head of each live record, among the next `count` keys of the job, that the request matches.
+    Lazily: the changes of one record may expire another."""
+    draft.fetch_bodies(store_keys(job, count))
+    for key in job.keys[job.position : job.position + count]:
+        if isinstance(key, BadRecord):
+            continue
+        store_key = topic.prefix + key
+        head = draft.live_head(topic, key, store_key)
+        if head is not None and (request.matches is None or request.matches(key, draft.value(store_key))):
+            yield key, store_key, head
+
+
 def _stage_delete(
     draft: Draft, job: Job, request: Delete, topic: Topic, count: int, publishers: PublisherCache
 ) -> Slice:
@@ -135,16 +150,9 @@ def _stage_delete(
     if (position := request.publisher) is not None:
         found = draft.publishers.get(position.publisher_id) or publishers.find(position.publisher_id)
         found.check_acting(position)
-    draft.fetch_bodies(store_keys(job, count))
-    for index in range(job.position, job.position + count):
-        key = job.keys[index]
-        if isinstance(key, BadRecord):
-            continue
-        store_key = topic.prefix + key
-        head = draft.live_head(topic, key, store_key)
-        if head is not None and (request.matches is None or request.matches(key, draft.value(store_key))):
-            part.last_sequence = draft.delete(topic, key, store_key, head)
-            part.applied += 1
+    for key, store_key, head in _matching(draft, job, request, topic, count):
+        part.last_sequence = draft.delete(topic, key, store_key, head)
+        part.applied += 1
     return part
 
 
@@ -155,15 +163,7 @@ def _stage_restamp(draft: Draft, job: Job, request: Restamp, topic: Topic, count
         stamp = lifetimes.restamp_time(topic.settings, request.mode, request.lifetime, draft.now)
     except LifetimeError as error:
         raise StoreError(error.reason, error.message, field="lifetime") from None
-    draft.fetch_bodies(store_keys(job, count))
-    for index in range(job.position, job.position + count):
-        key = job.keys[index]
-        if isinstance(key, BadRecord):
-            continue
-        store_key = topic.prefix + key
-        head = draft.live_head(topic, key, store_key)
-        if head is None or not (request.matches is None or request.matches(key, draft.value(store_key))):
-            continue
+    for key, store_key, head in _matching(draft, job, request, topic, count):
         before = read_header(head)
         expire_time = min(before.expire_time_micros, stamp) if request.mode is RestampMode.CAP else stamp
         if expire_time != before.expire_time_micros:
