@@ -1,10 +1,11 @@
-"""Secondary indexes: which entries a record has, and where in an index a range of values lies (rule Q3). Pure.
+"""Secondary indexes: the entries of a record, and the interval of an index for a range of values (rule Q3). Pure.
 
     [1]  The entries of a record change in the same batch as the record.
     [2]  A complete index has exactly the entries of every stored record, overdue ones included, and no others.
-    [3]  An index that is being built has, behind the position of its build, exactly those entries, and is never read.
-    [4]  A value within a range has its entry within the `interval` of the range. The reverse does not hold: a number is
-         there as the nearest float, a text as its beginning. Whoever finds a record this way asks the whole filter.
+    [3]  An index that is being built has exactly those entries up to the position of its build, and is never read.
+    [4]  A value within a range has its entry within the `interval` of the range. The reverse does not hold: an entry
+         has a number as the nearest float, and only the beginning of a text. So a reader that finds a record by an
+         index evaluates the whole filter.
 
 The entries that a document gives are part of the format on disk: when a record changes, the entries of its old document
 are computed again, and removed.
@@ -23,7 +24,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import Kind, Scalar, Steps, entries_of, value_at
 
 INDEXES_MAX: Final = 16
-"""Indexes of a topic. Each costs every change of its field a write."""
+"""Indexes of a topic. Each costs a write for every change of its field."""
 _ID_MAX: Final = 0xFFFF
 _NO_KEYS: Final[frozenset[bytes]] = frozenset()
 _SCALARS: Final = (str, int, float, bool, type(None))
@@ -58,7 +59,7 @@ def changed_keys(
     """(keys that go, keys that come) when the document of a record changes; None where there is no record."""
     old, new = value_at(before, index.steps), value_at(after, index.steps)
     if type(old) is type(new) and type(old) in _SCALARS and old == new:
-        return _NO_KEYS, _NO_KEYS  # most frequent: what identifies or describes stays when the other fields change
+        return _NO_KEYS, _NO_KEYS  # most frequent: identifying fields stay the same when the other fields change
     gone = _keys(index, old, record_key) if old is not None else _NO_KEYS
     come = _keys(index, new, record_key) if new is not None else _NO_KEYS
     return gone - come, come - gone
@@ -82,7 +83,7 @@ def interval(kind: Kind, low: Scalar | None, high: Scalar | None) -> tuple[bytes
 
 
 def _after(prefix: bytes) -> bytes:
-    """The least bytes above all that begin with `prefix`; it begins with a kind, so there are some."""
+    """The least bytes above all that begin with `prefix`. They exist, because `prefix` begins with a kind."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
@@ -90,7 +91,7 @@ def _after(prefix: bytes) -> bytes:
 
 
 class Indexes(NamedTuple):
-    """All indexes of a topic, in the order of its settings, and the id that the next new one gets."""
+    """All indexes of a topic, in the order of its settings, and the id of the next new one."""
 
     all: tuple[Index, ...] = ()
     next_id: int = 1
@@ -102,8 +103,8 @@ NO_INDEXES: Final = Indexes()
 def altered(
     before: Indexes, topic_id: int, paths: Iterable[tuple[str, Steps]], *, keep: bool, complete: bool
 ) -> Indexes:
-    """The indexes of a topic whose settings name `paths`: those that are there stay, unless not `keep`; new ones are
-    `complete` or to be built. Raises StoreError INVALID_ARGUMENT once the ids are used up."""
+    """The indexes of a topic whose settings name `paths`: existing ones stay if `keep` is set; new ones are `complete`
+    or to be built. Raises StoreError INVALID_ARGUMENT once the ids are used up."""
     known = {index.steps: index for index in before.all} if keep else {}
     found: list[Index] = []
     next_id = before.next_id

@@ -12,7 +12,7 @@ class PoliciesInForce:
     """Owns the policies. Replaced by the writer's thread, after the commit that stored a change; any thread reads."""
 
     def __init__(self, policies: Policies, defaults: Declared) -> None:
-        """`defaults`: settings of topics that neither they nor a policy declare."""
+        """`defaults`: the settings of topics for which neither the topic nor a policy declares a value."""
         self.current = policies
         self._defaults: Final = defaults
 
@@ -20,7 +20,7 @@ class PoliciesInForce:
         self, name: str, declared: Declared, policies: Policies | None = None, *, in_config: bool, dynamic: bool
     ) -> Effective:
         """The settings of a topic that declares these, under `policies`; None: under those in force."""
-        if name == UNDELIVERED:  # the store's own: nobody else has a say in it
+        if name == UNDELIVERED:  # the store's own: no policy applies to it
             return resolve_topic(name, declared)
         policies = self.current if policies is None else policies
         return resolve_topic(name, declared, policies, self._defaults, in_config=in_config, dynamic=dynamic)

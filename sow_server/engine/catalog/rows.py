@@ -1,4 +1,4 @@
-"""Rows of topics and policies in `meta`: written with their changes, read at a start."""
+"""Rows of topics and policies in `meta`: written in the commits of their changes, read at a start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sow_server.engine.values.policies import (
 
 
 def topic_row(topic: Topic) -> tuple[bytes, bytes]:
-    """The key and the value of a topic's row, as the topic is."""
+    """The key and the value of a topic's row."""
     return TOPIC_KEY + topic.prefix, encode_topic(
         topic, topic.settings, topic.indexes, declared=topic.declared, in_config=topic.in_config, dynamic=topic.dynamic
     )
@@ -79,12 +79,12 @@ def _load_topic(rocks: Rocks, prefix: bytes, row: bytes) -> Topic:
         fields["name"],
         settings,
         in_config=fields["in_config"],
-        # Data from before there were policies have only the settings in force.
+        # Data of a release without policies have only the settings in force.
         declared=declared_from_json(fields["declared"]) if "declared" in fields else declared_of(settings),
         dynamic=fields.get("dynamic", False),
         create_time_micros=fields["create_time_micros"],
         statistics=decode_statistics(figures) if figures else StoredStatistics(),
-        # Data from before there were indexes have neither.
+        # Data of a release without indexes have neither.
         indexes=_load_indexes(
             rocks, topic_id, settings, fields.get("indexes", {}), fields.get("next_index", NO_INDEXES.next_id)
         ),
@@ -103,7 +103,7 @@ def _load_indexes(
 
 
 def paths_and_steps(settings: TopicSettings) -> list[tuple[str, Steps]]:
-    """The paths of the indexes as they are written, and their steps."""
+    """The paths of the indexes as texts, and their steps."""
     return list(zip(settings.index, index_paths(settings), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Topics: their settings, what is compiled from them, and their figures.
+"""Topics: their settings, the objects compiled from these, and their figures.
 
 The registry is changed by the writer thread alone, after the commit that stored the change. Other threads read it:
 `by_name` is replaced, never changed, so a reader sees the topics before or after a change, not between.
@@ -34,15 +34,15 @@ UNDELIVERED_ID: Final = 0
 
 
 Takers: TypeAlias = Callable[[bytes, bytes, float], int]
-"""How many attached subscribers a record is for, by its key and stored value; asked until a time of `perf_counter`, and
-from the writer's thread."""
+"""Counts the attached subscribers that a record, given by its key and stored value, matches. Called from the writer's
+thread; it may search until the given time of `perf_counter`."""
 
 
 class Topic:
-    """One topic. What changes is replaced by the writer thread after a commit.
+    """One topic. The writer thread replaces its changing parts after a commit.
 
-    `settings` are those in force; `declared` is what was set on the topic itself (rule T2). `dynamic`: its first
-    publish has made it, so that expiration is enabled unless something else is said (rule K1).
+    `settings` are in force; `declared` were set on the topic itself (rule T2). `dynamic`: its first publish has made
+    it, so expiration is enabled unless it is declared otherwise (rule K1).
     """
 
     __slots__ = (
@@ -95,35 +95,36 @@ class Topic:
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
         self.followers = 0
-        """How many follow the topic's changes as they happen; changed under the writer's cut lock."""
+        """The number of followers of the topic's changes; changed under the writer's cut lock."""
         self.previous_wanted = 0
-        """How many of them want the records that were replaced, too; likewise."""
+        """The number of them that need the replaced records, too; likewise."""
         self.takers: Takers | None = None
-        """How many are attached that are handed a record which is due at once (rule L7); None: nobody follows it."""
+        """Counts the attached subscribers to which a record that is due at once is delivered (rule L7); None: nobody
+        follows the topic."""
         self._replicated = False
         self._loads: tuple[tuple[int, int], ...] = ()
         self.hears_removals = False
         """Whether a feature adds to the commits that remove records: a topic without one pays nothing for it."""
         self.last_use_micros = create_time_micros
-        """When the topic was last used, by what the store remembers: since the start (rule T1). Set on any thread."""
+        """When the topic was last used, as far as the store remembers: since its start (rule T1). Set on any thread."""
         self.was_followed = False
         """Whether anybody has followed it; likewise."""
         self.apply(settings, indexes)
 
     @property
     def reserved(self) -> bool:
-        """Whether it is the store's own: clients neither make, alter, delete nor publish to it (rule K1)."""
+        """Whether it is the store's own topic: clients cannot create, alter or delete it, nor publish to it (rule
+        K1)."""
         return self.id == UNDELIVERED_ID
 
     @property
     def wants_previous(self) -> bool:
-        """Whether a change needs the record that it replaces: for the entries of indexes, or for those who follow."""
+        """Whether a change needs the record that it replaces: for the entries of indexes, or for followers."""
         return bool(self.indexes.all) or self.previous_wanted > 0
 
     @property
     def replicated(self) -> bool:
-        """Whether peers send it or are sent it, so that removed records leave tombstones (rule R4). Set as
-        `followers`."""
+        """Whether peers send or receive it, so that removed records leave tombstones (rule R4). Set as `followers`."""
         return self._replicated
 
     @replicated.setter
@@ -133,8 +134,8 @@ class Topic:
 
     @property
     def loads(self) -> tuple[tuple[int, int], ...]:
-        """Loads whose rows are not all applied: their numbers, and the sequence at which they were opened. Removals by
-        others meanwhile are marked for them. Set by the writer thread, after a commit."""
+        """Loads with rows that are not applied yet: their numbers, and the sequence at which they were opened. Removals
+        by others are marked for them meanwhile. Set by the writer thread, after a commit."""
         return self._loads
 
     @loads.setter
@@ -146,10 +147,11 @@ class Topic:
         self.hears_removals = self._replicated or bool(self._loads) or bool(self.settings.dead_letter)
 
     def apply(self, settings: TopicSettings, indexes: Indexes) -> None:
-        """Takes new settings into force, and the indexes that go with them."""
+        """Puts new settings into force, with their indexes."""
         self.settings = settings
         self.indexes = indexes
-        """Replaced by the writer thread, under its cut lock: who opens a cut sees what is complete in it."""
+        """Replaced by the writer thread under its cut lock, so a cut sees exactly the indexes that are complete in
+        it."""
         self.acts = settings.acts_on_expiration
         self._settle_hooks()
         self.format: Format = format_of(settings)
@@ -162,7 +164,7 @@ class Topic:
 
 
 def undelivered_topic(create_time_micros: int, created_sequence: int) -> Topic:
-    """The store's own topic of dead letters whose target is missing: any payload, under keys that tell whose it is."""
+    """The store's own topic of dead letters whose target is missing: any payload, under keys that name its topic."""
     return Topic(
         UNDELIVERED_ID,
         UNDELIVERED,
@@ -175,7 +177,7 @@ def undelivered_topic(create_time_micros: int, created_sequence: int) -> Topic:
 
 
 Hear = Callable[[Topic, bool], None]
-"""Hears of a topic whose deadlines may have changed, and whether its settings have."""
+"""Called with a topic whose deadlines may have changed, and whether its settings have changed."""
 
 
 class Topics:
@@ -185,14 +187,14 @@ class Topics:
         self.by_name: MappingProxyType[str, Topic] = MappingProxyType({})
         self.by_id: MappingProxyType[int, Topic] = MappingProxyType({})
         self.version = 0
-        """Rises with every change of the topics that there are, and of their settings."""
+        """Rises when a topic is added or removed, and with every change of settings."""
         self.created: Callable[[Topic], None] = lambda topic: None
-        """Hears of a new topic before anybody can publish to it: on the writer's thread, under the cut lock."""
+        """Called with a new topic before anybody can publish to it: on the writer's thread, under the cut lock."""
         self._hear: tuple[Hear, ...] = ()
 
     def watch(self, hear: Hear) -> None:
-        """From now on `hear` is told of topics whose deadlines may have changed: in the order of the calls of `watch`,
-        on any thread, perhaps under the cut lock. So it does no more than take a note."""
+        """From now on `hear` is called with each topic whose deadlines may have changed: in the order of the calls of
+        `watch`, on any thread, perhaps under the cut lock. So it may do no more than take a note."""
         self._hear = (*self._hear, hear)
 
     def settled(self, topic: Topic) -> None:
@@ -201,8 +203,8 @@ class Topics:
             hear(topic, True)
 
     def lost(self, topic: Topic) -> None:
-        """A topic has lost its last follower, a durable, a load or its last record, which may have kept it (rule T1);
-        or it is gone."""
+        """A topic has lost its last follower, a durable, a load or its last record, any of which may have kept it (rule
+        T1); or it was removed."""
         for hear in self._hear:
             hear(topic, False)
 
@@ -231,7 +233,7 @@ class Topics:
 
 
 def topic_deleted(topic: Topic) -> StoreError:
-    """A topic is no longer there, for who has held on to it."""
+    """The error for a caller that has held on to a topic that was removed."""
     return StoreError(Reason.TOPIC_DELETED, f"topic: {topic.name} has been deleted", field="topic")
 
 
@@ -243,8 +245,8 @@ def check_name(name: str) -> None:
 
 
 def check_settings(declared: Declared, *, topic: str = "", in_config: bool = False) -> None:
-    """Raises StoreError INVALID_ARGUMENT naming the setting that is wrong, or the two that contradict each other, of
-    what is declared on `topic`; `in_config`: in the configuration file."""
+    """Checks the settings declared on `topic`; `in_config`: in the configuration file. Raises StoreError
+    INVALID_ARGUMENT that names the wrong setting, or the two that contradict each other."""
     settings = TopicSettings(**declared)  # type: ignore[arg-type]  # names and values of its fields
     try:
         key_paths(settings)

@@ -1,14 +1,16 @@
-"""Dead letters: what an expired record, or an entry that a durable has set aside, leaves in the topic named by
-`dead_letter`, and where it goes (rules T3, J15). Pure.
+"""Dead letters: the copies of expired records, and of entries that a durable has set aside, in the topic named by
+`dead_letter` (rules T3, J15). Pure.
 
-    [1]  A copy is made in the commit of the expiry, so there is one for each, and never two.
-    [2]  The copy of a json, msgpack or nvfix record has a list `dead_letter`, newest first, of where it expired. A
-         target that is named there already gets no further copy: a pure expiry cycle ends after one round.
-    [3]  fix and binary have no room for that list: their payload is copied as it is and the key says where it came
-         from. So a cycle among them is refused when it is set, and ended here should one come about otherwise.
-    [4]  A target that does not exist, or cannot take the copies, is missing: they are retained in `_undelivered`.
+    [1]  A copy is made in the commit of the expiry, so there is exactly one for each.
+    [2]  The copy of a json, msgpack or nvfix record has a list `dead_letter`, newest first, of the topics in which it
+         expired. A target that is in the list already gets no further copy, so a pure expiry cycle ends after one
+         round.
+    [3]  fix and binary have no room for that list: their payload is copied unchanged, and the key tells its origin. So
+         a setting that makes a cycle among them is refused, and a cycle that arises otherwise is ended here.
+    [4]  A target that does not exist, or cannot take the copies, counts as missing: the copies are retained in
+         `_undelivered`.
 
-Limits of keys and payloads are for publishers (rule K8): a copy may be longer by what is added to it.
+Limits of keys and payloads are for publishers (rule K8): a copy may exceed them by the added parts.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from sow_server.engine.values.model import NEVER, MessageType, OnMissing, TopicS
 from sow_server.engine.values.policies import Declared
 
 HOPS_MAX: Final = 16
-"""How often a record may be copied on: from topic to topic, each copy expiring in turn."""
+"""How many times a record may be copied from topic to topic, each copy expiring in turn."""
 KEY_BYTES_MAX: Final = 8192
 """Of a copy. Escaping may double a key with every hop; a longer one is replaced by its digest."""
 FIELD: Final = "dead_letter"
@@ -38,26 +40,27 @@ EXPIRED: Final = "expired"
 SET_ASIDE: Final = "delivery_limit"
 _FIELD: Final = FIELD.encode()
 LETTERS_BYTES_MAX: Final = HOPS_MAX * (KEY_BYTES_MAX + 512)
-"""What a list of letters adds to a payload; a key of many control characters may take more when it is escaped."""
+"""The bytes that a list of letters adds to a payload; a key of many control characters may take more when it is
+escaped."""
 _SPACE: Final = b" \t\r\n"
 _JSON_STRUCTURE: Final = frozenset(b'{}[]:,"\\-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
-"""Bytes of which the text of a list is made, so that none of them can be escaped in it."""
+"""Bytes that the text of a list itself uses, so that none of them may be escaped in it."""
 
 
 class Fate(enum.StrEnum):
-    """What has become of a dead letter."""
+    """The outcome of a dead letter."""
 
     DELIVERED = "delivered"
     RETAINED = "retained"
     """Its target is missing: it waits in `_undelivered`."""
     DROPPED = "dropped"
-    """Its target is missing and the topic does not want it kept; or it has been through `HOPS_MAX` topics."""
+    """Its target is missing and the topic's settings do not retain it; or it has been through `HOPS_MAX` topics."""
     ENDED = "ended"
-    """It would have come back to a topic in which it had expired before."""
+    """It would have returned to a topic in which it had already expired."""
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """One expiry, or setting aside, as the list on a copy tells it."""
+    """One expiry or setting aside, as an item of the list on a copy."""
 
     topic: str
     key: str
@@ -66,7 +69,7 @@ class Letter(msgspec.Struct, frozen=True):
     """None: never."""
     reason: str = EXPIRED
     durable: str | msgspec.UnsetType = msgspec.UNSET
-    """Which one has set it aside."""
+    """The durable that has set it aside."""
 
 
 class Post(NamedTuple):
@@ -82,8 +85,8 @@ class Post(NamedTuple):
 
 
 def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[bytes], durable: str = "") -> Post:
-    """The copies of records of `topic` that have expired, by their keys and stored values; or that `durable` has set
-    aside."""
+    """The copies of records of `topic`, given by their keys and stored values, that have expired or that `durable` has
+    set aside."""
     settings = topic.settings
     name = settings.dead_letter
     if name == topic.name:  # a policy for many topics may name one of them
@@ -134,7 +137,7 @@ def fits(source: TopicSettings, target: TopicSettings) -> bool:
 
 
 def _copy_key(topic: str, key: str, version: int, durable: str) -> str:
-    # What several durables set aside, and what expires besides, are copies of their own.
+    # Entries set aside by several durables, and the expiry besides, each make a copy.
     last = [str(version), durable] if durable else [str(version)]
     joined = join([topic, key, *last])
     if len(joined) > KEY_BYTES_MAX // 4 and len(joined.encode()) > KEY_BYTES_MAX:
@@ -147,12 +150,12 @@ def _undelivered_key(source: TopicSettings, key: str) -> bytes:
 
 
 def undelivered_prefix(target: str) -> bytes:
-    """With what the keys of the copies that wait for a topic begin: its name has nothing to escape."""
+    """The prefix of the keys of the copies that wait for a topic: its name has nothing to escape."""
     return target.encode() + b"|"
 
 
 def undelivered_stop(target: str) -> bytes:
-    """Where these keys end."""
+    """The end of the range of these keys."""
     return target.encode() + bytes((ord("|") + 1,))
 
 
@@ -166,7 +169,7 @@ def waiting_for(key: bytes, target: Topic) -> bytes | None:
 
 
 def rivals(key: bytes, target: Topic) -> list[bytes]:
-    """Under which keys copies of other types may wait in `_undelivered` for the same key in `target`."""
+    """The keys under which copies of other types may wait in `_undelivered` for the same key in `target`."""
     if target.settings.message_type is not MessageType.BINARY:
         return []
     name, own, copy_key = split(key.decode())
@@ -181,9 +184,9 @@ def _type_text(settings: TopicSettings) -> str:
 
 
 def may_be_copy(topic: Topic, key: bytes) -> bool:
-    """Whether a key of well-formed UTF-8 can be one that `post` has made, which may be longer than a publisher's."""
+    """Whether `post` can have made a key of well-formed UTF-8; such a key may be longer than a publisher's."""
     if topic.id == UNDELIVERED_ID:
-        return True  # nobody else writes there
+        return True  # no publisher writes there
     if topic.settings.key or len(key) > KEY_BYTES_MAX:
         return False
     name, *rest = split(key.decode())
@@ -192,14 +195,14 @@ def may_be_copy(topic: Topic, key: bytes) -> bool:
 
 
 def original_bytes(settings: TopicSettings, payload: bytes) -> int:
-    """The bytes that a payload has had at least before letters were added to it."""
+    """The least length of a payload before letters were added to it, in bytes."""
     return len(payload) - (LETTERS_BYTES_MAX if not settings.key and _FIELD in payload else 0)
 
 
 # --- payloads --------------------------------------------------------------------------------------------------------
 
 _Adder = Callable[[bytes, Letter], tuple[list[Letter], bytes]]
-"""From a payload to the letters that are on it already, and the payload with one more in front of them."""
+"""A function from a payload to its letters, and to the payload with one more letter in front of them."""
 
 _json_level: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _json_letters: Final = msgspec.json.Decoder(list[Letter])
@@ -208,7 +211,7 @@ _msgpack_letters: Final = msgspec.msgpack.Decoder(list[Letter])
 
 
 def _adder(settings: TopicSettings) -> _Adder | None:
-    """How a letter is added to a payload; None where there is no room for one ([3])."""
+    """How a letter is added to a payload; None for a type without room for one ([3])."""
     match settings.message_type:
         case MessageType.JSON:
             return _add_to_json
@@ -222,7 +225,7 @@ def _adder(settings: TopicSettings) -> _Adder | None:
 
 def _add_to_json(payload: bytes, letter: Letter) -> tuple[list[Letter], bytes]:
     if _FIELD not in payload and b"\\u" not in payload:
-        # Nearly all of them: the field is put in front of the last bracket, and the rest stays as it was published.
+        # The usual case: the field is put in front of the last bracket, and the rest stays as it was published.
         fields = payload.rstrip(_SPACE)[:-1].rstrip(_SPACE)
         comma = b"" if fields.endswith(b"{") else b","
         return [], b'%s%s"%s":[%s]}' % (fields, comma, _FIELD, msgspec.json.encode(letter))
@@ -254,7 +257,7 @@ def _add_to_nvfix(settings: TopicSettings, payload: bytes, letter: Letter) -> tu
         before = _letters(field.encode() if isinstance(field, str) else None, _json_letters.decode)
         payload = form.project(payload, Projection(exclude=((FIELD,),)))
     letters = msgspec.to_builtins([letter, *before])
-    # ASCII alone, so that only the separator itself is left to be escaped; it can stand in texts only.
+    # ASCII alone, so that only the separator itself is left to escape; it can occur only in texts.
     text = json.dumps(letters, separators=(",", ":")).replace(separator.decode("latin-1"), f"\\u{separator[0]:04x}")
     closed = payload.endswith(separator) or not payload
     field_text = b"%s=%s" % (_FIELD, text.encode())
@@ -262,7 +265,7 @@ def _add_to_nvfix(settings: TopicSettings, payload: bytes, letter: Letter) -> tu
 
 
 def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Letter]]) -> list[Letter]:
-    """The letters of a field; none where somebody has put something else there."""
+    """The letters of a field; none if a publisher has put another value there."""
     if raw is None:
         return []
     try:
@@ -276,10 +279,10 @@ def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Let
 
 def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared) -> None:
     """Raises StoreError INVALID_ARGUMENT when a topic called `name`, which declares `declared`, cannot have these
-    settings, for what dead letters it sends, or gets from the topics that there are.
+    settings because of the dead letters that it sends, or gets from existing topics.
 
-    Only what topics declare themselves is refused. What a policy for many, or a default, says of one that it does not
-    suit gives way, as its target is missing ([4]).
+    Only declarations of topics themselves are refused. A policy or a default that does not suit one of its topics gives
+    way: the target of that topic counts as missing ([4]).
     """
 
     def refuse(field: str, message: str) -> StoreError:
@@ -311,7 +314,7 @@ def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared
 
 
 def _misfit(source: TopicSettings, target: TopicSettings) -> tuple[str, str]:
-    """The setting for which a topic cannot take copies, and its value with what would be needed."""
+    """The setting because of which a topic cannot take copies; its value, with the value that is needed."""
     if target.key:
         return "key", f"{list(target.key)}, but dead letters have keys of their own"
     if source.message_type is not target.message_type:
@@ -321,7 +324,7 @@ def _misfit(source: TopicSettings, target: TopicSettings) -> tuple[str, str]:
 
 
 def _leads_back(topics: Topics, name: str, settings: TopicSettings) -> list[str]:
-    """The way of dead letters from a topic back to itself; empty when they do not come back."""
+    """The path of dead letters from a topic back to itself; empty if they do not return."""
     way = [name]
     following = settings.dead_letter
     while following and following not in way:

@@ -1,15 +1,15 @@
-"""The sweep: physical removal of what is overdue, in deadline order, through the writer (rules L9 to L11, L14).
+"""The sweep: physical removal of overdue records, in deadline order, through the writer (rules L9 to L11, L14).
 
 The expiry index holds at least one entry at or before the expire time of every record that can expire. The sweep pops
-entries from its floor on. What it finds decides, read in the writer's own turn:
+entries from its floor on. For each it reads the record, in the writer's own turn, and acts:
 
     record gone            → drop the entry
     stamp still ahead      → re-arm: put an entry at the stamp (the record was refreshed; it stays, always)
     stamp due              → expire: remove the record, journal EXPIRE
 
-    [1]  Entries below the floor have been popped; a stamp that comes in below it lowers it.
+    [1]  Entries below the floor have been popped; a new stamp below the floor lowers it.
     [2]  The sweep has commits of its own, never a share of a publisher's.
-    [3]  It is bounded by the entries visited, not by those that turn out due.
+    [3]  Its bound counts the entries visited, not the entries that turn out due.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
 from sow_server.engine.values.model import NEVER
 
 READ_MAX: Final = 10_000
-"""Entries that are read at a time: a sweep without a bound of its own must not read all that is not yet due."""
+"""Entries read at a time: a sweep without a bound must not read all the entries that are not yet due."""
 
 
 class Sweep:
@@ -50,7 +50,7 @@ class Sweep:
         self._topics = topics
         self.floor = rocks.get(META, SWEEP_FLOOR_KEY) or b""
         self.next_due = NEVER
-        """When the next entry is due; exact after a sweep, and never later than the truth."""
+        """When the next entry is due. May be too early, never too late; exact after a sweep."""
         self._next_floor = self.floor
         self._next_known = NEVER
         self.next_due = self._peek()
@@ -65,8 +65,9 @@ class Sweep:
         return NEVER
 
     def stage(self, draft: Draft, entries_max: int) -> int:
-        """Stages the removal of what is due, visiting at most `entries_max` entries. Returns the entries visited."""
-        # Entries are in the order of their times, so what is not due is a tail of them.
+        """Adds the removal of due records to the draft, visiting at most `entries_max` entries. Returns the entries
+        visited."""
+        # Entries are in the order of their times, so the ones that are not due form the tail.
         entries: list[bytes] = []
         due, start = 0, self.floor
         cursor = self._rocks.cursor(EXPIRY)
@@ -77,7 +78,7 @@ class Sweep:
                 due = bisect.bisect_right(entries, draft.now_bytes, lo=due, hi=min(len(entries), enough), key=_time_of)
                 if due < enough or due == entries_max or due == len(entries):
                     break
-                start = entries.pop()  # the one after those that were asked for
+                start = entries.pop()  # the entry after the requested ones
         finally:
             cursor.close()
         self._next_known = unpack_i64(entries[due][DUE]) if due < len(entries) else NEVER
@@ -90,7 +91,8 @@ class Sweep:
             topic = self._topics.by_id.get(unpack_u32(prefix))
             if topic is not None and topic.acts:
                 self._decide(draft, topic, {key: value for key, value in found.items() if key[TOPIC] == prefix})
-        # An expired record's own entry is among these too, but not that of one which a dead letter has met.
+        # The own entry of an expired record is among these, too; that of a record that a dead letter has replaced is
+        # not.
         draft.batch.deletes[EXPIRY] += entries
         self._next_floor = entries[-1] + b"\0"
         draft.batch.puts[META][SWEEP_FLOOR_KEY] = self._next_floor
@@ -101,7 +103,8 @@ class Sweep:
         now = draft.now_bytes
         heads = draft.heads
         if heads and not heads.keys().isdisjoint(found):
-            # Dead letters of another topic have come to these keys, in this very commit: what was read is no more.
+            # Dead letters of another topic have replaced the records of these keys in this very commit, after they were
+            # read.
             for key in [key for key in found if key in heads]:
                 del found[key]
                 head = heads[key]
@@ -122,8 +125,8 @@ class Sweep:
         self.committed(draft)
 
     def lower(self, draft: Draft) -> None:
-        """Before any commit: makes its batch lower the floor where it puts an entry below it ([1])."""
-        # Also when the times are equal: its key may come before that of the floor.
+        """Before any commit: if the batch puts an entry below the floor, it lowers the floor, too ([1])."""
+        # Also when the times are equal: the key of the entry may be below that of the floor.
         if draft.earliest != NEVER and i64(draft.earliest) <= self._floor_after(draft)[DUE]:
             draft.batch.puts[META][SWEEP_FLOOR_KEY] = i64(draft.earliest)
 
@@ -131,7 +134,7 @@ class Sweep:
         return draft.batch.puts[META].get(SWEEP_FLOOR_KEY, self.floor)
 
     def committed(self, draft: Draft) -> None:
-        """After any commit: the entries that it put count."""
+        """After any commit: takes its new entries into account."""
         if draft.earliest < self.next_due:
             self.next_due = draft.earliest
         if draft.earliest != NEVER and i64(draft.earliest) <= self.floor[DUE]:
@@ -142,9 +145,9 @@ class Sweep:
     ) -> dict[int, int]:
         """Counts overdue records that are not yet swept, by topic id, ending once `at_most` are found. From any thread.
 
-        `prefix` is a topic's, for that one alone. Entries whose record has been refreshed or deleted are looked up and
-        left out, as is the second entry of a record. With a `cut`, which it closes, all of that is as of the cut;
-        without one, what is swept meanwhile may be missing.
+        With the `prefix` of a topic it counts for that topic alone. Entries whose record has been refreshed or deleted
+        are looked up and left out, as is the second entry of a record. With a `cut`, which it closes, the count is as
+        of the cut; without one, records that are swept meanwhile may be missing.
         """
         found: set[bytes] = set()
         pending: list[bytes] = []
@@ -167,8 +170,8 @@ class Sweep:
         return {unpack_u32(topic): count for topic, count in counts.items()}
 
     def overdue_cut(self, topics: Iterable[Topic] | None = None) -> OverdueCut:
-        """What `overdue` reads of `topics` (None: of all), as of now; of one instant if the caller sees to it that
-        nothing is committed."""
+        """The cut that `overdue` reads, for `topics` (None: all), as of now. It is of one instant if the caller
+        prevents commits meanwhile."""
         return OverdueCut(
             self.floor,
             frozenset([topic.prefix for topic in topics or self._topics.by_id.values() if topic.acts]),
@@ -188,12 +191,12 @@ class OverdueCut:
 
     floor: bytes
     acting: frozenset[bytes]
-    """The prefixes of the topics that act on expiration: others have nothing that is overdue."""
+    """The prefixes of the topics that act on expiration: others have no overdue records."""
     entries: Cursor
     records: Cursor
 
     def close(self) -> None:
-        """Lets go of both."""
+        """Closes both."""
         self.entries.close()
         self.records.close()
 

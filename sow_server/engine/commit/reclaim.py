@@ -1,16 +1,16 @@
-"""What deserves compaction: the disk space of what was removed (rule L17).
+"""Decides which key ranges to compact, so that removed data give their disk space back (rule L17).
 
-By itself RocksDB merges files when enough was written, not when enough was removed. So what has been removed is counted
-here, and the ranges of keys where it was are compacted once that pays.
+By itself RocksDB merges files when enough was written, not when enough was removed. So removals are counted here, and
+the ranges of keys in which they took place are compacted once that pays.
 
-    [1]  A compaction costs in proportion to what was removed, but for the rest of the files that it touches: records
-        and index entries of a topic, or its tombstones, are written again only where at least as many were removed as
-        are stored now; of what loads have staged what has gone; of the journal, the commits, the expiry index and the
-        order of tombstones nothing but what lies behind their floors.
-    [2]  It goes part by part, and may be given up after each: what was removed from places of a kind is counted until
-        all of their ranges have been compacted.
-    [3]  The counts begin with the process. What was removed before is left to RocksDB, or to the next time that the
-        place deserves it.
+    [1]  A compaction costs in proportion to the removals, apart from the rest of the files that it touches. Records and
+         index entries of a topic, or its tombstones, are rewritten only if at least as many were removed as are stored
+         now. Of loads only the staged rows that were removed are compacted. Of the journal, the commits, the expiry
+         index and the order of tombstones only the part behind the floor is compacted.
+    [2]  A compaction proceeds part by part, and may be given up after each. Removals from places of a kind stay counted
+         until all ranges of these places have been compacted.
+    [3]  The counts begin with the process. Earlier removals are left to RocksDB, or to the next compaction of their
+         place.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from sow_server.engine.disk.layout import MADE_ORDER, i64, u32
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES
 
 RECLAIM_RECORDS: Final = 200_000
-"""Records, or changes of the journal, that have to be removed before compacting is worth it, unless set otherwise."""
+"""Removed records, or changes of the journal, from which on compacting is worth it, unless set otherwise."""
 
 
 class Place(NamedTuple):
-    """Where something was removed: records with their index entries under RECORDS, TOMBSTONES, JOURNAL, EXPIRY, or
-    STAGING."""
+    """A place of removals: records with their index entries under RECORDS, or TOMBSTONES, JOURNAL, EXPIRY, STAGING."""
 
     family: str
     topic_id: int
-    """0 for the expiry index, in which the topics lie mixed; nothing is known of topics there. Of STAGING the load."""
+    """0 for the expiry index, which mixes the topics. For STAGING the load."""
 
 
 SWEPT: Final = Place(EXPIRY, 0)
@@ -44,7 +43,7 @@ Ranges = list[tuple[bytes, bytes]]
 
 
 class Task(NamedTuple):
-    """What is to be compacted, by column family, because so much was removed from places of one kind."""
+    """The ranges to compact, by column family, after many removals from places of one kind."""
 
     removed: Mapping[Place, int]
     ranges: Mapping[str, Ranges]
@@ -59,7 +58,7 @@ class Removals:
         self._counts: dict[Place, int] = {}
 
     def count(self, draft: Draft, topics: Mapping[int, Topic]) -> None:
-        """Counts what a commit removes. Before the figures of its topics are taken over."""
+        """Counts the removals of a commit. Called before the figures of its topics are updated."""
         for (family, number), removed in draft.removals.items():
             self._add(Place(family, number), removed)
         for topic_id, figures in draft.statistics.items():
@@ -74,11 +73,11 @@ class Removals:
         self._add(SWEPT, len(draft.expire_times))
 
     def counts(self) -> Mapping[Place, int]:
-        """How much was removed where, since it was last compacted; a copy."""
+        """The removals of each place since its last compaction; a copy."""
         return self._counts.copy()
 
     def compacted(self, task: Task) -> None:
-        """All ranges of a task have been compacted: what was removed since then still counts ([2])."""
+        """All ranges of a task have been compacted. Removals since the task was made still count ([2])."""
         for place, removed in task.removed.items():
             self._counts[place] -= removed
             if not self._counts[place]:
@@ -97,11 +96,11 @@ def deserving(
     first_tombstone: bytes,
     at_least: int,
 ) -> list[Task]:
-    """What deserves compaction ([1]). The places of a kind are left alone together while fewer than `at_least` records,
-    tombstones, changes of the journal or expiry entries were removed from those of them that deserve it."""
+    """The compactions that pay ([1]). The places of a kind are left alone while fewer than `at_least` records,
+    tombstones, changes of the journal or expiry entries in all were removed from the deserving ones among them."""
     removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}, STAGING: {}}
     records: Ranges = []
-    # `first_tombstone`: of those that are left, in the order of their making; those in front of it were purged.
+    # `first_tombstone`: the oldest one left, in the order of creation; the ones before it were purged.
     tombstones: Ranges = [(MADE_ORDER, first_tombstone)] if first_tombstone > MADE_ORDER else []
     journal: Ranges = []
     staging: Ranges = []
@@ -125,7 +124,7 @@ def deserving(
     tasks = (
         Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
         Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
-        # Commits are pruned with what all topics have let go.
+        # Commits are pruned once all topics have let go of them.
         Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),
         Task(removed[STAGING], {STAGING: staging}),
         Task(removed[EXPIRY], {EXPIRY: [(b"", sweep_floor)]}),

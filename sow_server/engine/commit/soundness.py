@@ -1,15 +1,17 @@
-"""Which rows a publish could have made, and which of the stored ones can be read (rule R13).
+"""Checks whether a publish could have made a row, and whether a stored row can be read (rule R13).
 
-A publish is checked before it becomes a row. A row that another instance sends has been checked by that instance, or by
-nobody: an older release, a defect, damage in its memory, or a program that is no instance at all. One row that breaks a
-rule must take neither the link nor the topic with it.
+A publish is checked before it becomes a row. A row from another instance has been checked by that instance, or not at
+all: because of an older release, a defect, damage in its memory, or because the program is no instance. One row that
+breaks a rule must break neither the link nor the topic.
 
-    [1]  A row of a peer that no publish could have made is not taken. The rest of its batch is; the cursor moves on.
-    [2]  A stored row whose key cannot be told in a message is passed over by reads, and reported. Deletes reach it.
-    [3]  Sound rows pay a few comparisons of whole columns, not a line of Python each, except for the check of payloads.
+    [1]  A row of a peer that no publish could have made is left out. The rest of its batch is applied; the cursor moves
+         on.
+    [2]  Reads skip and report a stored row whose key cannot be put into a message. Deletes reach it.
+    [3]  Sound rows cost a few comparisons of whole columns, not a line of Python each, except for the check of
+         payloads.
 
-The server itself makes rows that no publisher could: copies of expired records, whose keys and payloads are longer by
-what is added to them (rule T3). They are sound.
+The server itself makes rows that no publisher could: copies of expired records, whose keys and payloads have added
+parts (rule T3). They are sound.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from sow_server.engine.values.model import MICROS, NEVER, TTL_MAX_MICROS
 log = structlog.get_logger(__name__)
 
 LOG_INTERVAL_MICROS: Final = 10 * MICROS
-"""Between two lines of the log about unsound rows of one topic."""
+"""The time between two log lines about unsound rows of one topic."""
 SHOWN_BYTES: Final = 60
 """Of a key, in the log and in messages."""
 _PUTS: Final = frozenset((PUT, TOUCH))
 
 
 class Limits(NamedTuple):
-    """What a key, a payload and the times of a row may be at most."""
+    """The upper bounds of a key, a payload and the times of a row."""
 
     key_bytes_max: int
     payload_bytes_max: int
@@ -48,7 +50,7 @@ class Limits(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with a row."""
+    """The faults of a row."""
 
     reason: Reason
     message: str
@@ -70,9 +72,9 @@ def shown(key: bytes) -> str:
 def faults(
     topic: Topic, changes: Changes, bad_origins: Sequence[int], limits: Limits, now_micros: int
 ) -> dict[int, Fault]:
-    """What is wrong with which of the changes that a peer has sent for a topic; empty nearly always.
+    """The unsound ones among the changes that a peer has sent for a topic, with their faults; nearly always empty.
 
-    `bad_origins`: the sender's numbers of origins whose names are no names of instances.
+    `bad_origins`: the sender's numbers of the origins that have no valid name of an instance.
     """
     keys, payloads, kinds = changes.keys, changes.payloads, changes.change
     if not keys:
@@ -114,7 +116,7 @@ def faults(
 
 def _is_text(keys: Sequence[bytes]) -> bool:
     joined = b"\n".join(keys)
-    # The separator keeps the end of one key and the beginning of the next from making a character together.
+    # The separator prevents that the end of one key and the beginning of the next form a character.
     return joined.isascii() or is_utf8(joined)
 
 
@@ -128,7 +130,7 @@ def is_utf8(text: bytes) -> bool:
 
 
 def _unlike_their_keys(topic: Topic, kinds: bytes, keys: Sequence[bytes], payloads: Sequence[bytes]) -> list[int]:
-    """The puts whose payload is no document of the topic's type, or has another key."""
+    """The puts whose payload is no document of the topic's type, or gives another key."""
     puts: Sequence[int] = range(len(kinds))
     if set(kinds) - _PUTS:
         puts = [index for index, kind in enumerate(kinds) if kind in _PUTS]
@@ -143,7 +145,7 @@ def _unlike_their_keys(topic: Topic, kinds: bytes, keys: Sequence[bytes], payloa
 
 
 def bad_names(names: Sequence[str]) -> list[int]:
-    """Which of the names of origins are none of an instance, by their numbers."""
+    """The numbers of the origins that have no valid name of an instance."""
     return [number for number, name in enumerate(names) if not INSTANCE_NAME.match(name)]
 
 
@@ -151,7 +153,7 @@ def bad_names(names: Sequence[str]) -> list[int]:
 
 
 def row_fault(topic: Topic, key: bytes, value: bytes, limits: Limits, now_micros: int) -> Fault | None:
-    """What is wrong with a stored row; None: nothing is."""
+    """The fault of a stored row; None: it is sound."""
     head = read_header(value)
     latest = now_micros + limits.clock_skew_micros
     return (
@@ -162,7 +164,7 @@ def row_fault(topic: Topic, key: bytes, value: bytes, limits: Limits, now_micros
 
 
 def key_fault(topic: Topic, key: bytes, limits: Limits) -> Fault | None:
-    """What is wrong with a key (rules K4, K8)."""
+    """The fault of a key (rules K4, K8)."""
     if not key:
         return Fault(Reason.KEY_REQUIRED, "key: is empty")
     if not is_utf8(key):
@@ -173,7 +175,7 @@ def key_fault(topic: Topic, key: bytes, limits: Limits) -> Fault | None:
 
 
 def payload_fault(topic: Topic, key: bytes, payload: bytes, limits: Limits) -> Fault | None:
-    """What is wrong with a payload, whose key is sound (rules K2, K4, K8)."""
+    """The fault of a payload whose key is sound (rules K2, K4, K8)."""
     bad = topic.format.check(payload)
     if bad is not None:
         return Fault(bad.reason, bad.message)
@@ -209,7 +211,8 @@ def _number_fault(version: int, published: int, stamp: int, latest: int) -> Faul
 
 
 def readable(keys: Sequence[bytes]) -> list[bool] | None:
-    """Which of these keys, in their order, can be told in a message; None: all of them, as nearly always."""
+    """For each of these keys, in their order, whether it can be put into a message; None: all of them can, nearly
+    always."""
     if not keys or (keys[0] and _is_text(keys)):  # the empty key is the first of its topic
         return None
     return [bool(key) and is_utf8(key) for key in keys]
@@ -223,7 +226,7 @@ def all_told(keys: Sequence[bytes]) -> bool:
 class Reports:
     """Counts unsound rows, and writes a line of the log about them now and then. From any thread.
 
-    `refused`: rows of peers that were not taken. `skipped`: stored rows that reads have passed over, once a read.
+    `refused`: rows of peers that were left out. `skipped`: stored rows that reads have skipped, counted once per read.
     """
 
     def __init__(self) -> None:
@@ -233,10 +236,10 @@ class Reports:
         self.skipped: Counter[str] = Counter()
         """By the name of the topic."""
         self._logged: dict[tuple[str, str], tuple[int, int]] = {}
-        """By event and topic: when the last line was written, and how many rows came since."""
+        """By event and topic: the time of the last line, and the number of rows since then."""
 
     def refuse(self, source: str, topic: Topic, changes: Changes, found: Mapping[int, Fault], now_micros: int) -> None:
-        """Rows of a peer are not taken."""
+        """Counts rows of a peer that were left out."""
         index, fault = next(iter(found.items()))
         with self._lock:
             for each in found.values():
@@ -255,7 +258,7 @@ class Reports:
         )
 
     def skip(self, topic: Topic, keys: Sequence[bytes], now_micros: int) -> None:
-        """A read has passed over rows."""
+        """Counts rows that a read has skipped."""
         with self._lock:
             self.skipped[topic.name] += len(keys)
         self._log("rows_unreadable", topic, len(keys), now_micros, {"key": shown(keys[0])})
@@ -271,7 +274,7 @@ class Reports:
         log.warning(event, topic=topic.name, rows=rows, **fields)
 
     def forget(self, topic: str) -> None:
-        """A topic is gone."""
+        """Forgets a topic that was removed."""
         with self._lock:
             self.skipped.pop(topic, None)
             for key in [key for key in self.refused if key[0] == topic]:

@@ -1,14 +1,14 @@
-"""The mark: what of the database is on disk for sure, written down outside of it, so that a start misses what is gone.
+"""The mark: how much of the database is on disk for certain, recorded outside of it, so that a start notices lost data.
 
-RocksDB takes a write-ahead log that ends early for the torn end that a power cut leaves, one that is not there for one
-that it has removed itself, and a MANIFEST of another database for its own. The file MARK tells them apart (rule X4).
+RocksDB takes a write-ahead log that ends early for the torn end of a power cut, a missing log for one that it has
+removed itself, and the MANIFEST of another database for its own. The file MARK tells these cases apart (rule X4).
 
-    [1]  A mark claims only what was synced before the mark was written.
+    [1]  A mark claims only bytes that were synced before the mark was written.
     [2]  It has two slots, written in turn, each with a checksum: a torn write leaves the other one.
-    [3]  After an orderly stop it is exact. After a crash it is about a second old: a loss of what was written since
-        passes for a torn end.
-    [4]  A loss that an operator has accepted is in the mark until it is settled, so that a crash in between changes
-        nothing.
+    [3]  After an orderly stop it is exact. After a crash it is about a second old: a loss of later writes passes for a
+         torn end.
+    [4]  A loss that an operator has accepted stays in the mark until it is settled, so a crash in between changes
+         nothing.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from sow_server.engine.disk import backups
 MARK: Final = "MARK"
 SLOT_BYTES: Final = 16 * 2**10
 LOGS_MAX: Final = 150
-"""Logs that a mark has room for; of more, the newest count."""
+"""Logs that a mark has room for; the newest, if there are more."""
 HEAD_BYTES: Final = 64
-"""By these first bytes a log is known again: they have the number of its first write."""
+"""The first bytes of a log, which identify it: they contain the number of its first write."""
 _DATABASE_ID: Final = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class LogMark(NamedTuple):
-    """A write-ahead log of which so many bytes are on disk."""
+    """A write-ahead log, with the number of its bytes on disk."""
 
     name: str
     bytes: int
     head: int
-    """Checksum of its first bytes; 0: it has not enough of them."""
+    """Checksum of its first bytes; 0: it is too short."""
     after: int
-    """It has changes with sequences above this one alone."""
+    """Its changes have sequences above this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Below them versions and sequences may have been given out (rule K7)."""
+    """Versions and sequences below these may have been given out (rule K7)."""
 
     version: int = 0
     sequence: int = 0
@@ -56,7 +56,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is on disk for sure."""
+    """The contents of the database that are on disk for certain."""
 
     number: int = 0
     database: str = ""
@@ -69,15 +69,15 @@ class Mark:
     """The last sequence that is on disk."""
     bounds: Bounds = field(default_factory=Bounds)
     accepted_after: int | None = None
-    """A loss has been accepted of what came after this sequence, and is not settled yet."""
+    """An operator has accepted the loss of the changes after this sequence, and the loss is not settled yet."""
 
 
 class Differs(Exception):
-    """The database is not the one that was marked; one sentence says how."""
+    """The database is not the marked one; one sentence names the difference."""
 
 
 class LogsMissing(Exception):
-    """Something is missing at the end of the write-ahead log: one sentence says what, and it came after `after`."""
+    """The end of the write-ahead log is missing: one sentence names the missing part, which came after `after`."""
 
     def __init__(self, text: str, after: int) -> None:
         super().__init__(text)
@@ -88,7 +88,7 @@ class Marker:
     """Owns the file MARK of an open store. From any thread."""
 
     def __init__(self, data: Path, mark: Mark | None) -> None:
-        """`mark`: the last one there is, of this database or of its past."""
+        """`mark`: the last one, of this database or of its past."""
         self._data = data
         self._database = data / backups.DATABASE
         self._lock = threading.Lock()
@@ -104,8 +104,8 @@ class Marker:
         return sizes
 
     def write(self, sizes: dict[str, int], sequence: int, bounds: Bounds, holds: Callable[[], bool]) -> None:
-        """Marks what is there: the logs as far as `sizes` says, in which all up to `sequence` is. `holds` is asked once
-        all is synced; False: nothing is marked. Raises OSError."""
+        """Marks the logs up to `sizes`; they contain everything up to `sequence`. `holds` is called once all is synced;
+        if it returns False, nothing is marked. Raises OSError."""
         with self._lock:
             logs = self._sync_logs(sizes, self._last.sequence, sequence)
             mark = replace(
@@ -140,7 +140,7 @@ class Marker:
                 head = _head(file)
             finally:
                 os.close(file)
-            # What is in a log that is new came after the mark before; in one that is empty nothing is as yet.
+            # The changes in a new log came after the previous mark; an empty log has none yet.
             after = known.after if known is not None else before if size else now
             found[name] = LogMark(name, size, head, after)
         return found
@@ -161,7 +161,7 @@ class Marker:
 
 
 def load(data: Path) -> Mark | None:
-    """The mark of a data directory; None: there is none, or none that can be read."""
+    """The mark of a data directory; None: it is missing or cannot be read."""
     try:
         content = (data / MARK).read_bytes()
     except FileNotFoundError:
@@ -188,14 +188,14 @@ def save(data: Path, mark: Mark) -> None:
 
 
 def check(data: Path, mark: Mark, needed_from: Callable[[], int]) -> None:
-    """Holds a database, which is not open yet, against its mark. `needed_from`: the number of the first log that the
-    database needs; asked only if need be. Raises Differs, LogsMissing."""
+    """Compares a database, which is not open yet, with its mark. `needed_from` gives the number of the first log that
+    the database needs; it is called only if necessary. Raises Differs, LogsMissing."""
     database = data / backups.DATABASE
     if not _check_manifest(database, mark):
         return
     wrong = [(log, what) for log in mark.logs if log.bytes and (what := _wrong_with(database, log))]
     if wrong:
-        # One that has become needless since the mark is gone for that reason.
+        # A log that the database has ceased to need since the mark was removed for that reason.
         needed = needed_from()
         wrong = [(log, what) for log, what in wrong if int(log.name.partition(".")[0]) >= needed]
     if wrong:
@@ -207,7 +207,7 @@ def check(data: Path, mark: Mark, needed_from: Callable[[], int]) -> None:
 
 
 def _check_manifest(database: Path, mark: Mark) -> bool:
-    """Raises Differs; False: there is none, which RocksDB tells."""
+    """Raises Differs. False: there is no MANIFEST, which RocksDB reports itself."""
     try:
         name = _current(database)
         with (database / name).open("rb") as file:
@@ -227,8 +227,8 @@ def _check_manifest(database: Path, mark: Mark) -> bool:
 
 
 def _wrong_with(database: Path, log: LogMark) -> str:
-    """What is missing of a log; empty: nothing. Raises Differs where it is another one: its writes must not be taken
-    for those of this database, and no loss be accepted with it."""
+    """The missing part of a log; empty: none. Raises Differs if it is another log: its writes must not be taken for
+    those of this database, and no loss may be accepted with it."""
     try:
         file = os.open(database / log.name, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""RocksDB, and the only module that imports rocksdict: each of its traps is handled here, and nowhere else.
+"""RocksDB. Only this module imports rocksdict; every trap of it is handled here.
 
 [1]  Snapshots do not isolate iterators; an iterator is consistent as of its creation. `Rocks.cursor` opens one;
      a cut over column families opens all of them between two commits.
@@ -11,10 +11,10 @@
      even by a failed write: a `Batch` is plain data and can be written again.
 [7]  After a failed log write the database stays broken: `Failed` is final for this handle.
 [8]  The default log recovery drops all that follows a damaged spot: a torn tail opens, damage before it refuses.
-[9]  `close` frees the lock only when every handle and iterator is gone: `Rocks` owns and closes them all.
+[9]  `close` frees the lock only once every handle and iterator is closed: `Rocks` owns and closes them all.
 [10]  Keys and values are exactly bytes; errors are bare exceptions, told apart by prefix in `_translate` only.
-[11]  A database whose CURRENT file is gone would be created anew, empty: `create` says whether that is meant.
-[12]  A checkpoint holds the GIL while it writes memtables out: `flush` goes before it, which does not.
+[11]  A database without its CURRENT file would be created anew, empty: `create` tells whether that is intended.
+[12]  A checkpoint holds the GIL while it writes memtables out: `flush`, which does not hold it, is called first.
 [13]  A step beyond the last row crashes the process: before each the cursor asks whether there is a row.
 """
 
@@ -50,14 +50,14 @@ FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGI
 STALL_PATIENCE_SECONDS: Final = 120.0
 STALL_LOOK_SECONDS: Final = 0.01
 STEPS_AT_ONCE: Final = 500
-"""Steps of a cursor in one go, in which the GIL is not given to anybody."""
+"""Steps of a cursor in one call, which holds the GIL throughout."""
 VALUES_AT_ONCE: Final = 64
-"""The same where they are read: few enough for any size."""
+"""The same when rows are read: few enough for rows of any size."""
 _VALUE: Final = itemgetter(2)
 
 
 class RocksError(Exception):
-    """Whatever RocksDB says, told apart by subclass."""
+    """Any error of RocksDB; the subclass tells the kind."""
 
 
 class Locked(RocksError):
@@ -65,11 +65,11 @@ class Locked(RocksError):
 
 
 class Damaged(RocksError):
-    """A checksum or a file does not hold."""
+    """A checksum does not match, or a file is damaged."""
 
 
 class Stalled(RocksError):
-    """A write would have had to wait for compaction; nothing was written, the same batch may be tried again."""
+    """A write would have had to wait for compaction. Nothing was written; the same batch may be tried again."""
 
 
 class Failed(RocksError):
@@ -93,9 +93,9 @@ class RocksOptions:
 
 @dataclass(slots=True)
 class Batch:
-    """What one atomic write changes: first ranges, then deletes, then puts, per column family.
+    """The changes of one atomic write: first ranges, then deletes, then puts, per column family.
 
-    Plain data, so that it survives a write that stalls ([6]). Of a key in both deletes and puts, the put counts.
+    Plain data, so that it survives a write that stalls ([6]). If a key is in both deletes and puts, the put counts.
     """
 
     puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
@@ -116,7 +116,7 @@ class Cursor:
     def rows(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Rows from `start` (included) to `stop` (excluded; None: to the end), at most `limit`. Raises Damaged ([4]).
 
-        One such reading at a time: each moves the cursor.
+        Only one iteration at a time: each moves the cursor.
         """
         reading = self._rows(start, stop, limit)
         self._reading = weakref.ref(reading)
@@ -126,7 +126,7 @@ class Cursor:
         at = self._open()
         at.seek(start)
         left = -1 if limit is None else limit
-        # Bound methods: a row costs four calls, and looking each of them up would cost as much again.
+        # Bound methods: a row costs four calls, and looking up each method would double the cost.
         valid, key_of, value_of, step = at.valid, at.key, at.value, at.next
         while left and valid():
             key = key_of()
@@ -169,7 +169,7 @@ class Cursor:
             size += len(value)
             if size >= bytes_max:
                 break
-        # Whether the end has been passed is asked once, not of every row.
+        # The end is checked once, not for every row.
         end = bisect.bisect_left(keys, stop, lo=had)
         if end < len(keys):
             del values[end - len(keys) :], keys[end:]
@@ -183,8 +183,8 @@ class Cursor:
     def fill_values(
         self, start: bytes, stop: bytes, limit: int, values: list[bytes], *, bytes_max: int = 2**20
     ) -> tuple[bytes | None, int]:
-        """As `fill`, for who does not want the keys: in about two thirds of its time. Returns where to go on (None:
-        that was all), and the number of rows read."""
+        """As `fill`, without the keys: it takes about two thirds of the time. Returns where to go on (None: that was
+        all), and the number of rows read."""
         at = self._open()
         at.seek(start)
         had, size = len(values), 0
@@ -231,7 +231,7 @@ class Cursor:
     def fill_keys_before(self, start: bytes, stop: bytes, limit: int, keys: list[bytes]) -> bytes | None:
         """Appends at most `limit` keys from `start` to `stop` (excluded); returns where to go on, None at the end.
 
-        It asks of every key whether it is past the end: the short ranges of an index would pay more for reading on.
+        It checks every key for the end: in the short ranges of an index reading on would cost more.
         """
         at = self._open()
         at.seek(start)
@@ -253,7 +253,8 @@ class Cursor:
         self, start: bytes, stop: bytes, stride: int, limit: int, keys: list[bytes]
     ) -> tuple[bytes | None, int]:
         """Appends every `stride`-th key from `start` (which need not be there) to `stop` (excluded), beginning with the
-        first, until `limit` rows or more are passed; returns where to go on (None: that was all), and how many were.
+        first, until `limit` rows or more are passed; returns where to go on (None: that was all), and the number of
+        rows passed.
 
         It steps without a line of Python a row: half the cost of reading the keys.
         """
@@ -270,11 +271,11 @@ class Cursor:
                 return None, passed
             keys.append(key)
             for first in range(0, stride, STEPS_AT_ONCE):
-                # Each step is asked for first: one from the end on would be into memory that is not there ([13]).
+                # Each step is checked first: a step beyond the end would access invalid memory ([13]).
                 count = repeat(nothing, min(STEPS_AT_ONCE, stride - first))
                 deque(zip(count, iter(at.valid, False), starmap(step, repeat(nothing)), strict=False), maxlen=0)
             if not at.valid() or at.key() >= stop:
-                # The end is within this stride: how many are left is counted.
+                # The end is within this stride: the remaining rows are counted.
                 self._check(at)
                 left: list[bytes] = []
                 self.fill_keys_before(key, stop, stride, left)
@@ -361,8 +362,8 @@ class Rocks:
         create: bool,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Opens the database at `path`; `create` makes a new one, which must not be there yet ([11]). Closing it also
-        calls `on_close`.
+        """Opens the database at `path`; with `create` it makes a new one, where none may exist yet ([11]). Closing it
+        also calls `on_close`.
 
         Raises Locked, Damaged, DiskFull or Failed.
         """
@@ -408,8 +409,8 @@ class Rocks:
             raise _translate(error) from error
 
     def write_waiting(self, batch: Batch) -> None:
-        """As `write`, but waits while it stalls: for a start, which has nobody to refuse. Raises Stalled when nothing
-        could be written for `STALL_PATIENCE_SECONDS`."""
+        """As `write`, but waits while it stalls: for a start, which has no caller to refuse. Raises Stalled when no
+        write succeeded for `STALL_PATIENCE_SECONDS`."""
         give_up = time.monotonic() + STALL_PATIENCE_SECONDS
         while True:
             try:
@@ -422,7 +423,7 @@ class Rocks:
                 return
 
     def sync(self) -> None:
-        """Makes all that was written durable, without holding the GIL ([5]). Raises Failed (final)."""
+        """Makes all writes so far durable, without holding the GIL ([5]). Raises Failed (final)."""
         try:
             self._open().flush_wal(True)
         except Exception as error:
@@ -441,7 +442,7 @@ class Rocks:
     def multi_get(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of many keys, in their order, without holding the GIL ([5])."""
         if len(keys) < 2:
-            # A list-get pays for letting go of the GIL, which one key is not worth.
+            # Reading a list releases the GIL, which costs too much for one key.
             return [self.get(family, key) for key in keys]
         try:
             values: list[bytes | None] = self._family(family).get(list(keys))  # type: ignore[assignment]  # a list for a list
@@ -480,7 +481,7 @@ class Rocks:
         return sum(int(file["size"]) for file in self._open().live_files())
 
     def free_bytes(self) -> int:
-        """Bytes of the disk that are free."""
+        """Free bytes of the disk."""
         found = os.statvfs(self._path)
         return found.f_bavail * found.f_frsize
 
@@ -493,8 +494,8 @@ class Rocks:
                 raise _translate(error) from error
 
     def checkpoint(self, path: Path) -> None:
-        """Makes a copy of the database, as it is between two writes, of which the table files are links. `flush` before
-        it, so that it is quick ([12]). Raises RocksError."""
+        """Makes a copy of the database as of between two writes; its table files are links. Call `flush` first, so that
+        it is quick ([12]). Raises RocksError."""
         try:
             rocksdict.Checkpoint(self._open()).create_checkpoint(str(path))
         except Exception as error:
@@ -511,12 +512,12 @@ class Rocks:
             raise _translate(error) from error
 
     def parts(self, ranges: Sequence[tuple[bytes, bytes]], bytes_max: int) -> list[tuple[bytes, bytes]]:
-        """Ranges to compact one by one in the place of these, which do not overlap: about `bytes_max` of table files
-        each, or one file.
+        """Splits ranges, which do not overlap, into parts to compact one by one: each of about `bytes_max` of table
+        files, or one file.
 
-        RocksDB writes whole files, and two ranges in one file would write it twice: those with little between them
-        are joined. Large ones are cut at the ends of files. RocksDB lists the files of all column families together,
-        without their names, so that files of others with such keys make the parts smaller than they might be.
+        RocksDB writes whole files, and two ranges in one file would write it twice, so ranges with little between them
+        are joined. Large ranges are cut at the ends of files. RocksDB lists the files of all column families together,
+        without their names, so files of other families with such keys make the parts smaller than necessary.
         """
         files = sorted((file["end_key"] or b"", file["size"]) for file in self._open().live_files())
         ends = [end for end, _ in files]
@@ -559,8 +560,8 @@ class Rocks:
                 cursor.close()
             handles, self._handles = self._handles, {}
             families, self._families = self._families, {}
-            # Closing flushes, and a broken handle ([7]) fails at that once more. Nothing is lost with it: what was
-            # synced is in the log. Without suppressing it, the rest would stay open, and the lock taken.
+            # Closing flushes, and a broken handle ([7]) fails at that once more. No data are lost: synced writes are in
+            # the log. If the error were not suppressed, the rest would stay open, and the lock held.
             for family in families.values():
                 with contextlib.suppress(Exception):
                     family.close()
@@ -586,7 +587,7 @@ class Rocks:
 def first_log_needed(path: Path) -> int:
     """The number of the first write-ahead log that the database at `path`, which is not open, needs.
 
-    It changes nothing, and reads the logs that there are: it may take as long as a start. Raises RocksError.
+    It changes nothing and reads the existing logs, so it may take as long as a start. Raises RocksError.
     """
     options = RocksOptions()
     try:
@@ -605,7 +606,7 @@ def first_log_needed(path: Path) -> int:
 
 
 def disk_bytes(path: Path) -> int:
-    """Bytes that the files below `path` take on disk."""
+    """Disk space of the files below `path`, in bytes."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
@@ -624,7 +625,7 @@ def _database_options(options: RocksOptions, *, create: bool) -> rocksdict.Optio
     database.set_paranoid_checks(True)
     database.set_max_total_wal_size(options.log_bytes_max)
     database.set_max_background_jobs(options.background_jobs)
-    # Compaction takes what the threads that somebody waits for leave; flushes, in the other pool, are not lowered.
+    # Compaction gets the CPU time that the threads of requests leave; flushes, in the other pool, keep their priority.
     background = rocksdict.Env()
     background.lower_thread_pool_cpu_priority()
     database.set_env(background)
@@ -641,7 +642,7 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
     family.set_max_write_buffer_number(4)
     family.set_compression_type(rocksdict.DBCompressionType.lz4())
     family.set_level_compaction_dynamic_level_bytes(True)
-    # Under no_slowdown a slowed write is a refused one, so slowing down starts late and stopping later still.
+    # Under no_slowdown a slowed write is refused, so slowing down starts late, and stopping later still.
     family.set_level_zero_slowdown_writes_trigger(40)
     family.set_level_zero_stop_writes_trigger(60)
     family.set_soft_pending_compaction_bytes_limit(64 * 2**30)
@@ -652,12 +653,12 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
     if name in (RECORDS, TOMBSTONES):
         table.set_bloom_filter(10, False)
     if records:
-        # Most look-ups of a publish are for keys that are not there: the memtable's own filter answers those.
+        # Most look-ups of a publish are for missing keys: the memtable's own filter answers those.
         family.set_memtable_prefix_bloom_ratio(0.1)
         family.set_memtable_whole_key_filtering(True)
     if name in (EXPIRY, INDEXES, TOMBSTONES):
-        # The head of one is deleted all the time, and a value that records leave in another (the state "open", say);
-        # compact files that are mostly tombstones.
+        # Some families are deleted from at their head all the time, others at a value that records leave (the state
+        # "open", say): files that are mostly tombstones get compacted.
         family.add_compact_on_deletion_collector_factory(1000, 500, 0.5)
     family.set_block_based_table_factory(table)
     return family
@@ -667,7 +668,7 @@ _caches: dict[int, rocksdict.Cache] = {}
 
 
 def _shared_cache(capacity: int) -> rocksdict.Cache:
-    """One block cache for all column families of a size; RocksDB keeps what an open database uses alive."""
+    """One block cache for all column families of a size; RocksDB keeps the cache of an open database alive."""
     return _caches.setdefault(capacity, rocksdict.Cache(capacity))
 
 

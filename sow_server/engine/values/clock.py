@@ -5,7 +5,7 @@
     [3]  A forward jump of the wall clock against elapsed time beyond `jump_micros` pauses sweeping; while paused the
         clock advances by elapsed time alone, until the wall clock has come back or an operator accepts it.
 
-Who calls what: `now_micros` and `paused` any thread, at any time; `accept` an operator.
+Any thread may call `now_micros` and `paused` at any time. An operator calls `accept`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class GuardedClock:
 
     @property
     def paused(self) -> bool:
-        """Whether a forward jump has paused sweeping. Looks at the wall clock: a jump must not be seen too late."""
+        """Whether a forward jump has paused sweeping. It reads the wall clock, so that a jump is never noticed too
+        late."""
         with self._lock:
             self._advance()
             return self._paused
@@ -125,8 +126,8 @@ class GuardedClock:
                 self.jumps_total += 1
             return self._now
         self._paused = False
-        # A wall clock that is behind slows this one down; it never turns it back (the bound is at most `passed`). The
-        # remainder is carried, else calls a few microseconds apart would never slew.
+        # A wall clock that is behind slows this clock down, but never turns it back (the bound is at most `passed`).
+        # The remainder is carried over; otherwise calls a few microseconds apart would never slew.
         bound, self._slewable = divmod(self._slewable + passed, SLEW_PARTS)
         self._now += max(-bound, min(bound, offset))
         return self._now

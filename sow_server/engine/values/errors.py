@@ -1,4 +1,4 @@
-"""Why the store says no.
+"""The errors of the store.
 
 One vocabulary: `Reason` has the names of `sow.v1.ErrorReason` without the prefix (a test compares them). The
 engine raises `StoreError` for a whole request; a single record that is refused travels as a `model.Refusal`.
@@ -91,8 +91,8 @@ class Reason(enum.IntEnum):
 class StoreError(Exception):
     """A request that the store refuses as a whole.
 
-    `field` names the request's field at fault ("" when there is none); `retry_after_micros` is 0 when waiting does
-    not help; `applied` counts the records of the request that stand although the rest was refused; `details` are for
+    `field` names the request's field at fault ("" when there is none); `retry_after_micros` is 0 when waiting does not
+    help; `applied` counts the records of the request that were applied although the rest was refused; `details` are for
     programs, such as a position.
     """
 
@@ -116,4 +116,4 @@ class StoreError(Exception):
 
 
 class OpenError(Exception):
-    """The data directory cannot be opened: one message that says what is wrong and what to do."""
+    """The data directory cannot be opened. The message names the fault and the remedy."""

@@ -1,11 +1,11 @@
-"""What a document's field holds: reaching it, taking arrays apart, texts that are numbers. Pure.
+"""Values of the fields of a document: reaching a field, flattening arrays, reading numeric texts. Pure.
 
-Filters ask it of each record, an index of each record that changes; they agree because they ask here.
+Filters evaluate every record with it, and indexes every record that changes. Both use this module, so they agree.
 
-    [1]  None, a missing field and a float that is not a number are null: nothing compares with them, no index holds
-         them.
+    [1]  None, a missing field and a float that is not a number are null: no comparison with them is true, and no index
+         holds them.
     [2]  A text that is a number also compares as that number.
-    [3]  A field with an array holds each of its elements; arrays in arrays are taken apart.
+    [3]  A field with an array holds each of its elements; nested arrays are flattened.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**64 - 1
 """Integers are exact in this range, which is all of int64 and of uint64."""
 NUMBER_CHARACTERS_MAX: Final = 100
-"""A longer text is not taken for a number."""
+"""A longer text does not count as a number."""
 _NUMBER_BEGINNINGS: Final = frozenset("+-.0123456789")
 
 
 class Kind(enum.IntEnum):
-    """What is ordered with what. The numbers are on disk, in the keys of indexes."""
+    """Kinds of values; only values of one kind are ordered among themselves. The numbers are on disk, in the keys of
+    indexes."""
 
     BOOLEAN = 1
     NUMBER = 2
@@ -39,7 +40,8 @@ Entry: TypeAlias = tuple[Kind, Scalar]
 
 
 def entries(document: object, steps: Sequence[Step]) -> list[Entry]:
-    """What an index holds for a field: an entry per array element ([3]), and a numeric text also under its number."""
+    """The entries of an index for a field: one per array element ([3]); a numeric text also has one under its
+    number."""
     return entries_of(value_at(document, steps))
 
 
@@ -91,7 +93,7 @@ def _values_at(many: list[object], steps: Sequence[Step]) -> list[object]:
 
 
 def elements(array: list[object]) -> list[object]:
-    """The elements of an array; those of an array in it stand in its place ([3])."""
+    """The elements of an array; a nested array is replaced by its elements ([3])."""
     if list not in [type(element) for element in array]:
         return array
     found: list[object] = []
@@ -133,7 +135,7 @@ def number_of(value: object) -> int | float | None:
 
 
 def as_float(number: int | float) -> float:
-    """The nearest float; infinite where no float reaches."""
+    """The nearest float; infinite beyond the range of floats."""
     try:
         return float(number)
     except OverflowError:

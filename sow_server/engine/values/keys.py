@@ -31,7 +31,7 @@ def parse_path(path: str) -> tuple[str, ...]:
 
     In brackets `\\]`, `\\\\` and `\\/` stand for the character itself; `/[]` is the empty name. `path_text` writes it.
 
-    Raises ValueError with the position of what is wrong.
+    Raises ValueError with the position of the fault.
     """
     if not path.startswith("/"):
         raise ValueError(f"path {path!r} must begin with '/', at 0")
@@ -56,7 +56,7 @@ def parse_path(path: str) -> tuple[str, ...]:
 
 
 def path_text(steps: Sequence[str]) -> str:
-    """A path as it is written in settings; `parse_path` reads it back."""
+    """The text of a path in settings; the inverse of `parse_path`."""
     return "".join([f"/[{_TO_ESCAPE.sub(_BACKSLASHED, step)}]" if _is_odd(step) else f"/{step}" for step in steps])
 
 
@@ -94,7 +94,7 @@ def join(texts: list[str]) -> str:
 
 
 def split(key: str) -> list[str]:
-    """The canonical texts that `join` made a key of."""
+    """The canonical texts of a key; the inverse of `join`."""
     texts: list[str] = []
     text: list[str] = []
     characters = iter(key)

@@ -37,8 +37,8 @@ def expired(expire_time_micros: int, now_micros: int) -> bool:
 def expire_time(settings: TopicSettings, lifetime: Lifetime, now_micros: int) -> int:
     """The stamp of a record that is published with `lifetime` at `now_micros`; `NEVER` for none (rules L3 to L5).
 
-    On a topic with expiration disabled the record's own lifetime is stamped as it is, unclamped, and one without a
-    lifetime gets none: defaults and bounds belong to topics that act on expiration.
+    On a topic with expiration disabled a record's own lifetime is stamped unclamped, and a record without one gets
+    none: defaults and bounds belong to topics that act on expiration.
 
     Raises LifetimeError for a negative or too long lifetime, or any lifetime where the topic rejects them.
     """
@@ -69,9 +69,10 @@ def expire_time(settings: TopicSettings, lifetime: Lifetime, now_micros: int) ->
 
 
 def restamp_time(settings: TopicSettings, mode: RestampMode, lifetime: Lifetime, now_micros: int) -> int:
-    """The stamp that a restamp at `now_micros` gives, with CAP: the latest that it leaves (rule L13).
+    """The stamp that a restamp at `now_micros` gives; with CAP, the latest stamp that it leaves in place (rule L13).
 
-    As `expire_time`; but CLEAR is no lifetime, so a topic that rejects them takes it, too. Raises LifetimeError.
+    As `expire_time`, except that CLEAR carries no lifetime, so a topic that rejects lifetimes accepts it. Raises
+    LifetimeError.
     """
     if mode is RestampMode.CLEAR:
         lifetime = ABSENT if settings.expiration is Expiration.REJECT else PERMANENT

@@ -1,7 +1,7 @@
-"""The values that pass through the store's door: requests, outcomes, records, settings of topics.
+"""The values that callers exchange with the store: requests, outcomes, records, settings of topics.
 
-Times are int microseconds since the epoch, ttls int microseconds; `NEVER` is the expire time of what never expires
-(inside the server only: on the wire never is spelled out, rule L2).
+Times are int microseconds since the epoch, ttls int microseconds; `NEVER` is the expire time of a record that never
+expires (inside the server only: the wire spells it out, rule L2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Expiration(enum.StrEnum):
 
 
 class LifetimeKind(enum.IntEnum):
-    """What a publisher says of a lifetime (rule L2); numbered as in `sow.v1.LifetimeKind`."""
+    """How a publisher gives a lifetime (rule L2); numbered as in `sow.v1.LifetimeKind`."""
 
     ABSENT = 0
     TTL = 1
@@ -58,7 +58,7 @@ PERMANENT: Final = Lifetime(LifetimeKind.NEVER)
 
 
 class TtlMode(enum.IntEnum):
-    """What an update does to the stamp of a live record (rule L6)."""
+    """The effect of an update on the stamp of a live record (rule L6)."""
 
     RESET = 1
     KEEP = 2
@@ -70,11 +70,11 @@ class Durability(enum.IntEnum):
     FSYNC = 1
     BUFFERED = 2
     REPLICATED = 3
-    """To the engine it is FSYNC: who waits for peers does so outside of it."""
+    """The engine treats it as FSYNC; the wait for peers takes place outside of the engine."""
 
 
 class ConditionKind(enum.IntEnum):
-    """What must hold of the live record for a write to be applied (rule P3)."""
+    """The condition on the live record under which a write is applied (rule P3)."""
 
     IF_ABSENT = 1
     IF_PRESENT = 2
@@ -89,33 +89,34 @@ class Condition(NamedTuple):
 
 
 class PublisherPosition(NamedTuple):
-    """Who publishes, and the sequence of the request's first record (rule P6)."""
+    """The publisher, and the sequence of the request's first record (rule P6)."""
 
     publisher_id: str
     epoch: int
     first_sequence: int
     unit: int = 0
-    """The unit of work that the records are a part of; 0: none."""
+    """The unit of work to which the records belong; 0: none."""
     unit_done: bool = False
     """Whether the request ends its unit."""
 
 
 class OpenedPublisher(NamedTuple):
-    """What a publisher that asked for a new epoch is told (rule P6)."""
+    """The answer to a publisher that asked for a new epoch (rule P6)."""
 
     epoch: int
     unit_done: bool = False
-    """The unit that it named is finished, and no epoch was begun."""
+    """The unit that it named is finished already, so no epoch was begun."""
     unit_records: int = 0
-    """Records of that unit, in the attempt that finished it; 0 where a later unit is finished, too."""
+    """Records of that unit in the attempt that finished it; 0 if a later unit is finished, too."""
 
 
 RecordMatcher = Callable[[bytes, bytes], bool]
-"""Whether a record is meant: by its record key and its stored value, header and payload."""
+"""Whether a record is selected, by its record key and its stored value (header and payload)."""
 
 
 class PublishChannel:
-    """What the requests of one publish stream have in common: once broken, nothing after is applied (rule P6)."""
+    """Shared by the requests of one publish stream: once it is broken, no later request of the stream is applied (rule
+    P6)."""
 
     __slots__ = ("broken",)
 
@@ -162,19 +163,19 @@ class Delete:
 
     topic: str
     keys: Sequence[str | bytes] | None = None
-    """Bytes: as the key is stored, whatever it is."""
+    """Bytes: the key as it is stored, whatever its bytes are."""
     payload: bytes | None = None
     durability: Durability = Durability.FSYNC
     topic_id: int | None = None
-    """Where keys were found in a topic: which one. If another has its name by now, the delete is refused."""
+    """The topic in which the keys were found. If another topic has its name by now, the delete is refused."""
     matches: RecordMatcher | None = None
-    """What a record must still be when it is its turn; None: anything (rule D2)."""
+    """The condition that a record must still meet when its turn comes; None: no condition (rule D2)."""
     publisher: PublisherPosition | None = None
-    """In whose name: refused once a later epoch of that publisher has begun, or its unit is finished (rule P6)."""
+    """The publisher that deletes: refused once it has begun a later epoch, or its unit is finished (rule P6)."""
 
 
 class RestampMode(enum.IntEnum):
-    """What becomes of a lifetime (rule L13); numbered as in `sow.v1.RestampMode`."""
+    """How a restamp changes a lifetime (rule L13); numbered as in `sow.v1.RestampMode`."""
 
     SET = 1
     CAP = 2
@@ -184,7 +185,7 @@ class RestampMode(enum.IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Restamp:
-    """Keys whose live records get a lifetime as an administrator wants it, where they have another (rule L13).
+    """Keys whose live records get a new lifetime from an administrator, where they have another one (rule L13).
 
     `topic_id` and `matches` as in `Delete`; `lifetime` is ABSENT with CLEAR.
     """
@@ -211,7 +212,7 @@ class Refusal(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """One record that was applied. A duplicate has the version and sequence of then, 0 where they are forgotten."""
+    """One record that was applied. A duplicate has its first version and sequence, or 0 once they are forgotten."""
 
     key: str
     version: int
@@ -222,12 +223,12 @@ class Applied(NamedTuple):
     expire_time_known: bool = True
     """False: the expire time of this duplicate is forgotten."""
     delivered: int | None = None
-    """Of a record that was due at once: how many attached subscribers it was for (rule L7)."""
+    """Of a record that was due at once: the number of attached subscribers that it matched (rule L7)."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. `results` (one per record) only where the request wants them."""
+    """The outcome of a request. `results` (one per record) are given only if the request asks for them."""
 
     durability: Durability = Durability.FSYNC
     applied: int = 0
@@ -237,7 +238,7 @@ class Outcome:
     last_sequence: int = 0
     last_duplicate_version: int = 0
     last_duplicate_sequence: int = 0
-    """Of the last duplicate; 0 where they are forgotten."""
+    """Of the last duplicate; 0 once they are forgotten."""
     results: list[Applied | Refusal] | None = None
 
 
@@ -254,7 +255,7 @@ class Record(NamedTuple):
 
 
 class BacklogAction(enum.StrEnum):
-    """What happens beyond a topic's backlog quota (rule J9)."""
+    """How the store acts beyond a topic's backlog quota (rule J9)."""
 
     HOLD = "hold"
     REJECT = "reject"
@@ -263,14 +264,14 @@ class BacklogAction(enum.StrEnum):
 
 
 class OnMissing(enum.StrEnum):
-    """What becomes of dead letters while their target does not exist (rule T3)."""
+    """How dead letters are treated while their target does not exist (rule T3)."""
 
     RETAIN = "retain"
     DROP = "drop"
 
 
 class TopicSettings(NamedTuple):
-    """What an administrator sets on a topic. None: no such bound, or unlimited."""
+    """The settings of a topic. None: no such bound, or unlimited."""
 
     key: tuple[str, ...] = ()
     message_type: MessageType = MessageType.JSON
@@ -309,12 +310,13 @@ class TopicSettings(NamedTuple):
 
     @property
     def acts_on_expiration(self) -> bool:
-        """Whether a stamp makes a record expire (rule L7). Stamps from before `reject` was set still count."""
+        """Whether a stamp makes a record expire (rule L7). Stamps that are older than the setting `reject` still
+        count."""
         return self.expiration is not Expiration.DISABLED
 
 
 class DurableSettings(NamedTuple):
-    """What is in force for a durable subscription. None: unlimited, or never."""
+    """The settings in force on a durable subscription. None: unlimited, or never."""
 
     retain_time_micros: int | None = TopicSettings().retain_time_micros
     retain_bytes: int | None = TopicSettings().retain_bytes
@@ -333,9 +335,9 @@ class TopicStatistics(NamedTuple):
     floor_sequence: int
     durables: int = 0
     backlog_bytes: int = 0
-    """What the slowest durable leaves unacknowledged (rule J9)."""
+    """Entries that the slowest durable has not acknowledged (rule J9)."""
     backlog_age_micros: int | None = None
-    """Of the oldest entry of it."""
+    """Of the oldest entry of that backlog."""
     tombstones: int = 0
     """Kept for peers (rule R4)."""
     slowest_durable: str = ""

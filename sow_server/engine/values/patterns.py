@@ -1,6 +1,6 @@
 """Regular expressions, for LIKE and for the names of topics and durables. The only module that imports re2.
 
-RE2 takes time linear in the text, whatever the pattern, so no filter can stall the server. For that it has no
+RE2 takes time linear in the text, whatever the pattern, so no filter can stall the server. The price: it has no
 look-around and no back-references.
 """
 
@@ -12,11 +12,11 @@ from typing import Final
 import re2  # type: ignore[import-untyped]  # ships no annotations
 
 PATTERN_MEMORY_BYTES_MAX: Final = 2 << 20
-"""What one compiled pattern may take, with all that RE2 caches while it searches."""
+"""Memory of one compiled pattern, including everything that RE2 caches while it searches."""
 
 
 class PatternError(ValueError):
-    """What RE2 finds wrong with a pattern."""
+    """A pattern that RE2 rejects, with its reason."""
 
 
 def searcher(pattern: str) -> Callable[[str], bool]:
@@ -40,5 +40,5 @@ def searcher(pattern: str) -> Callable[[str], bool]:
 
 def matcher(pattern: str) -> Callable[[str], bool]:
     """A function that says whether a pattern matches the whole of a text. Raises PatternError."""
-    searcher(pattern)  # by itself it must be well-formed: `a)|(b` would be inside of the group
+    searcher(pattern)  # the pattern must be well-formed by itself: `a)|(b` would become so inside of the group
     return searcher(rf"\A(?:{pattern})\z")

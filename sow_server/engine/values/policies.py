@@ -1,14 +1,15 @@
 """Pure: which settings are in force on a topic or a durable, and where each of them comes from (rules T2, L4).
 
-A topic, a policy and the server's defaults each *declare* some settings; what is in force is resolved from them.
+A topic, a policy and the server's defaults each *declare* some settings. The settings in force are resolved from them.
 
-    [1]  A value is taken from the topic, else from the best policy that declares it, else from the server's defaults,
-         else it is built in. The best: the highest priority, then the longest pattern, then the name.
-    [2]  A limit is the strictest of the topic's, that of the best policy that declares it, that of the best operator
-         policy that declares it, and the server's default.
-    [3]  What contradicts itself within one declaration is refused when it is declared (`check_settings`). What comes
-         from two gives way here: a minimum or default lifetime to the maximum, one zero of retention to the next source
-         that is not zero, a dead-letter topic to itself, being deleted when idle to the configuration file.
+    [1]  A value comes from the topic, else from the best policy that declares it, else from the server's defaults, else
+         it is built in. The best policy has the highest priority, then the longest pattern, then the first name.
+    [2]  A limit is the strictest of four: the topic's, the best policy's and the best operator policy's (each the best
+         that declares it), and the server's default.
+    [3]  A contradiction within one declaration is refused when it is declared (`check_settings`). A contradiction
+         between two sources is settled here: the maximum lifetime wins over a minimum or default; one zero of retention
+         gives way to the next source that is not zero; a topic is never its own dead-letter topic; a topic of the
+         configuration file is not deleted when idle.
 
 `expiration` and `default_ttl` are one value (rule L1 writes them as one), and so come from one source.
 """
@@ -39,8 +40,8 @@ from sow_server.engine.values.model import (
 from sow_server.engine.values.patterns import PatternError, matcher
 
 Declared: TypeAlias = Mapping[str, object]
-"""Settings that somebody has set, by the names and with the values of the fields of `TopicSettings`, or of
-`DurableSettings`. None is a value of `retain_*` and `delivery_limit` only: unlimited."""
+"""Declared settings, by the names and with the values of the fields of `TopicSettings`, or of `DurableSettings`. None
+is a value of `retain_*` and `delivery_limit` only: unlimited."""
 
 NOTHING: Final[Declared] = MappingProxyType({})
 BUILT_IN: Final = TopicSettings()
@@ -59,17 +60,17 @@ LIMITS: Final = frozenset(
         "durable_idle_ttl_micros",
     }
 )
-"""Settings of topics of which the strictest counts. Each is a number above zero, or None."""
+"""Settings of topics for which the strictest declaration counts. Each is a number above zero, or None."""
 TOPICS_OWN: Final = frozenset({"key", "message_type", "journal", "separator", "index"})
-"""What only a topic itself can say."""
+"""Settings that only a topic itself can declare."""
 DURABLE_LIMITS: Final = frozenset({"backlog_ttl_micros", "idle_ttl_micros"})
 """As `LIMITS`, of durables."""
 UNUSED_DELETES: Final = frozenset({"idle_ttl_micros", "auto_delete"})
-"""What deletes a topic that nobody uses; never one of the configuration file (rule T1)."""
+"""The setting that deletes an unused topic; never one of the configuration file (rule T1)."""
 PATTERN_LENGTH_MAX: Final = 1000
 _RETAINED: Final = ("retain_time_micros", "retain_bytes")
 _UNLIMITABLE: Final = frozenset({*_RETAINED, "delivery_limit"})
-"""Values that may be set to be unlimited, against a policy or a default that bounds them."""
+"""Values that may be declared unlimited, against a policy or a default that bounds them."""
 _ENUMS: Final[Mapping[str, type[enum.StrEnum]]] = MappingProxyType(
     {
         "message_type": MessageType,
@@ -89,7 +90,7 @@ _SHOWN_NAMES: Final = MappingProxyType({"separator": "fix_separator"})
 
 
 class PolicyTarget(enum.StrEnum):
-    """What a policy applies to."""
+    """The kind of object to which a policy applies."""
 
     TOPICS = "topics"
     DURABLES = "durables"
@@ -111,11 +112,11 @@ class Policy:
 
     @property
     def origin(self) -> str:
-        """What `describe` calls it."""
+        """The name of the policy in the output of `describe`."""
         return f"operator policy {self.name}" if self.operator else f"policy {self.name}"
 
     def matches(self, name: str) -> bool:
-        """Whether it is about what is called `name`."""
+        """Whether the policy applies to the object called `name`."""
         return _matcher(self.pattern)(name)
 
     @property
@@ -168,7 +169,7 @@ class Policies:
         return [policy for policy in self if policy.target is target]
 
     def matching(self, target: PolicyTarget, name: str) -> tuple[list[Policy], list[Policy]]:
-        """(policies, operator policies) about `name`, the best first."""
+        """(policies, operator policies) that apply to `name`, the best first."""
         policies, operators = self._by_target[target]
         return [one for one in policies if one.matches(name)], [one for one in operators if one.matches(name)]
 
@@ -177,8 +178,8 @@ NO_POLICIES: Final = Policies()
 
 
 class Effective(NamedTuple):
-    """The settings in force, and where each comes from: `topic`, `config`, `policy NAME`, `operator policy NAME` or
-    `default`; by field."""
+    """The settings in force, and by field the source of each: `topic`, `config`, `policy NAME`, `operator policy NAME`
+    or `default`."""
 
     settings: TopicSettings
     origins: Mapping[str, str]
@@ -203,9 +204,9 @@ def resolve_topic(
     in_config: bool = False,
     dynamic: bool = False,
 ) -> Effective:
-    """The settings in force on the topic `name` that declares `declared`; `defaults` are those of the server.
+    """The settings in force on the topic `name` that declares `declared`; `defaults` are the server's.
 
-    `dynamic`: a first publish made the topic, so that expiration is enabled unless somebody says otherwise (rule K1).
+    `dynamic`: a first publish made the topic, so expiration is enabled unless it is declared otherwise (rule K1).
     """
     users, operators = policies.matching(PolicyTarget.TOPICS, name)
     own = _Source("config" if in_config else "topic", declared)
@@ -242,10 +243,10 @@ def resolve_durable(
 def durable_origins(
     topic_settings: TopicSettings, topic_name: str, durable_name: str, own: Declared, policies: Policies = NO_POLICIES
 ) -> tuple[DurableSettings, Mapping[str, str]]:
-    """The settings in force on a durable that declares `own`, on a topic on which `topic_settings` are in force; and
-    where each comes from: as in `Effective`, but `durable` is itself, `topic` what is in force on its topic.
+    """The settings in force on a durable that declares `own`, on a topic with `topic_settings` in force; and the source
+    of each, as in `Effective`, except that `durable` is the durable itself and `topic` its topic's settings in force.
 
-    Values are its own, else those of the best policy for durables, else its topic's; limits are the strictest of these
+    A value is its own, else that of the best policy for durables, else its topic's. A limit is the strictest of these
     and the operator policies'. Patterns are matched with `topic/name`.
     """
     users, operators = policies.matching(PolicyTarget.DURABLES, f"{topic_name}/{durable_name}")
@@ -271,8 +272,8 @@ def durable_origins(
 
 
 def planned_journal_bytes(settings: TopicSettings) -> int | None:
-    """The bytes of journal to plan storage for (rule T2): what is retained, and the backlog that durables may leave
-    beside it, or the hard limit where that is less; None: there is no bound."""
+    """The bytes of journal to plan storage for (rule T2): the retained bytes plus the backlog that durables may leave,
+    or the hard limit if that is less. None: there is no bound."""
     if not settings.journal:
         return 0
     retained, backlog = settings.retain_bytes, settings.backlog_quota_bytes
@@ -283,8 +284,8 @@ def planned_journal_bytes(settings: TopicSettings) -> int | None:
 
 
 def warnings(settings: TopicSettings | DurableSettings) -> list[str]:
-    """What may not be meant about settings: they are allowed, and whoever sets them, or starts a server with them, is
-    told (rule J17)."""
+    """Warnings about settings that are allowed but probably not intended. The server gives them to the caller who sets
+    them, and at its start (rule J17)."""
     if settings.retain_bytes is not None:
         return []
     if isinstance(settings, TopicSettings) and (settings.max_bytes is not None or not settings.journal):
@@ -295,7 +296,7 @@ def warnings(settings: TopicSettings | DurableSettings) -> list[str]:
 
 
 def declared_warnings(policy: Policy) -> list[str]:
-    """As `warnings`, of what a policy sets, as far as it goes."""
+    """As `warnings`, of the settings that a policy declares."""
     if policy.target is PolicyTarget.TOPICS:
         return warnings(TopicSettings(**policy.settings))  # type: ignore[arg-type]  # declared are values of its fields
     return warnings(DurableSettings(**policy.settings))  # type: ignore[arg-type]  # likewise
@@ -316,8 +317,8 @@ def _first(
 
 
 def _strictest(field: str, sources: Sequence[_Source], bounding: Sequence[_Source]) -> _Picked:
-    """The lowest of what the topic, the best policy, the best operator policy and the defaults declare; of equal ones
-    the first ([2])."""
+    """The lowest value that the topic, the best policy, the best operator policy or the defaults declare; the first of
+    equal ones ([2])."""
     own, *users, last = sources
     candidates: list[tuple[int, str]] = []
     for group in ([own], users, bounding, [last]):
@@ -332,13 +333,14 @@ def _strictest(field: str, sources: Sequence[_Source], bounding: Sequence[_Sourc
 
 
 def _default_ttl(sources: Sequence[_Source]) -> _Picked:
-    """What the source of `expiration` says of the default lifetime."""
+    """The default lifetime, by the source of `expiration`."""
     origin, declared = next(source for source in sources if "expiration" in source.declared)
     return _Picked(declared.get("default_ttl_micros"), origin)
 
 
 def _reconcile_retention(picked: dict[str, _Picked], sources: Sequence[_Source]) -> None:
-    """One zero of two sources is no wish to keep nothing: who declared the other one wants to keep something."""
+    """One zero beside a value of another source does not mean to keep nothing: that other source wants to keep
+    something."""
     time, size = picked["retain_time_micros"], picked["retain_bytes"]
     if (time.value == 0) != (size.value == 0):
         zero = "retain_time_micros" if time.value == 0 else "retain_bytes"
@@ -346,7 +348,7 @@ def _reconcile_retention(picked: dict[str, _Picked], sources: Sequence[_Source])
 
 
 def _reconcile_ttls(picked: dict[str, _Picked]) -> None:
-    """The maximum is a limit: what is above it is lowered; then the default is raised to the minimum (rule L4)."""
+    """The maximum is a limit: higher values are lowered to it. Then the default is raised to the minimum (rule L4)."""
     high = picked["max_ttl_micros"]
     for field in ("min_ttl_micros", "default_ttl_micros"):
         value = picked[field].value
@@ -357,11 +359,12 @@ def _reconcile_ttls(picked: dict[str, _Picked]) -> None:
         picked["default_ttl_micros"] = low
 
 
-# --- what may be declared --------------------------------------------------------------------------------------------
+# --- checks of declarations
+# --------------------------------------------------------------------------------------------
 
 
 def tidy(declared: Declared) -> Declared:
-    """What is declared, without what says nothing: None where it is no value, no dead-letter topic."""
+    """The declared settings without the empty ones: None where it is no value, and an empty dead-letter topic."""
     return {
         field: value
         for field, value in declared.items()
@@ -370,7 +373,7 @@ def tidy(declared: Declared) -> Declared:
 
 
 def declared_of(settings: TopicSettings) -> Declared:
-    """What somebody has declared who ends up with `settings`: all that is not built in."""
+    """The declaration that leads to `settings`: every value that is not built in."""
     return {field: value for field, value in settings._asdict().items() if value != getattr(BUILT_IN, field)}
 
 
@@ -380,7 +383,7 @@ def public_name(field: str) -> str:
 
 
 def show(field: str, value: object) -> str:
-    """A value of a setting as the command line takes it: a duration, a size, a word."""
+    """A value of a setting in the form of the command line: a duration, a size, a word."""
     if value is None:
         return _ABSENT.get(field, "none")
     if isinstance(value, bool):
@@ -397,8 +400,8 @@ def show(field: str, value: object) -> str:
 
 
 def check_limits_and_values(declared: Declared, *, where: str = "settings") -> None:
-    """Refuses settings that are out of range or contradict each other, of those that a topic, a policy and the server's
-    defaults may all declare. Raises StoreError INVALID_ARGUMENT that names them and their values (rule X2)."""
+    """Checks the settings that a topic, a policy and the server's defaults may all declare. Raises StoreError
+    INVALID_ARGUMENT for settings out of range or in contradiction, with their names and values (rule X2)."""
     for field in ("default_ttl_micros", "min_ttl_micros", "max_ttl_micros"):
         ttl = _number(declared, field)
         if ttl is not None and not 0 <= ttl <= TTL_MAX_MICROS:
@@ -421,7 +424,7 @@ def check_limits_and_values(declared: Declared, *, where: str = "settings") -> N
     ):
         below, above = _number(declared, low), _number(declared, high)
         if below is not None and above is not None and below > above:
-            if high == "default_ttl_micros":  # the default is what is at fault
+            if high == "default_ttl_micros":  # the default is at fault
                 raise refusal(where, high, f"{show(high, above)} is below {public_name(low)}, {show(low, below)}")
             raise refusal(where, low, f"{show(low, below)} is above {public_name(high)}, {show(high, above)}")
     _check_retention(declared, where)
@@ -450,7 +453,7 @@ def check_durable_settings(declared: Declared, *, where: str = "settings") -> No
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuses a policy whose name, pattern or settings cannot be. Raises StoreError INVALID_ARGUMENT."""
+    """Checks the name, the pattern and the settings of a policy. Raises StoreError INVALID_ARGUMENT."""
     if not TOPIC_NAME.match(policy.name):
         raise StoreError(
             Reason.INVALID_ARGUMENT,
@@ -485,7 +488,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def refusal(where: str, field: str, message: str) -> StoreError:
-    """INVALID_ARGUMENT on a setting, by the name that it has in the contract."""
+    """INVALID_ARGUMENT about a setting, with its name in the contract."""
     name = public_name(field)
     return StoreError(Reason.INVALID_ARGUMENT, f"{name}: {message}", field=f"{where}.{name}")
 
@@ -523,12 +526,12 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def declared_to_json(declared: Declared) -> dict[str, object]:
-    """What is declared as a JSON object, by the names of the fields."""
+    """The declaration as a JSON object, by the names of the fields."""
     return {field: value.decode("latin-1") if isinstance(value, bytes) else value for field, value in declared.items()}
 
 
 def declared_from_json(fields: Mapping[str, object]) -> Declared:
-    """What is declared by a stored JSON object."""
+    """The declaration in a stored JSON object."""
     declared: dict[str, object] = {}
     for field, value in fields.items():
         if field in _ENUMS:
