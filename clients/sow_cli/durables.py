@@ -92,7 +92,7 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
     metavar="N",
     help="At most N changes.",
 )
-@click.option("--after", metavar="BOOKMARK", help="Only what comes after this position.")
+@click.option("--after", metavar="BOOKMARK", help="Only changes after this position.")
 @output_option
 @click.pass_obj
 def browse(session: Session, output: Output, topic: str, name: str, entries_max: int, after: str | None) -> None:

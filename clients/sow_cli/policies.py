@@ -353,7 +353,7 @@ def _add_get_and_remove(to: click.Group, what: str) -> None:
             with session.client() as client:
                 output.one(_of_topic(client, group, topic))
 
-    removed = "Remove what is set for TOPIC, or for a pattern: then policies or the server's defaults count."
+    removed = "Remove the settings of TOPIC, or of a pattern: then policies or the server's defaults count."
 
     @to.command("remove", help=_help(removed, f"{group} remove"))
     @_topic

@@ -148,7 +148,7 @@ _POLICY_OPTIONS: Final = (
     click.option(
         "--backlog-action",
         type=click.Choice([*get_args(BacklogActionName), NONE]),
-        help="What happens beyond the quota; default hold.",
+        help="The action beyond the quota; default hold.",
     ),
     click.option(
         "--delivery-limit",
@@ -191,7 +191,7 @@ _POLICY_OPTIONS: Final = (
     click.option(
         "--on-missing",
         type=click.Choice([*get_args(OnMissingName), NONE]),
-        help="What becomes of dead letters while their topic does not exist.",
+        help="The treatment of dead letters while their topic does not exist.",
     ),
 )
 

@@ -10,7 +10,7 @@
             for change in durable:
                 durable.acknowledge(change)
 
-What is not named in `__all__` is private, whatever module it is in.
+Names that are not in `__all__` are private, whatever module they are in.
 """
 
 from sow_client._aio_publisher import AsyncPublisher

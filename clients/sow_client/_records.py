@@ -1,8 +1,9 @@
-"""What the client hands out: records as views on the columns they arrived in, and the answers to writes and reads.
+"""The values that the client returns: records as views on the columns they arrived in, and the answers to writes and
+reads.
 
-A query's batch keeps the two columns that everybody reads (key, payload) as Python lists and the rest as they came
-off the wire; a `Record` is four references into it. That is what makes a million records a second possible: the
-numbers of a record are looked up only when one of its attributes is asked for.
+A query's batch keeps the two columns that every program reads (key, payload) as Python lists, and the others as they
+came off the wire. A `Record` is four references into the batch. Its numbers are looked up only when an attribute is
+read, which makes a million records a second possible.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sow_client.errors import InternalError, InvalidArgument
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 NEVER_MICROS = 2**63 - 1
-"""What stands for "never" in a column of expire times."""
+"""The value for "never" in a column of expire times."""
 
 
 class Never(enum.Enum):
@@ -83,7 +84,7 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
     key: str
     """The record key (rule K4)."""
     payload: bytes
-    """The bytes as published, or what `select` left of them; empty with `keys_only`."""
+    """The bytes as published, or reduced by `select`; empty with `keys_only`."""
     _batch: RecordBatch
     _index: int
     _data: object = msgspec.UNSET
@@ -95,8 +96,8 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
 
     @property
     def data(self) -> object:
-        """The payload decoded, if it is a JSON object; other payloads as bytes. Decoded once, when first asked for.
-        A number that no float reaches, such as 1e400, is a Decimal.
+        """The payload decoded, if it is a JSON object; other payloads as bytes. Decoded once, at the first access. A
+        number beyond the range of floats, such as 1e400, is a Decimal.
 
         A record does not carry its topic's message type, so this looks at the payload: JSON objects begin with `{`,
         documents of msgpack, fix and nvfix topics do not.
@@ -153,11 +154,11 @@ class Record(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
 
 
 ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]
-"""What a message of a subscription tells (rule S2): see `Change`."""
+"""The kind of a message of a subscription (rule S2): see `Change`."""
 
 ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match"]
-"""Why (rule S2): a put that changed nothing but the lifetime; out of focus as it was deleted, has expired, or no longer
-matches."""
+"""The reason (rule S2): a put that changed only the lifetime; out of focus because the record was deleted, has expired,
+or no longer matches."""
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -178,25 +179,26 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     reason: ChangeReason | None = None
     """None: nothing to add."""
     record: Record | None = None
-    """Its `sequence` is that of the change; of a delta, its payload has the changed fields and the key fields."""
+    """Its `sequence` is the sequence of the change. The payload of a delta has the changed fields and the key
+    fields."""
     previous: Record | None = None
-    """The removed record; its `sequence` is that of the removal."""
+    """The removed record; its `sequence` is the sequence of the removal."""
     bookmark: str | None = None
-    """Where a subscription may start to go on after this message. None inside a snapshot and inside an atomic request,
-    where there is no such place; the last message of the request has it."""
+    """The `start` of a subscription that continues after this message. None inside a snapshot and inside an atomic
+    request, where a subscription cannot start; the last message of the request has it."""
     topic: str = ""
     """The topic; empty for the marks "snapshot_end" and "resync" of a subscription to several topics."""
     is_delta: bool = False
     """True: `record` holds changed fields, not a whole record (rule S3)."""
     unset_paths: tuple[str, ...] = ()
-    """The fields that are gone, as paths such as "/a/b"; only of deltas."""
+    """The removed fields, as paths such as "/a/b"; only of deltas."""
     delivery_count: int = 1
-    """Of a durable subscription: how often it was handed over, this time included (rule J15). Of what
-    `durable_browse` shows: how often so far."""
+    """Of a durable subscription: the number of deliveries, including this one (rule J15). In the answer of
+    `durable_browse`: the number so far."""
 
     @property
     def key(self) -> str:
-        """The key of the record that it is about; empty for marks."""
+        """The key of its record; empty for marks."""
         about = self.record or self.previous
         return "" if about is None else about.key
 
@@ -259,27 +261,27 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of one record that was published or touched."""
+    """The outcome of one record that was published or touched."""
 
     key: str
     version: int
-    """Its new version. Of a duplicate the one that it got when it was applied; 0: that is not remembered."""
+    """Its new version. For a duplicate the version of the first attempt; 0: no longer remembered."""
     expire_time_micros: int | None
     """The expire time stamped on it, microseconds since the epoch; None: never, or not `expire_time_known`."""
     sequence: int
-    """Journal sequence of the change. Of a duplicate that of when it was applied; 0: that is not remembered."""
+    """Journal sequence of the change. For a duplicate the sequence of the first attempt; 0: no longer remembered."""
     ttl_ignored: bool
-    """True: the lifetime is stored but not acted on, as the topic has expiration disabled (rule L3)."""
+    """True: the lifetime is stored without effect, because the topic has expiration disabled (rule L3)."""
     duplicate: bool
-    """True: it had been applied by an earlier attempt, nothing was changed now (rule P6)."""
+    """True: an earlier attempt had applied it, and this one changed nothing (rule P6)."""
     expire_time_known: bool = True
-    """False: of this duplicate it is not remembered, so that `expire_time` says nothing."""
+    """False: the expire time of this duplicate is no longer remembered, so `expire_time` has no meaning."""
     bookmark: str | None = None
-    """The `start` of a subscription to what comes after it; of a record of an atomic request, after all of that. None:
-    the position is not known, or the server is an older one."""
+    """The `start` of a subscription to the changes after it; for a record of an atomic request, after the whole
+    request. None: the position is not known, or the server is older."""
     delivered: int | None = None
-    """Of a record that was due at once, such as with ttl 0: how many attached subscribers it was handed to (rule L7).
-    None: of every other record."""
+    """For a record that was due at once, such as with ttl 0: the number of attached subscribers that received it (rule
+    L7). None for every other record."""
 
     @property
     def expire_time(self) -> datetime | None:
@@ -289,7 +291,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What a delete did, or has done so far."""
+    """The result of a delete, or its progress."""
 
     matched: int
     """Live records that matched."""
@@ -301,7 +303,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Restamped:
-    """What a restamp did, or has done so far (rule L13)."""
+    """The result of a restamp, or its progress (rule L13)."""
 
     matched: int
     """Live records that matched."""
@@ -312,7 +314,7 @@ class Restamped:
 
 
 RestampMode: TypeAlias = Literal["set", "cap", "clear"]
-"""What a restamp does to lifetimes (rule L13): replaces them, lowers the longer ones, takes them away."""
+"""The effect of a restamp on lifetimes (rule L13): replaces them, lowers the longer ones, removes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,22 +341,22 @@ class QueryFooter:
     returned: int
     """Records sent."""
     scanned: int
-    """Stored records read to find them."""
+    """Stored records that were read to find the matches."""
     next_page_token: str
-    """Where the next page goes on; empty when that was the last, or when there were no pages."""
+    """The token of the next page; empty if this was the last one, or if the query was not paged."""
 
 
 AccessName: TypeAlias = Literal["points", "key_ranges", "index", "scan", "nothing", "unknown"]
-"""What a query reads first (rule Q3): records by their keys, ranges of keys, an index, every record, or nothing at all.
-"unknown" stands for a way that only a newer server knows."""
+"""The source that a query reads first (rule Q3): records by their keys, ranges of keys, an index, every record, or
+nothing. "unknown" stands for a source that only a newer server has."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """How the records of a query are found (rule Q3), and what finding them took."""
+    """How the records of a query are found (rule Q3), and the cost."""
 
     access: AccessName
-    """What is read first; each record found is then checked with the whole filter."""
+    """The source that is read first; each record found there is then checked with the whole filter."""
     index_path: str
     """The path of the index; empty when none is used."""
     probes: int
@@ -379,7 +381,7 @@ class Page:
 
     records: list[Record]
     next_page_token: str
-    """Give it to the next call; empty: this was the last page."""
+    """The argument for the next call; empty: this was the last page."""
     header: QueryHeader
     footer: QueryFooter
 

@@ -16,9 +16,9 @@ class UnsoundRow:
     """A stored row that no publish could have made (rule R13)."""
 
     key: bytes
-    """Any bytes, perhaps none."""
+    """Any bytes; may be empty."""
     reason: str
-    """Why a publish of it would be refused, as of an exception."""
+    """The reason for which a publish of it would be refused, named as in an exception."""
     message: str
     version: int
     origin: str
@@ -28,14 +28,14 @@ class UnsoundRow:
 
 @dataclass(frozen=True, slots=True)
 class TopicChecked:
-    """What a check of a topic has found, or has found so far (rule R13)."""
+    """The findings of a check of a topic, or its progress (rule R13)."""
 
     checked: int
-    """Rows that were looked at."""
+    """Rows that were checked."""
     unsound: int
-    """Those of them that no publish could have made."""
+    """Rows among them that no publish could have made."""
     removed: int
-    """Those of these that were removed."""
+    """Unsound rows that were removed."""
     rows: tuple[UnsoundRow, ...]
     """Some of the unsound ones."""
 
@@ -57,20 +57,20 @@ class TopicStatistics:
     durables: int = 0
     """Durable subscriptions."""
     backlog_bytes: int = 0
-    """Unacknowledged bytes of the slowest durable: what the backlog quota is about (rule J9)."""
+    """Unacknowledged bytes of the slowest durable, which the backlog quota bounds (rule J9)."""
     backlog_age: timedelta | None = None
     """Age of the oldest unacknowledged entry; None: there is none."""
     tombstones: int = 0
     """Kept for peers, not yet purged (rule R4)."""
     slowest_durable: str = ""
-    """The durable that has acknowledged least: whose backlog it is. Empty: there are no durables."""
+    """The slowest durable, which has acknowledged least. Empty: there are no durables."""
     backlog_entries: int = 0
-    """Entries that it leaves unacknowledged, before its filter."""
+    """Its unacknowledged entries, counted before its filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexStatus:
-    """How far a secondary index is."""
+    """The state of a secondary index."""
 
     path: str
     complete: bool
@@ -79,41 +79,41 @@ class IndexStatus:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """One setting as it is in force, and where it comes from (rule T2)."""
+    """One setting in force, and its source (rule T2)."""
 
     name: str
     """The name of a setting of a topic."""
     value: str
-    """As the command line takes it: Go-style durations, binary sizes, "unlimited", "never"."""
+    """In the form of the command line: Go-style durations, binary sizes, "unlimited", "never"."""
     origin: str
     """ "topic", "config", "policy NAME", "operator policy NAME" or "default"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the server has it."""
+    """A topic on the server."""
 
     name: str
     settings: TopicSettings
-    """As they are in force: what the topic leaves to policies and defaults is filled in (rule T2)."""
+    """The settings in force: values from policies and defaults are filled in (rule T2)."""
     set_in_config: bool
     """True: declared in the configuration file, which owns it (rule K1)."""
     create_time: datetime
     statistics: TopicStatistics | None
-    """None when it was not asked for."""
+    """None unless requested."""
     indexes: tuple[IndexStatus, ...] = ()
     """Its secondary indexes, in the order of the settings."""
     effective: tuple[EffectiveSetting, ...] = ()
-    """Every setting as it is in force; only when it was described."""
+    """Every setting in force; only in a description of the topic."""
     planned_journal_bytes: int | None = None
-    """Bytes of journal to plan storage for: what is retained plus the backlog quota (rule T2); -1: unlimited. Only when
-    it was described."""
+    """Bytes of journal to plan storage for: the retained bytes plus the backlog quota (rule T2); -1: unlimited. Only in
+    a description of the topic."""
     warnings: tuple[str, ...] = ()
-    """What may not be meant about its settings; only when it was created or altered (rule J17)."""
+    """Warnings about settings that are probably not intended; only after it was created or altered (rule J17)."""
 
 
 PolicyTargetName: TypeAlias = Literal["topics", "durables"]
-"""What a policy applies to."""
+"""The kind of object to which a policy applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ class Policy:
     """The highest counts; ties: the longest pattern, then the name."""
     applies_to: PolicyTargetName
     operator: bool
-    """True: an operator policy, which has limits only, and nobody can go beyond them."""
+    """True: an operator policy. It has only limits, and no other setting can exceed them."""
     settings: Mapping[str, SettingValue]
-    """What it sets, and nothing else: as `set_policy` takes it."""
+    """Only the settings that it declares, in the form of `set_policy`."""
     matches: int
-    """How many topics or durables take something from it now."""
+    """The number of topics or durables that take a value from it now."""
     warnings: tuple[str, ...] = ()
-    """What may not be meant about what it sets; only when it was set (rule J17)."""
+    """Warnings about settings that are probably not intended; only after it was set (rule J17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class DurableFigures:
     unacknowledged_bytes: int
     """Before compression."""
     oldest_unacknowledged_age: timedelta | None
-    """None: nothing is unacknowledged."""
+    """None: every entry is acknowledged."""
     exact: bool
     """True: only entries that match its filter are counted."""
     set_aside_entries: int = 0
@@ -157,7 +157,7 @@ class DurableFigures:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A durable subscription as the server has it (rules J2, J7)."""
+    """A durable subscription on the server (rules J2, J7)."""
 
     topic: str
     name: str
@@ -171,28 +171,28 @@ class Durable:
     """True: a consumer is attached."""
     create_time: datetime
     last_use_time: datetime
-    """When it was last attached, or acknowledged something."""
+    """The time when it was last attached or last acknowledged a change."""
     settings: DurableSettings
-    """As they are in force."""
+    """The settings in force."""
     figures: DurableFigures | None
-    """None in lists, unless they were asked for."""
+    """None in lists, unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Browsed:
-    """What a durable subscription has not acknowledged, or some of it (rule J16)."""
+    """Unacknowledged changes of a durable subscription, all or some of them (rule J16)."""
 
     entries: tuple[Change, ...]
-    """As a change reader gets them: "put", "delete", "expire"; `delivery_count` is how often each came so far."""
+    """As for a change reader: "put", "delete", "expire"; `delivery_count` is the number of deliveries so far."""
     bookmark: str
-    """Everything up to here was looked at: for `after` of the next call."""
+    """The position up to which it was searched: for `after` of the next call."""
     complete: bool
-    """True: there was nothing after it."""
+    """True: there are no changes after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """Where a durable subscription was moved to (rule J6)."""
+    """The new position of a durable subscription (rule J6)."""
 
     bookmark: str
     """Everything up to here counts as acknowledged."""
@@ -201,12 +201,12 @@ class Rewound:
 
 
 GapReason: TypeAlias = Literal["discarded", "evicted", "conflated", "backlog_ttl", "delivery_limit", "reset", "unknown"]
-"""Why a durable subscription was not handed something: see `Gap`."""
+"""The reason of a gap: see `Gap`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that a durable subscription was not handed, and will not be.
+    """Changes that a durable subscription will never get.
 
     | reason | why |
     |---|---|
@@ -214,23 +214,23 @@ class Gap:
     | "evicted" | the backlog quota evicted it (rule J9) |
     | "conflated" | the backlog quota replaced it by the snapshot that follows (rule J9) |
     | "backlog_ttl" | it was unacknowledged for too long (rule J8) |
-    | "delivery_limit" | it was handed over as often as the delivery limit allows, and was set aside (rule J15) |
-    | "reset" | the durable was removed, for being idle or by somebody, and begins anew (rule J10) |
-    | "unknown" | for a reason that only a newer server knows |
+    | "delivery_limit" | it was delivered as often as the delivery limit allows, and was set aside (rule J15) |
+    | "reset" | the durable was removed, by a request or because it was idle, and begins anew (rule J10) |
+    | "unknown" | a reason that only a newer server knows |
     """
 
     reason: GapReason
     after: str
-    """Bookmark: it came after this position; empty: not known."""
+    """Bookmark: the gap begins after this position; empty: not known."""
     upto: str
-    """Bookmark: up to this one."""
+    """Bookmark: the gap ends with this position."""
     entries: int | None
-    """How many, before filtering; None: not known."""
+    """The number of missing changes, before filtering; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the server is."""
+    """The state of the server."""
 
     instance: str
     instance_id: str
@@ -239,7 +239,7 @@ class Status:
     state: str
     """ "serving" or "failed"."""
     failure: str
-    """Why writes have stopped; empty while serving."""
+    """The reason why writes have stopped; empty while serving."""
     ready_time: datetime
     clock_time: datetime
     """The guarded clock (rule L15)."""
@@ -270,13 +270,13 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class LinkTopic:
-    """How a topic stands on a link, where it is not simply up to date."""
+    """The state of a topic that is not up to date on a link."""
 
     topic: str
     state: str
     """ "seeding" or "refused"."""
     message: str
-    """Why it was refused."""
+    """The reason for which it was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +291,15 @@ class OutgoingLink:
     """ "async", "sync", or "downgraded": sync, but down for longer than `sync_timeout`."""
     topics_pattern: str
     acknowledged_sequence: int
-    """How far the peer is, in the instance's own sequences."""
+    """The position of the peer, in the instance's own sequences."""
     lag_sequences: int
     """Sequences that it has not acknowledged."""
     lag: timedelta
-    """Age of the oldest change that it has not acknowledged; zero where there is none."""
+    """Age of the oldest change that it has not acknowledged; zero if there is none."""
     skew: timedelta
-    """The peer's clock less the instance's, as far as the way of the messages allows to tell."""
+    """The peer's clock minus the instance's; the delay of messages limits its exactness."""
     since: datetime | None
-    """Since when the link is in this state."""
+    """The time since when the link is in this state."""
     last_error: str
     """Empty: none since the link is up."""
     last_error_reason: str
@@ -317,17 +317,17 @@ class IncomingLink:
     state: str
     """ "connected", "seeding" or "away"."""
     cursor: int
-    """How far the instance has what the sender has, in the sender's sequences."""
+    """The position up to which the instance has the sender's changes, in the sender's sequences."""
     head_sequence: int
-    """The last sequence that the sender has told."""
+    """The last sequence that the sender has reported."""
     applied: int
-    """Changes that were applied since the process runs."""
+    """Changes that were applied since the process started."""
     superseded: int
-    """Changes that lost against a newer version, since then."""
+    """Changes that lost against a newer version since then."""
     dropped: int
-    """Records that were dropped, as they are dead by what the sender says, since then."""
+    """Records that were dropped since then because they are dead according to the sender."""
     skew: timedelta
-    """The sender's clock less the instance's."""
+    """The sender's clock minus the instance's."""
     last_error: str
     """Empty: none since the link is up."""
     last_error_reason: str
@@ -336,18 +336,18 @@ class IncomingLink:
     topics: tuple[LinkTopic, ...]
     """Those that are being seeded, or were refused."""
     rows_refused: int = 0
-    """Rows that were not taken, as no publish could have made them, since the process runs."""
+    """Rows that were left out since the process started because no publish could have made them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """How the links of an instance are."""
+    """The state of the links of an instance."""
 
     instance: str
     last_sequence: int
-    """Its last sequence that is on disk."""
+    """The last sequence that is on its disk."""
     outgoing: tuple[OutgoingLink, ...]
-    """One a configured peer, in the order of the configuration."""
+    """One per configured peer, in the order of the configuration."""
     incoming: tuple[IncomingLink, ...]
     """By the sender's name."""
 
@@ -365,26 +365,26 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the comparison of one topic with a peer found (rule R10)."""
+    """The result of comparing one topic with a peer (rule R10)."""
 
     topic: str
     records: int
-    """That were compared, at this end."""
+    """Records that were compared at this end."""
     differing: int
     """Keys that differ."""
     differences: tuple[Difference, ...]
     """Some of them."""
     left_out: str
-    """Why the topic was not compared; empty: it was."""
+    """The reason why the topic was not compared; empty: it was."""
     unreadable_here: int = 0
-    """Records that could not be compared, as their key is empty or not UTF-8; see `check_topic`."""
+    """Records that could not be compared because their key is empty or not UTF-8; see `check_topic`."""
     unreadable_there: int = 0
     """The same at the peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What was done about one topic so that two instances have the same (rule R10)."""
+    """The result of repairing one topic, so that two instances have the same records (rule R10)."""
 
     topic: str
     differing: int
@@ -394,9 +394,9 @@ class Repaired:
     received: int
     """Records and tombstones that this instance took over."""
     left_out: str
-    """Why the topic was not repaired; empty: it was."""
+    """The reason why the topic was not repaired; empty: it was."""
     refused: int = 0
-    """Records and tombstones that one end did not take, as no publish could have made them."""
+    """Records and tombstones that one end left out because no publish could have made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +405,6 @@ class BackupMade:
 
     directory: str
     sequence: int
-    """Up to which it has everything."""
+    """The sequence up to which it has everything."""
     bytes: int
-    """Files that it shares with the store count, too."""
+    """Bytes, including the files that it shares with the store."""

@@ -194,7 +194,7 @@ def set_policy_request(
     if topics is not None:
         refused = NOT_IN_POLICIES.intersection(topics)
         if refused:
-            raise invalid(min(refused), "is what a topic is; a policy cannot set it")
+            raise invalid(min(refused), "is a property of the topic itself; a policy cannot set it")
         policy.applies_to = _TARGETS["topics"]
         policy.topic.CopyFrom(_admin.settings_message(topics))
     elif durables is not None:

@@ -20,7 +20,7 @@ MessageTypeName: TypeAlias = Literal["json", "msgpack", "fix", "nvfix", "binary"
 
 
 BacklogActionName: TypeAlias = Literal["hold", "reject", "evict", "conflate"]
-"""What happens when a topic's unacknowledged entries exceed its quota (rule J9)."""
+"""The action when a topic's unacknowledged entries exceed its quota (rule J9)."""
 
 OnMissingName: TypeAlias = Literal["retain", "drop"]
 """The treatment of a dead letter whose target topic does not exist (rule T3)."""

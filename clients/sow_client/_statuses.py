@@ -154,7 +154,7 @@ def cut(what: str) -> Unavailable:
 
 
 def unreachable(server: str, seconds: float, cause: str = "") -> Unavailable:
-    """The error when no connection was made in time; `cause` as far as gRPC names it."""
+    """The error when no connection was made in time; `cause` is empty unless gRPC names one."""
     why = f": {cause}" if cause else ""
     return Unavailable(f"cannot connect to {server} within {seconds:g} s{why}", reason="UNREACHABLE")
 

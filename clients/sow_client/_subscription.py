@@ -437,7 +437,7 @@ class Subscription:
     ends then.
     """
 
-    # Nothing that it owns refers back to it, so that dropping the last reference ends the call.
+    # None of its parts refers back to it, so that dropping the last reference ends the call.
 
     def __init__(self, core: SubscriptionCore, open_call: OpenSubscription) -> None:
         self._core = core

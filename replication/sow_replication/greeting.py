@@ -74,7 +74,7 @@ def decide(hello: replication_pb2.Hello, known: Known) -> Decision:
     if hello.waiting and own.name > peer.name:
         return Begin(missing_is_deleted=True)  # otherwise each would wait for the other
     if known.head == 0:
-        # Nothing was ever here: so nothing was deleted here, and there is nothing to wait for.
+        # This instance never had a record, so it has deleted none, and has no reason to wait.
         return Begin(missing_is_deleted=False)
     if row.wait_for == 0:
         return Wait()

@@ -30,8 +30,8 @@ from sow_replication.ports import Clock, Comparing, Refused
 BUCKETS_FIRST: Final = 1024
 BUCKETS_MAX: Final = 65_536
 BUCKET_RECORDS: Final = 64
-"""The approximate number of records per bucket from which on a differing topic is divided into more buckets: so the
-versions that are listed are few more than those that differ."""
+"""The approximate number of records per bucket from which on a differing topic is divided into more buckets, so that
+few versions are listed beyond the differing ones."""
 GROUP_RECORDS: Final = 100_000
 """Versions that are listed at a time; a single bucket may have more."""
 PAUSES: Final = (0.1, 0.4, 1.0, 1.5, 2.0)
@@ -353,7 +353,7 @@ class Comparison:
 
 
 def buckets_for(records: int) -> int:
-    """How many buckets a topic with so many records is spread over where something differs."""
+    """The number of buckets for a differing topic with so many records."""
     buckets = BUCKETS_FIRST
     while buckets < BUCKETS_MAX and records > buckets * BUCKET_RECORDS:
         buckets *= 2
@@ -361,7 +361,7 @@ def buckets_for(records: int) -> int:
 
 
 def _differing(listed: Sequence[RecordVersion], others: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Differing]:
-    """What differs between the versions here and those there, by key."""
+    """The differences between the versions here and there, by key."""
     look: dict[bytes, Differing] = {}
     only_there = dict(others)
     for key, version, checksum in listed:
