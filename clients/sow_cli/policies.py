@@ -1,4 +1,4 @@
-"""`sow policy …`, and the two groups of settings that are asked for by themselves: `sow retention …`, `sow quota …`.
+"""`sow policy …`, and two groups of settings with their own commands: `sow retention …`, `sow quota …`.
 
 `retention` and `quota` work on a topic, or, with a pattern, on a policy whose name is made from the pattern. `set`
 replaces all settings of the group: a setting that is not given is no longer set.
@@ -20,7 +20,9 @@ from sow_client import BacklogActionName, Client, Policy, TopicSettingsArguments
 _NAMES: Final = ("name", "pattern", "priority", "applies_to", "operator", "matches", "settings")
 _POLICY_NAME_LENGTH_MAX: Final = 200
 
-_operator = click.option("--operator", is_flag=True, help="An operator policy: limits that nobody can go beyond.")
+_operator = click.option(
+    "--operator", is_flag=True, help="An operator policy: limits that no other setting can exceed."
+)
 
 
 @click.group(short_help="Set, get, list, delete a policy: settings by pattern.")
@@ -33,7 +35,7 @@ def policy() -> None:
 @click.argument("pattern")
 @click.option("--priority", type=click.IntRange(-(2**31), 2**31 - 1), default=0, help="Of several the highest counts.")
 @_operator
-@click.option("--durables", is_flag=True, help="For durable subscriptions: PATTERN is about TOPIC/NAME.")
+@click.option("--durables", is_flag=True, help="For durable subscriptions: PATTERN matches TOPIC/NAME.")
 @settings.policy_options
 @output_option
 @click.pass_obj
@@ -154,7 +156,7 @@ _pattern = click.option("--pattern", metavar="REGEX", help="For all topics whose
 _priority = click.option("--priority", type=int, default=0, help="With --pattern: of several the highest counts.")
 
 
-@click.group(short_help="Set, get, remove how much of the journal is kept.")
+@click.group(short_help="Set, get, remove the retention of the journal.")
 def retention() -> None:
     """Set, get and remove the journal retention of a topic, or of all topics of a pattern."""
 
@@ -219,7 +221,7 @@ def set_retention(
     _set(session, output, "retention", topic, pattern, priority, given)
 
 
-@click.group(short_help="Set, get, remove how much may be unacknowledged.")
+@click.group(short_help="Set, get, remove quotas of unacknowledged changes.")
 def quota() -> None:
     """Set, get and remove the backlog quota of durable subscriptions, of a topic or of a pattern."""
 
@@ -249,7 +251,7 @@ def quota() -> None:
     "--delivery-limit",
     type=arguments.entries,
     metavar="N|unlimited",
-    help="Set aside a change that was handed over this often.",
+    help="Set aside a change that was delivered this often.",
 )
 @output_option
 @click.pass_obj
@@ -338,7 +340,7 @@ def _add_get_and_remove(to: click.Group, what: str) -> None:
     """Adds the two commands that both groups have; `what` names the things that the first one shows."""
     group = str(to.name)
 
-    @to.command("get", help=_help(f"Show {what}, and what says so; or what is set for a pattern.", f"{group} get"))
+    @to.command("get", help=_help(f"Show {what}, with the sources; or the settings for a pattern.", f"{group} get"))
     @_topic
     @_pattern
     @output_option
@@ -378,8 +380,8 @@ def _help(text: str, command: str) -> str:
     return f"{text}\n\n\b\nExample:\n  sow {command} orders"
 
 
-_add_get_and_remove(retention, "how much of the journal of TOPIC is kept")
-_add_get_and_remove(quota, "how much of TOPIC may be unacknowledged")
+_add_get_and_remove(retention, "the retention of the journal of TOPIC")
+_add_get_and_remove(quota, "the backlog quota of TOPIC")
 
 
 def _of_topic(client: Client, group: str, topic: str) -> list[Fact]:

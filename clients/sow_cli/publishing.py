@@ -106,7 +106,7 @@ def report(line: int, reason: str, message: str) -> None:
     metavar="PATH,…",
     help="With --delta: fields to remove from each record, such as /note.",
 )
-@click.option("--raw", is_flag=True, help="Each line is a payload as it is, whatever the topic's message type.")
+@click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
 @click.option("--records", is_flag=True, help="Each line is a record as `sow query --format ndjson` writes it.")
 @click.option(
     "--batch",

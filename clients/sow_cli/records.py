@@ -198,7 +198,7 @@ def count(
     "--filter",
     "filter_text",
     metavar="FILTER",
-    help="Delete the records that match, each only if it still does then.",
+    help="Delete the records that match, each only if it still matches then.",
 )
 @click.option(
     "--data",

@@ -61,7 +61,7 @@ _TOPICS: Final = click.option(
 )
 
 
-@click.group(short_help="How links with other instances are; compare, repair.")
+@click.group(short_help="Show links with other instances; compare, repair.")
 def replication() -> None:
     """Show the links with other instances, compare with one of them, and repair differences."""
 

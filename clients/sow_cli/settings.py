@@ -87,7 +87,7 @@ _POLICY_OPTIONS: Final = (
         "--expiration",
         type=arguments.expiration,
         metavar="disabled|enabled|reject|DURATION",
-        help="Whether records expire; a DURATION such as 30s is the lifetime of those that carry none.",
+        help="Whether records expire; a DURATION such as 30s is the lifetime of records without one.",
     ),
     click.option(
         "--default-ttl",
@@ -154,7 +154,7 @@ _POLICY_OPTIONS: Final = (
         "--delivery-limit",
         type=arguments.entries,
         metavar="N|unlimited|none",
-        help="A change that was handed to consumers so often is set aside.",
+        help="A change that was delivered so often is set aside.",
     ),
     click.option(
         "--durable-idle-ttl",

@@ -165,7 +165,7 @@ def delete(session: Session, output: Output, name: str, force: bool, unshipped: 
 @click.argument("name")
 @click.option("--set", "lifetime", type=arguments.duration, metavar="DURATION", help="Records live this long from now.")
 @click.option("--cap", type=arguments.duration, metavar="DURATION", help="Only lifetimes that are longer are lowered.")
-@click.option("--clear", is_flag=True, help="Records never expire, as far as the topic's --max-ttl allows.")
+@click.option("--clear", is_flag=True, help="Records never expire, unless the topic has a --max-ttl.")
 @click.option("--filter", "wanted", metavar="FILTER", help="Only records that match.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be restamped.")
 @output_option

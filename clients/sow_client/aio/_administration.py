@@ -77,9 +77,9 @@ class AsyncAdministration(AsyncCalls):
         """Applies a lifetime to existing records, or to those that match `filter` (rule L13).
 
         "set": `ttl` or `expire_at` replaces each record's lifetime; "cap": it lowers longer lifetimes, and never, to
-        it; "clear": the records never expire, as far as the topic's max_ttl allows. `dry_run` only counts. Many records
-        are restamped in steps, each record only if it still matches at its step; `on_progress` gets the figures after
-        each step. When the connection breaks, completed steps stay done.
+        it; "clear": the records never expire, unless the topic has a max_ttl. `dry_run` only counts. Many records are
+        restamped in steps, each record only if it still matches at its step; `on_progress` gets the figures after each
+        step. When the connection breaks, completed steps stay done.
         """
         request = _writes.restamp_request(topic, mode, filter, ttl=ttl, expire_at=expire_at, dry_run=dry_run)
         await self._transport.await_ready()
