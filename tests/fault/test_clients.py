@@ -171,9 +171,7 @@ with client.publisher("vanished", batch_records=10) as publisher:
 """
 
 
-def test_clients_that_are_killed_leave_nothing_behind_but_what_was_acknowledged(
-    server: ServerProcess, big: str, tmp_path: Path
-) -> None:
+def test_killed_clients_leave_only_acknowledged_changes_behind(server: ServerProcess, big: str, tmp_path: Path) -> None:
     """Story: gRPC logs a traceback for every client that goes away while it is being answered."""
     with server.client() as client:
         client.publish_many("doomed", [{"n": n} for n in range(3000)], keys=map(str, range(3000)))

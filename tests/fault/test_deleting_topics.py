@@ -209,7 +209,7 @@ def read(store: Store) -> None:
 
 
 @pytest.mark.parametrize("prefix", [b"topic/", b"stats/", b"rearm/", b"deliver/"])
-def test_the_rows_that_are_looked_for_are_those_of_topics(tmp_path: Path, prefix: bytes) -> None:
+def test_the_search_of_these_tests_finds_rows_of_topics(tmp_path: Path, prefix: bytes) -> None:
     """So that `rows_of` cannot look past them."""
     rig = Rig(tmp_path)
     topic = rig.create_topic("t", PLAIN)

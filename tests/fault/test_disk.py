@@ -279,7 +279,7 @@ def test_data_whose_marker_is_gone_is_not_taken_for_an_empty_directory(data: Pat
 
 
 @pytest.mark.parametrize("torn_bytes", [1, 7, 100, 300])
-def test_a_torn_end_of_the_log_is_what_a_power_cut_leaves_and_opens(data: Path, torn_bytes: int) -> None:
+def test_a_log_with_a_torn_end_opens_as_after_a_power_cut(data: Path, torn_bytes: int) -> None:
     log = files(data, "*.log")[0]
     os.truncate(log, log.stat().st_size - torn_bytes)
     assert numbers_in(data) == list(range(3_299))

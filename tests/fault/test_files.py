@@ -169,7 +169,7 @@ def all_of(count: int = RECORDS) -> set[str]:
     return set(map(str, range(count)))
 
 
-def test_what_a_killed_process_leaves_opens(data: Path) -> None:
+def test_the_files_of_a_killed_process_open(data: Path) -> None:
     assert len(logs(data)) > 1
     assert tables(data)
     assert kept(data) == all_of()
@@ -233,7 +233,7 @@ def cut_short(path: Path, *, by: int) -> None:
         pytest.param(lambda data: shutil.rmtree(data / "db"), DAMAGED, id="database-deleted"),
     ],
 )
-def test_what_else_may_happen_to_files_is_told(data: Path, spoil: Callable[[Path], object], said: str) -> None:
+def test_other_damage_to_files_is_reported(data: Path, spoil: Callable[[Path], object], said: str) -> None:
     spoil(data)
     assert SAID[said] in refusal(data)
     assert SAID[said] in refusal(data), "and again, as the refusal has changed nothing"
@@ -251,7 +251,7 @@ def test_the_database_of_an_empty_store_in_the_place_of_ours_is_told(data: Path,
     assert tables(data)
 
 
-def test_the_refusal_says_what_is_missing_and_a_way_on(data: Path) -> None:
+def test_the_refusal_names_the_missing_part_and_a_remedy(data: Path) -> None:
     store = opened(data)
     before = store.writer.last_sequence
     store.upkeep.keep_mark()
@@ -285,7 +285,7 @@ def test_after_an_orderly_stop_the_mark_is_exact(data: Path) -> None:
     assert SAID[MISSING] in refusal(copy)
 
 
-def test_what_was_written_after_the_last_mark_passes_for_a_torn_end(data: Path) -> None:
+def test_losing_writes_after_the_last_mark_passes_for_a_torn_end(data: Path) -> None:
     """Else a power cut would be refused."""
     store = opened(data)
     write(store, range(RECORDS, RECORDS + 5))

@@ -457,7 +457,7 @@ def test_chunks_of_any_rows_and_any_bytes_are_taken_or_refused_by_name(
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_too_large_is_refused_with_its_own_reason(server: ServerProcess) -> None:
+def test_an_oversized_request_is_refused_with_its_own_reason(server: ServerProcess) -> None:
     document = {"pad": ""}
     with server.client() as client:
         over = b'{"pad":"' + b"x" * 2**20 + b'"}'

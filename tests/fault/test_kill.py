@@ -18,9 +18,7 @@ def assault(tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.mark.parametrize("half", [1, 2])  # twenty rounds; two halves, as two processes run the tests
-def test_nothing_acknowledged_is_lost_and_nothing_expired_is_seen_when_the_server_is_killed(
-    assault: Assault, half: int
-) -> None:
+def test_a_killed_server_loses_no_acknowledged_change_and_shows_no_expired_record(assault: Assault, half: int) -> None:
     assault.rounds(10)
 
 

@@ -46,7 +46,7 @@ def reached(client: Client, load_id: str, phase: str, *, applied: int) -> bool:
 
 
 @pytest.mark.parametrize("phase", ["applying", "deleting"])
-def test_a_server_that_is_killed_finishes_what_was_committed(tmp_path: Path, phase: str) -> None:
+def test_a_killed_server_finishes_committed_loads(tmp_path: Path, phase: str) -> None:
     with ServerProcess(tmp_path, CONFIG) as server, server.client() as client:
         with client.publisher("t") as publisher:
             for document in documents(OLD, "old"):

@@ -48,7 +48,7 @@ def cut(tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> Callable[[
     return rounds
 
 
-def test_what_is_acknowledged_as_on_disk_survives_a_power_cut(cut: Callable[..., None]) -> None:
+def test_writes_acknowledged_as_on_disk_survive_a_power_cut(cut: Callable[..., None]) -> None:
     cut(4)
 
 

@@ -79,7 +79,7 @@ class Rounds:
 
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
-def test_a_receiver_that_loses_power_has_what_it_has_acknowledged(tmp_path: Path, seed: int, mode: str) -> None:
+def test_a_receiver_that_loses_power_keeps_its_acknowledged_changes(tmp_path: Path, seed: int, mode: str) -> None:
     """Story: an acknowledgement before the sync passed all tests, as the system keeps what a killed process wrote."""
     Rounds(tmp_path, f"{seed} {mode}", mode=mode).run(2)
 

@@ -214,9 +214,7 @@ def test_an_instance_that_is_stopped_under_load_catches_up_when_it_goes_on(
     settled(pair, running)
 
 
-def test_what_was_acknowledged_as_replicated_survives_the_loss_of_the_instance_that_took_it(
-    tmp_path: Path, seed: int
-) -> None:
+def test_replicated_writes_survive_the_loss_of_the_instance_that_accepted_them(tmp_path: Path, seed: int) -> None:
     """P5, R8; and the instance, once it is back without its data, gets all of it again."""
     with Cluster(tmp_path, "a", "b", topics=TOPICS, mode="sync") as cluster:
         cluster.await_streaming()
@@ -351,7 +349,7 @@ def test_beyond_the_allowed_skew_a_link_waits_and_skips_nothing_until_the_clocks
         assert not cluster.faults()
 
 
-def test_once_the_clocks_are_right_a_link_goes_on_when_time_has_come_there(tmp_path: Path) -> None:
+def test_a_link_continues_when_corrected_clocks_reach_the_time_of_its_changes(tmp_path: Path) -> None:
     with Cluster(tmp_path, "a", "b", topics=TOPICS, more='max_clock_skew = "1s"', start=False) as cluster:
         cluster["a"].shift(6 * SECOND)
         cluster.start()
@@ -621,7 +619,7 @@ BAD: Final[dict[str, tuple[str, list[replication_pb2.ReplicateRequest]]]] = {
 }
 
 
-def test_what_no_sender_would_send_is_refused_with_its_reason_and_nothing_of_it_applied(tmp_path: Path) -> None:
+def test_impossible_messages_are_refused_with_a_reason_and_not_applied(tmp_path: Path) -> None:
     """Each in a link of its own, beside a link that goes on."""
     with Cluster(tmp_path, "b", "c", topics=TOPICS, links=[("c", "b")], start=False) as cluster:
         b = cluster["b"]

@@ -84,7 +84,7 @@ def test_authoritative_is_for_the_start_on_a_backup(server: ServerProcess, tmp_p
         assert event["authoritative"] is True
 
 
-def test_where_there_are_no_peers_replicated_writes_nothing_and_says_so(server: ServerProcess) -> None:
+def test_replicated_without_peers_is_refused_and_writes_nothing(server: ServerProcess) -> None:
     with server, server.client() as client:
         for write in (
             lambda: client.publish("orders", {"id": 1}, durability="replicated"),

@@ -119,7 +119,7 @@ def test_admission_by_entries_and_bytes_and_a_start_by_time(client: Client) -> N
     assert client.plan_changes("orders", start="earliest", end=first.end).end == first.end
 
 
-def test_nobody_starts_in_the_future(server: ServerProcess, client: Client) -> None:
+def test_a_start_in_the_future_is_refused(server: ServerProcess, client: Client) -> None:
     """S4: who asked to start at a time in the future was given what is published now."""
     publish(client, 1)
     tomorrow = datetime.now(UTC) + timedelta(days=1)
@@ -159,7 +159,7 @@ def test_nobody_starts_in_the_future(server: ServerProcess, client: Client) -> N
         assert "ahead of this server's clock; give a time that has passed" in run.stderr, "also right for a rewind"
 
 
-def test_refusals_name_what_is_wrong(client: Client) -> None:
+def test_refusals_name_the_fault(client: Client) -> None:
     publish(client, 3)
     plan = client.plan_changes("orders", start="earliest")
     foreign = "0123456789ab.1"
@@ -216,7 +216,7 @@ def test_a_server_that_is_killed_while_a_range_is_read(server: ServerProcess, cl
     assert client.plan_changes("orders", start=plan.end).entries == 10
 
 
-def test_a_pin_keeps_what_retention_would_let_go(client: Client) -> None:
+def test_a_pin_keeps_changes_beyond_retention(client: Client) -> None:
     client.publish("short", {"n": 1}, key="a")
     begin = client.plan_changes("short", start="latest").end
     pin = client.pin_journal("short", "spark", begin, idle_ttl="1h")

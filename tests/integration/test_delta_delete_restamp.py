@@ -269,7 +269,7 @@ def test_a_thousand_scattered_records_go_in_one_commit_and_more_in_batches(stubs
     assert len(stored(stubs, topic)) == 16_150
 
 
-def test_what_is_changed_while_a_delete_runs_is_kept(stubs: Stubs, topic: str, seed: int) -> None:
+def test_records_that_change_while_a_delete_runs_are_kept(stubs: Stubs, topic: str, seed: int) -> None:
     """D2: a record goes only if it still matches when it is its turn. Every update that was acknowledged must stand."""
     draw = random.Random(seed)
     keys = list(range(8000))
@@ -289,7 +289,7 @@ def test_what_is_changed_while_a_delete_runs_is_kept(stubs: Stubs, topic: str, s
     assert responses[-1].matched >= responses[-1].deleted >= len(keys) - len(updated)
 
 
-def test_a_delete_that_is_given_up_keeps_what_it_had_not_reached(
+def test_a_cancelled_delete_keeps_the_records_that_it_had_not_reached(
     stubs: Stubs, server: ServerProcess, topic: str
 ) -> None:
     """Q5: cancelling a call ends its work."""
@@ -331,7 +331,7 @@ def test_a_binary_topic_is_deleted_from_by_metadata_alone(stubs: Stubs) -> None:
     assert list(stored(stubs, "blobs")) == ["b"]
 
 
-def test_a_delete_says_what_it_selects_by(stubs: Stubs, topic: str) -> None:
+def test_a_delete_needs_a_selection(stubs: Stubs, topic: str) -> None:
     """D1."""
     error = refused(lambda: list(stubs.sow.SowDelete(sow_pb2.SowDeleteRequest(topic=topic), timeout=TIMEOUT)))
     assert (error.reason, error.details["field"]) == ("INVALID_ARGUMENT", "selection")
@@ -349,7 +349,7 @@ def ttl(micros: int) -> types_pb2.Lifetime:
     return types_pb2.Lifetime(ttl_micros=micros)
 
 
-def test_a_restamp_changes_the_lifetimes_of_what_matches(stubs: Stubs, topic: str) -> None:
+def test_a_restamp_changes_the_lifetimes_of_matching_records(stubs: Stubs, topic: str) -> None:
     put(stubs, topic, {"id": 1, "g": "a"}, {"id": 2, "g": "b"})
     put(stubs, topic, {"id": 3, "g": "a"}, ttl=HOUR)
     before = stored(stubs, topic)
@@ -385,7 +385,7 @@ def test_a_cap_lowers_and_a_clear_removes(stubs: Stubs, topic: str) -> None:
     assert {record.expire_time_micros for record in stored(stubs, topic).values()} == {NEVER}
 
 
-def test_a_cap_of_nothing_expires_what_matches_now(stubs: Stubs, topic: str) -> None:
+def test_a_cap_of_zero_expires_matching_records_now(stubs: Stubs, topic: str) -> None:
     """L7."""
     put(stubs, topic, {"id": 1, "g": "a"}, {"id": 2, "g": "b"})
     assert restamp(stubs, topic, CAP, ttl(0), text="/g = 'a'")[-1].restamped == 1
@@ -421,7 +421,7 @@ def test_modes_and_lifetimes_that_contradict_each_other_are_named(
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_what_a_restamp_cannot_do_is_told_also_when_nothing_matches(stubs: Stubs, dry_run: bool) -> None:
+def test_an_invalid_restamp_is_refused_even_if_no_record_matches(stubs: Stubs, dry_run: bool) -> None:
     def reason(mode: admin_pb2.RestampMode.ValueType, lifetime: types_pb2.Lifetime | None, text: str = "") -> str:
         return refused(lambda: restamp(stubs, "strict", mode, lifetime, text=text, dry_run=dry_run)).reason
 
@@ -436,7 +436,7 @@ def test_what_a_restamp_cannot_do_is_told_also_when_nothing_matches(stubs: Stubs
         assert (error.reason, error.details["field"]) == (wanted, "lifetime")
 
 
-def test_a_restamp_leaves_alone_what_does_not_match_any_more(stubs: Stubs, topic: str, seed: int) -> None:
+def test_a_restamp_skips_records_that_have_ceased_to_match(stubs: Stubs, topic: str, seed: int) -> None:
     """L13: while it runs, records go out of the filter; their stamps are those of their last publish."""
     draw = random.Random(seed)
     keys = list(range(6000))

@@ -74,7 +74,7 @@ def listens(folder: Path) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def test_every_claim_of_the_demo_holds_and_what_it_leaves_can_be_served(tmp_path: Path) -> None:
+def test_every_claim_of_the_demo_holds_and_its_data_can_be_served(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         told, trouble = process.communicate(timeout=SECONDS_MAX)
 

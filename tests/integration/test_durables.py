@@ -142,7 +142,7 @@ def test_a_client_consumes_acknowledges_is_killed_and_resumes(server: ServerProc
     assert third.batch() == [3]
 
 
-def test_what_does_not_go_with_a_durable_is_refused(server: ServerProcess) -> None:
+def test_options_that_exclude_a_durable_are_refused(server: ServerProcess) -> None:
     caller = Caller(server)
     caller.create("orders")
     durable = sow_pb2.DurableAttachment(name="d")
@@ -410,7 +410,7 @@ def handed(client: Client) -> list[tuple[str, int]]:
     return found
 
 
-def test_what_is_due_at_once_is_for_the_consumer_that_is_attached(server: ServerProcess) -> None:
+def test_records_due_at_once_go_to_the_attached_consumer(server: ServerProcess) -> None:
     """R8, L7: handed over, or dead-lettered; the answer says which."""
     with Client(server.address) as client:
         client.create_topic("dead")

@@ -42,7 +42,7 @@ def run(name: str, server: ServerProcess) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_quote_board_is_sent_what_changed_and_empties_by_itself(server: ServerProcess) -> None:
+def test_the_quote_board_gets_changes_and_empties_by_itself(server: ServerProcess) -> None:
     for _ in range(2):  # again, on what the first run has left
         told = run("quotes", server)
 

@@ -100,7 +100,7 @@ def test_parts_are_the_topic_while_publishing_goes_on(client: Client) -> None:
     client.close_export(export.id)
 
 
-def test_columns_are_what_a_query_says_of_the_same_records(client: Client) -> None:
+def test_columns_equal_the_records_of_a_query(client: Client) -> None:
     names: tuple[PackedColumn, ...] = ("payload", "key", "version", "publish_time", "expire_time", "origin", "sequence")
     export = client.open_export("large", "/n < 50")
     expected = {record.key: record for record in client.query("large", "/n < 50")}
@@ -149,7 +149,7 @@ def test_changes_after_the_bookmark_are_those_after_the_export(client: Client) -
     assert client.open_export("still").bookmark is None
 
 
-def test_what_is_wrong_with_a_request_is_named(server: ServerProcess, client: Client) -> None:
+def test_a_refusal_names_the_fault_of_the_request(server: ServerProcess, client: Client) -> None:
     export = client.open_export("large", parts=2)
     with grpc.insecure_channel(server.address) as channel:
         stub = snapshot_pb2_grpc.SnapshotServiceStub(channel)

@@ -275,7 +275,7 @@ class Heard(NamedTuple):
         pytest.param("o.*", 2, marks=pytest.mark.long),
     ],
 )
-def test_what_a_reader_hears_over_many_connections_is_the_journal(
+def test_a_reader_gets_the_whole_journal_over_many_connections(
     server: ServerProcess, load: Load, topics: str, batch_size: int
 ) -> None:
     """Ordered, unique and complete (rule S5): as a reader hears it that reads the journal afterwards, in one go."""

@@ -160,7 +160,7 @@ def test_a_restart_keeps_everything_and_counts_on(server: ServerProcess) -> None
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_falls_due_while_the_server_is_down_is_gone_at_the_first_request(
+def test_records_that_fall_due_while_the_server_is_down_are_gone_at_the_first_request(
     server: ServerProcess, killed: bool
 ) -> None:
     with server.client() as client:

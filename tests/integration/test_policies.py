@@ -67,7 +67,7 @@ def test_a_policy_is_set_told_listed_and_deleted_and_survives_a_kill(server: Ser
         assert reason_of(lambda: client.delete_policy("cap", operator=True)) == "POLICY_NOT_FOUND"
 
 
-def test_what_a_topic_declares_no_more_takes_its_next_source(server: ServerProcess) -> None:
+def test_a_setting_that_a_topic_ceases_to_declare_comes_from_the_next_source(server: ServerProcess) -> None:
     """T2, Pulsar 8: set, and removed again."""
     with server.client() as client:
         client.set_policy("p", ".*", topics={"retain_bytes": 7, "retain_time": "2h"})
@@ -86,7 +86,7 @@ def test_the_storage_to_plan_for(server: ServerProcess) -> None:
         assert client.describe_topic("open").planned_journal_bytes == -1
 
 
-def test_what_contradicts_itself_is_refused_with_both_values(server: ServerProcess) -> None:
+def test_contradicting_settings_are_refused_with_both_values(server: ServerProcess) -> None:
     """Pulsar 2, Pulsar 5, L4, RabbitMQ 12, T1, T2, X2."""
     with server.client() as client:
 

@@ -109,7 +109,7 @@ def expected(wanted: list[int]) -> list[str]:
 # --- filters, orders, plans ------------------------------------------------------------------------------------------
 
 
-def test_a_filter_leaves_out_what_does_not_match(stub: sow_pb2_grpc.SowServiceStub) -> None:
+def test_a_filter_leaves_out_records_that_do_not_match(stub: sow_pb2_grpc.SowServiceStub) -> None:
     found = ask(stub, "flights", "/delay >= 498 AND NOT /carrier = 'KL'", batch_size=2)
     numbers = [n for n in range(2_000) if n % 3 and n % 500 >= 498 and n % 4 != 3]
     assert found.keys == expected(numbers)
@@ -191,7 +191,7 @@ def test_counts_keys_and_pages_take_a_filter(stub: sow_pb2_grpc.SowServiceStub) 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_is_named(stub: sow_pb2_grpc.SowServiceStub) -> None:
+def test_the_message_names_the_fault(stub: sow_pb2_grpc.SowServiceStub) -> None:
     reason, field, message = refused(stub, "flights", "/delay > AND /gate = 'G1'")
     assert (reason, field) == ("FILTER_INVALID", "filter")
     assert message.splitlines()[1:] == ["  /delay > AND /gate = 'G1'", "           ^"]

@@ -96,7 +96,7 @@ def test_two_instances_have_the_same_records_whoever_was_written_to(tmp_path: Pa
     assert incoming.applied >= 3
 
 
-def test_what_was_written_while_a_peer_was_down_is_there_when_it_is_back(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_returning_peer_gets_the_writes_of_its_absence(tmp_path: Path, stack: ExitStack) -> None:
     pair = Pair(tmp_path)
     a, b = started(stack, pair.a), started(stack, pair.b)
     until(lambda: streaming(a) and streaming(b), SECONDS, "both links to stream")
@@ -202,7 +202,7 @@ def test_a_topic_is_not_deleted_before_peers_have_it(tmp_path: Path, stack: Exit
     assert a.delete_topic("orders", force=True) == 1
 
 
-def test_a_restored_instance_takes_what_its_peer_has(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_restored_instance_gets_the_records_of_its_peer(tmp_path: Path, stack: ExitStack) -> None:
     """J14: what was deleted since the backup stays deleted."""
     pair = Pair(tmp_path)
     a, b = started(stack, pair.a), started(stack, pair.b)
@@ -231,7 +231,7 @@ def test_a_peer_that_is_not_configured_cannot_be_compared_with(tmp_path: Path, s
     assert caught.value.reason == "PEER_NOT_FOUND"
 
 
-def test_what_differs_is_found_and_repaired_in_both_directions(tmp_path: Path, stack: ExitStack) -> None:
+def test_differences_are_found_and_repaired_in_both_directions(tmp_path: Path, stack: ExitStack) -> None:
     """R10: b sends nothing by itself, so what is written there is there alone."""
     port = free_port()
     a = started(stack, ServerProcess(tmp_path / "a", config("a", {"b": port}), start=False))
@@ -255,7 +255,7 @@ def test_what_differs_is_found_and_repaired_in_both_directions(tmp_path: Path, s
     assert a.get("orders", "8") is None
 
 
-def test_a_leaf_with_a_filter_holds_what_matches_and_nothing_else(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_leaf_with_a_filter_holds_only_matching_records(tmp_path: Path, stack: ExitStack) -> None:
     """R1, R2: also what was there before the link, and what ceases to match."""
     ports = (free_port(), free_port())
     filtered = config("a", {"leaf": ports[1]}).replace('mode = "async"', 'mode = "async"\nfilter = "/region = \'EU\'"')

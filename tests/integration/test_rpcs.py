@@ -151,7 +151,7 @@ def test_a_publish_has_a_bookmark_to_follow_from(client: Client) -> None:
     assert [following(bookmark) for bookmark in bookmarks] == ["b1", "b2", "b4", "b4", "b5"]
 
 
-def test_a_duplicate_is_told_what_its_first_try_was_told(server: ServerProcess, client: Client) -> None:
+def test_a_duplicate_gets_the_answer_of_its_first_attempt(server: ServerProcess, client: Client) -> None:
     """Also of a stream; the answers of the first try were lost, and its versions were anybody's guess."""
     request = sow_pb2.PublishRequest(
         topic="orders",
@@ -335,7 +335,7 @@ def test_a_delete_takes_each_key_once_and_a_bounded_number(client: Client, topic
     assert reason_of(lambda: client.sow_delete(topic, keys=many, dry_run=dry_run)) == "REQUEST_TOO_LARGE"
 
 
-def test_a_get_whose_keys_are_what_is_large_says_so(one_client: Client, topic: str) -> None:
+def test_a_get_with_large_keys_is_refused_as_too_large(one_client: Client, topic: str) -> None:
     """K8; only the payloads were counted, and the answer was more than gRPC sends."""
     keys = [f"{number:01000d}" for number in range(8_000)]
     payload = b'{"text":"%s"}' % (b"x" * 1_700)
@@ -389,7 +389,7 @@ def test_a_query_is_one_instant_with_a_header_and_a_footer(client: Client, fille
     assert int(sequence) == max(record.sequence for record in records)
 
 
-def test_what_a_query_can_leave_out(client: Client, filled: str) -> None:
+def test_a_query_can_leave_out_fields_and_payloads(client: Client, filled: str) -> None:
     by_keys = client.query(filled, keys=["00007", "none", "00003"], select=["/deep/er"])
     assert [(record.key, record.data) for record in by_keys] == [
         ("00003", {"deep": {"er": 3}}),
@@ -486,7 +486,7 @@ def test_topics_are_created_altered_described_listed_and_deleted(client: Client,
     assert client.get(topic, "1") is None
 
 
-def test_what_the_file_sets_the_file_owns(client: Client) -> None:
+def test_settings_of_the_file_belong_to_the_file(client: Client) -> None:
     assert client.describe_topic("orders").set_in_config
     assert reason_of(lambda: client.alter_topic("orders", expiration="1s")) == "SET_IN_CONFIG"
     assert reason_of(lambda: client.delete_topic("orders")) == "SET_IN_CONFIG"

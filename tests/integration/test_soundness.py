@@ -86,7 +86,7 @@ def changes(rows: list[Bad], *, after: int, upto: int) -> replication_pb2.Replic
     )
 
 
-def test_a_link_and_a_repair_take_what_is_sound_and_go_on(server: ServerProcess, client: Client) -> None:
+def test_a_link_and_a_repair_apply_sound_rows_and_continue(server: ServerProcess, client: Client) -> None:
     """soundness [1], R6. Story: the row was applied, and every read of the topic was INTERNAL from then on."""
     hello = replication_pb2.Hello(protocol=1, instance=ME, topics_pattern=".*", topics=[TOPIC])
     bad = [Bad(key=b"\xff\xfe"), Bad(key=b""), Bad(key=b"x" * 20_000), Bad(payload=b"\xff"), Bad(version=-1)]
@@ -175,7 +175,7 @@ def test_deletes_by_filter_and_of_all_remove_them(client: Client) -> None:
     assert client.count("filtered") == 0
 
 
-def test_a_check_lists_them_and_its_repair_leaves_what_is_sound(server: ServerProcess, client: Client) -> None:
+def test_a_check_lists_unsound_rows_and_its_repair_leaves_sound_ones(server: ServerProcess, client: Client) -> None:
     found = client.check_topic("mended")
     assert (found.checked, found.unsound, found.removed) == (7, 6, 0)
     assert {(row.key, row.reason) for row in found.rows} == {

@@ -213,7 +213,7 @@ def figures(client: Client) -> TopicStatistics:
 
 
 @pytest.mark.parametrize("kills", [0, 4])
-def test_the_state_of_every_subscriber_is_what_a_query_shows(server: ServerProcess, seed: int, kills: int) -> None:
+def test_the_state_of_every_subscriber_equals_a_query(server: ServerProcess, seed: int, kills: int) -> None:
     """Under load; and through kills of the server, each subscriber resuming at its last bookmark."""
     draw = random.Random(seed)
     filters = ["", "/n > 4", "/n = 3", "/n IN (1, 2)"]
@@ -354,7 +354,7 @@ def test_a_stop_ends_streams_with_their_bookmark_and_they_resume(
         resumed.cancel()
 
 
-def test_what_is_sent_carries_everything(server: ServerProcess, stub: sow_pb2_grpc.SowServiceStub) -> None:
+def test_messages_carry_every_field(server: ServerProcess, stub: sow_pb2_grpc.SowServiceStub) -> None:
     with server.client() as client:
         client.publish("orders", {"id": 1, "a": 1, "b": {"c": 2}})
     call = stub.Subscribe(Subscribe(topic="orders", sow=True, oof=True, delta=True))

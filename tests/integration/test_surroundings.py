@@ -74,7 +74,7 @@ def test_reflection_tells_the_services_and_their_messages(server: ServerProcess)
         assert [service.name for service in file.service] == ["SowService"]
 
 
-def test_metrics_count_what_happens(server: ServerProcess, metrics_port: int) -> None:
+def test_metrics_count_events(server: ServerProcess, metrics_port: int) -> None:
     def scrape() -> dict[str, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
@@ -147,7 +147,7 @@ def publishes(server: ServerProcess, tls: Tls | None) -> bool:
             return False
 
 
-def test_tls_serves_who_trusts_the_authority(tmp_path: Path, certificates: Path) -> None:
+def test_tls_serves_clients_that_trust_the_authority(tmp_path: Path, certificates: Path) -> None:
     with ServerProcess(tmp_path, tls_config(certificates, mutual=False)) as server:
         assert publishes(server, Tls(ca=certificates / "ca.pem"))
         assert not publishes(server, Tls(ca=certificates / "other-ca.pem"))
@@ -167,7 +167,7 @@ def test_a_certificate_that_is_not_trusted_is_told_as_the_cause(tmp_path: Path, 
         assert "CERTIFICATE_VERIFY_FAILED" in caught.value.message
 
 
-def test_mutual_tls_serves_who_shows_a_certificate_of_the_authority(tmp_path: Path, certificates: Path) -> None:
+def test_mutual_tls_serves_clients_with_a_certificate_of_the_authority(tmp_path: Path, certificates: Path) -> None:
     with ServerProcess(tmp_path, tls_config(certificates, mutual=True)) as server:
         ca = certificates / "ca.pem"
         assert publishes(server, Tls(ca=ca, certificate=certificates / "client.pem", key=certificates / "client.key"))

@@ -41,7 +41,7 @@ def rows(number: int, count: int, by: str = "x") -> list[bytes]:
     return [b'{"id":"%d-%d","unit":%d,"by":"%s"}' % (number, index, number, by.encode()) for index in range(count)]
 
 
-def test_two_who_open_a_publisher_at_the_same_time_get_different_epochs(client: Client) -> None:
+def test_two_clients_that_open_a_publisher_at_the_same_time_get_different_epochs(client: Client) -> None:
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.extend(client.open_publisher("p").epoch for _ in range(10)))
@@ -115,7 +115,7 @@ def test_a_unit_with_a_refused_record_is_not_finished(client: Client) -> None:
     assert not client.open_publisher("p", unit=1).unit_done
 
 
-def test_a_unit_is_finished_without_what_was_refused_long_ago(client: Client) -> None:
+def test_a_unit_is_finished_without_records_refused_long_ago(client: Client) -> None:
     """given a refusal that the server has forgotten / when the unit is to be finished without it / then it is"""
     with client.publisher("orders", publisher_id="p", unit=1, on_refusal=lambda _: None) as publisher:
         publisher.publish_columns([b"{}", *rows(1, 3_000)])

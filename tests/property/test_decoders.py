@@ -31,7 +31,7 @@ def check(message_type: MessageType, payload: bytes, wanted: tuple[str, ...]) ->
 
 
 @given(documents, asked, st.booleans())
-def test_of_json(document: dict[str, object], wanted: tuple[str, ...], ascii_only: bool) -> None:
+def test_json_documents(document: dict[str, object], wanted: tuple[str, ...], ascii_only: bool) -> None:
     """Names with escapes too, as json.dumps writes them. NaN and infinities are no JSON."""
     try:
         text = json.dumps(document, ensure_ascii=ascii_only, allow_nan=False)
@@ -53,7 +53,7 @@ def test_of_json(document: dict[str, object], wanted: tuple[str, ...], ascii_onl
     ],
 )
 @pytest.mark.parametrize("wanted", [("a",), ("b",), ("a", "b"), ("c",)])
-def test_of_json_that_is_written_oddly(text: str, wanted: tuple[str, ...]) -> None:
+def test_unusual_forms_of_json(text: str, wanted: tuple[str, ...]) -> None:
     check(MessageType.JSON, text.encode(), wanted)
 
 
@@ -64,7 +64,7 @@ def test_a_number_that_no_float_reaches_is_infinite() -> None:
 
 
 @given(documents, asked)
-def test_of_msgpack(document: dict[str, object], wanted: tuple[str, ...]) -> None:
+def test_msgpack_documents(document: dict[str, object], wanted: tuple[str, ...]) -> None:
     check(MessageType.MSGPACK, msgspec.msgpack.encode(document), wanted)
 
 
@@ -79,7 +79,7 @@ fields = st.lists(
 
 
 @given(fields, asked, st.booleans())
-def test_of_fields(found: list[tuple[bytes, bytes]], wanted: tuple[str, ...], doubled: bool) -> None:
+def test_fix_and_nvfix_documents(found: list[tuple[bytes, bytes]], wanted: tuple[str, ...], doubled: bool) -> None:
     """Repeated names, values with an equals sign, names that are no UTF-8, empty fields."""
     separator = b"\x01\x01" if doubled else b"\x01"
     check(MessageType.NVFIX, separator.join([name + b"=" + value for name, value in found]), wanted)

@@ -14,7 +14,7 @@ _MICROS = {"us": 1, "µs": 1, "ms": 1_000, "s": 10**6, "m": 60 * 10**6, "h": 3_6
 @given(st.integers(0, DURATION_MICROS_MAX))
 @example(0)
 @example(DURATION_MICROS_MAX)
-def test_what_is_printed_reads_back_as_the_same(micros: int) -> None:
+def test_printed_durations_read_back_as_the_same(micros: int) -> None:
     assert parse_micros(format_micros(micros)) == micros
 
 

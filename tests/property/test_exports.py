@@ -52,7 +52,7 @@ def change(rig: Rig, random: Random) -> None:
 
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32), parts=st.integers(0, 12), text=st.sampled_from(FILTERS), keys_wanted=st.booleans())
-def test_an_export_is_what_was_alive_whatever_happens_while_it_is_read(
+def test_an_export_has_the_records_alive_at_its_cut_despite_later_changes(
     seed: int, parts: int, text: str, keys_wanted: bool
 ) -> None:
     random = Random(seed)

@@ -315,7 +315,7 @@ def test_and_or_not_of_all_truths() -> None:
 
 @given(filters, documents, metas)
 @settings(max_examples=examples(100))
-def test_what_matches_lies_within_the_bounds(tree: Filter, examples: list[dict[str, object]], meta: Meta) -> None:
+def test_matches_lie_within_the_bounds(tree: Filter, examples: list[dict[str, object]], meta: Meta) -> None:
     """bounds [1] and bounds [2]."""
     check_bounds(tree, examples, meta)
 
@@ -345,7 +345,7 @@ def plannable_filters(draw: st.DrawFn, depth: int = 2) -> Filter:
 
 @given(plannable_filters(), documents, metas)
 @settings(max_examples=examples(150))
-def test_what_matches_a_plannable_filter_lies_within_the_bounds(
+def test_matches_of_a_plannable_filter_lie_within_the_bounds(
     tree: Filter, examples: list[dict[str, object]], meta: Meta
 ) -> None:
     """bounds [1] and bounds [2]."""

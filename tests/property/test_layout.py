@@ -81,7 +81,7 @@ def stored_values(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(stored_values(), max_size=8))
-def test_header_columns_hold_what_each_record_says(values: list[bytes]) -> None:
+def test_header_columns_equal_the_headers_of_the_records(values: list[bytes]) -> None:
     columns = header_columns(values)
     rows = zip(
         columns.version,

@@ -416,7 +416,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "SCAN_RECORDS", 3)
 
 
-def test_a_load_replaces_the_content_and_what_others_change_wins() -> None:
+def test_a_load_replaces_the_content_and_changes_by_others_win() -> None:
     run_state_machine_as_test(LoadsMachine, settings=SETTINGS)
 
 

@@ -134,7 +134,7 @@ def naive(
 
 
 @given(st.sampled_from(NAMES), declared, policies(), declared, st.booleans())
-def test_what_is_in_force_is_what_the_rule_says(
+def test_settings_in_force_follow_the_rule(
     name: str, own: Declared, given: list[Policy], defaults: Declared, in_config: bool
 ) -> None:
     """T2, Pulsar 3, RabbitMQ 1, RabbitMQ 5."""
@@ -143,7 +143,7 @@ def test_what_is_in_force_is_what_the_rule_says(
 
 
 @given(st.sampled_from(NAMES), declared, policies(), declared)
-def test_each_setting_is_what_its_origin_says_or_was_lowered_to_a_limit_of_it(
+def test_each_setting_has_the_value_of_its_source_or_a_limit(
     name: str, own: Declared, given: list[Policy], defaults: Declared
 ) -> None:
     """T2: `describe` tells where each value comes from."""
@@ -171,5 +171,5 @@ def test_settings_from_several_places_never_contradict_each_other(
 
 
 @given(declared)
-def test_what_is_declared_is_read_as_it_was_stored(own: Declared) -> None:
+def test_stored_declarations_read_back_as_the_same(own: Declared) -> None:
     assert declared_from_json(declared_to_json(own)) == own

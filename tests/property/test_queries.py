@@ -342,7 +342,7 @@ def check(rig: Rig, world: World, topic: Topic, question: Question, records: Seq
 
 @given(worlds(), st.lists(questions, min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=examples(80))
-def test_a_query_gives_what_the_naive_interpreter_picks(
+def test_a_query_equals_the_naive_interpreter(
     rig: Rig, world: World, asked: list[Question], small: bool, batch_size: int
 ) -> None:
     with published(rig, world) as topic, bounds(small):

@@ -243,7 +243,7 @@ def run_seed(seed: int, make: Make = ModelStore) -> None:
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_what_all_instances_hold_in_the_end_is_equal_and_the_greatest_that_was_written(seed: int, part: int) -> None:
+def test_all_instances_end_with_the_greatest_written_versions(seed: int, part: int) -> None:
     for number in range(examples(SEEDS // 10)):
         run_seed((seed + part * 1000 + number) % 2**32)
 
@@ -378,7 +378,7 @@ def lose(world: World, draw: random.Random, owners: Owners, instance: Instance, 
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_what_others_have_of_an_instance_that_lost_its_data_stays_and_what_it_writes_since_is_newer(
+def test_an_instance_that_lost_its_data_keeps_earlier_rows_elsewhere_and_writes_newer_ones(
     seed: int, part: int
 ) -> None:
     """K7, R3, R4: an instance that was wiped wrote with a clock that was behind, and the earlier write under its name,
@@ -441,7 +441,7 @@ def run_ring_seed(seed: int) -> None:
     world.run(60 * SECOND)
 
 
-def test_nobody_in_a_ring_is_told_an_older_version_than_before(seed: int) -> None:
+def test_no_instance_of_a_ring_shows_an_older_version_than_before(seed: int) -> None:
     """R4. The story is at `test_a_tombstone_stays_while_a_sender_has_not_come_since_the_data_were_lost`."""
     for number in range(examples(10)):
         run_ring_seed((seed + 920_000 + number) % 2**32)
@@ -587,7 +587,7 @@ class KeepsTheGreaterOfItsLives(ModelStore):
 
 
 @pytest.mark.long
-def test_an_instance_that_takes_back_what_it_wrote_before_it_lost_its_data_is_found() -> None:
+def test_the_check_finds_an_instance_that_reapplies_its_own_lost_rows() -> None:
     def wrong(number: int) -> bool:
         try:
             run_losing_seed(number, KeepsTheGreaterOfItsLives)

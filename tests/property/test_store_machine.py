@@ -890,12 +890,12 @@ QUICK = settings(
 LONG = settings(QUICK, max_examples=2_000, stateful_step_count=60)
 
 
-def test_the_store_does_what_the_model_says() -> None:
+def test_the_store_agrees_with_the_model() -> None:
     run_state_machine_as_test(StoreMachine, settings=QUICK)
 
 
 @pytest.mark.long
-def test_the_store_does_what_the_model_says_for_long() -> None:
+def test_the_store_agrees_with_the_model_for_long() -> None:
     run_state_machine_as_test(StoreMachine, settings=LONG)
 
 
@@ -917,7 +917,7 @@ def test_the_store_does_what_the_model_says_for_long() -> None:
     expiration=st.sampled_from([Expiration.ENABLED, Expiration.DISABLED, Expiration.REJECT]),
 )
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_hot_path_writes_what_the_general_path_writes(
+def test_the_hot_path_writes_the_same_rows_as_the_general_path(
     commits: list[tuple[str, list[tuple[str, Lifetime]], Lifetime, bool, int]], expiration: Expiration
 ) -> None:
     """Byte for byte, but for the journal: its columns may be packed differently, and must say the same."""

@@ -926,7 +926,7 @@ def _remove(document: dict[str, object], steps: list[str]) -> None:
         at.pop(steps[-1], None)
 
 
-def test_every_subscriber_gets_what_it_asked_for() -> None:
+def test_every_subscriber_gets_exactly_its_changes() -> None:
     run_state_machine_as_test(
         SubscriptionMachine,
         settings=settings(
@@ -936,7 +936,7 @@ def test_every_subscriber_gets_what_it_asked_for() -> None:
 
 
 @pytest.mark.long
-def test_every_subscriber_gets_what_it_asked_for_at_length() -> None:
+def test_every_subscriber_gets_exactly_its_changes_at_length() -> None:
     run_state_machine_as_test(
         SubscriptionMachine,
         settings=settings(

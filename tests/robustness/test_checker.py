@@ -246,12 +246,12 @@ WRONG: Final[dict[str, tuple[str, Callable[[], History]]]] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_passes(name: str) -> None:
+def test_a_correct_history_passes(name: str) -> None:
     assert check(RIGHT[name]()) == []
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_planted_is_found(name: str) -> None:
+def test_planted_faults_are_found(name: str) -> None:
     what, history = WRONG[name]
     assert what in wrongs(history())
 

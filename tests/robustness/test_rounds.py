@@ -20,13 +20,13 @@ def judge(plan: Plan, folder: Path) -> None:
     assert outcome.history.faults
 
 
-def test_a_mesh_with_damaged_and_refused_links_and_kills_keeps_what_is_promised(tmp_path: Path) -> None:
+def test_a_mesh_with_damaged_and_refused_links_and_kills_keeps_the_guarantees(tmp_path: Path) -> None:
     judge(Plan(101, "mesh", 60 * SECOND, False, True, 2.0, ("damage", "refuse", "kill"), "a"), tmp_path)
 
 
-def test_a_line_in_which_an_instance_loses_its_data_keeps_what_was_replicated(tmp_path: Path) -> None:
+def test_a_line_in_which_an_instance_loses_its_data_keeps_replicated_writes(tmp_path: Path) -> None:
     judge(Plan(102, "line", 0, True, True, 2.0, ("wipe", "cut", "stop"), "a"), tmp_path)
 
 
-def test_what_the_seed_of_the_run_draws_keeps_what_is_promised(tmp_path: Path, seed: int) -> None:
+def test_a_round_drawn_from_the_seed_keeps_the_guarantees(tmp_path: Path, seed: int) -> None:
     judge(Plan.of(seed, seconds=2.0), tmp_path)

@@ -197,7 +197,7 @@ def test_a_misfit_names_row_path_value_and_type() -> None:
     assert str(misfit.value) == 'field /legs[]/px: expected double, found "dear"'
 
 
-def test_permissive_keeps_what_fits_around_a_misfit() -> None:
+def test_permissive_keeps_the_fields_that_fit() -> None:
     schema = StructType().add("s", StructType().add("a", LongType()).add("b", LongType(), nullable=False))
     assert decoded(schema, '{"s":{"a":"x","b":1}}', mode="PERMISSIVE") == [{"s": {"a": None, "b": 1}}]
     assert decoded(schema, '{"s":{"a":1,"b":"x"}}', mode="PERMISSIVE") == [{"s": None}]
@@ -413,7 +413,7 @@ def outcome(decoder: Decoder, sent: PackedRecords) -> object:
 
 @settings(max_examples=examples(50))
 @given(tables(), st.sampled_from(["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]))
-def test_the_fast_way_gives_what_the_careful_one_gives(table: tuple[StructType, list[bytes]], mode: ParseMode) -> None:
+def test_fast_decoding_equals_careful_decoding(table: tuple[StructType, list[bytes]], mode: ParseMode) -> None:
     schema, documents = table
     sent = packed(documents)
     decoder = Decoder(layout(schema, metadata=False), "columns", mode)
@@ -424,7 +424,7 @@ def test_the_fast_way_gives_what_the_careful_one_gives(table: tuple[StructType, 
 
 
 @given(st.lists(st.lists(st.tuples(NAMES.map(json.dumps), VALUES), max_size=4), min_size=1, max_size=5))
-def test_every_document_of_the_sample_fits_what_is_inferred(pairs: list[list[tuple[str, str]]]) -> None:
+def test_every_document_of_the_sample_fits_the_inferred_schema(pairs: list[list[tuple[str, str]]]) -> None:
     documents = [("{" + ",".join(f"{name}:{text}" for name, text in one) + "}").encode() for one in pairs]
     documents = [document for document in documents if b"ud800" not in document]
     schema = inferred(documents)

@@ -170,7 +170,7 @@ class Number:
         self.text = text
 
 
-def test_documents_hold_what_a_naive_encoder_writes(seed: int) -> None:
+def test_documents_equal_those_of_a_naive_encoder(seed: int) -> None:
     """given batches of generated types, with nulls, sliced / when encoded / then each row reads back as it was"""
     rng = random.Random(seed)
     for _ in range(150):
@@ -240,7 +240,7 @@ def test_the_texts_are_those_of_to_json() -> None:
     )
 
 
-def test_dictionaries_and_large_types_are_encoded_as_what_they_hold() -> None:
+def test_dictionaries_and_large_types_are_encoded_as_plain_values() -> None:
     """given dictionary-encoded, large and fixed-size columns / when encoded / then the kind of storage does not show"""
     batch = pa.RecordBatch.from_pydict(
         {

@@ -91,7 +91,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     ],
     ids=str,
 )
-def test_what_the_language_can_say_is_pushed(one: Filter, text: str) -> None:
+def test_conditions_that_the_language_can_express_are_pushed(one: Filter, text: str) -> None:
     assert pushed([one], LAYOUT, "FAILFAST") == [text]
     parse(text)
 
@@ -124,7 +124,7 @@ def test_what_the_language_can_say_is_pushed(one: Filter, text: str) -> None:
     ],
     ids=lambda one: str(one)[:80],
 )
-def test_what_it_cannot_say_exactly_enough_is_left_to_spark(one: Filter) -> None:
+def test_conditions_that_the_language_cannot_express_stay_with_spark(one: Filter) -> None:
     assert pushed([one], LAYOUT, "FAILFAST") == []
 
 
@@ -278,7 +278,7 @@ META = Meta("k0", 10, 5, None, "topic", 7)
 
 @settings(max_examples=examples(500))
 @given(cases(), st.sampled_from(["FAILFAST", "PERMISSIVE"]), st.booleans())
-def test_what_spark_keeps_matches_the_pushed_filter(
+def test_records_that_spark_keeps_match_the_pushed_filter(
     case: tuple[str, Filter, str], mode: ParseMode, is_key: bool
 ) -> None:
     name, one, value = case

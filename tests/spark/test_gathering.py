@@ -36,7 +36,7 @@ def test_small_pieces_become_batches_with_offsets_of_their_own() -> None:
     assert found == whole
 
 
-def test_what_is_large_enough_stays_as_it_is() -> None:
+def test_large_batches_stay_unchanged() -> None:
     pieces = [piece(0, 5), piece(5, 6)]
     assert list(gathered(pieces, rows=5)) == pieces
     assert list(gathered([])) == []

@@ -85,7 +85,7 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named(options: dict[str, str], message: str) -> None:
+def test_the_message_names_the_fault(options: dict[str, str], message: str) -> None:
     with pytest.raises(SowSourceError) as refused:
         parse_reading(options)
     assert refused.value.reason == "OPTION_INVALID"

@@ -168,7 +168,7 @@ def test_modes_of_misfits(spark: SparkSession, server: ServerProcess, client: Cl
     assert {tuple(row) for row in dropped.collect()} == {(1, "1"), (3, "3")}
 
 
-def test_what_a_pushed_filter_excludes_is_not_even_read(
+def test_records_that_a_pushed_filter_excludes_are_not_even_read(
     spark: SparkSession, server: ServerProcess, client: Client
 ) -> None:
     client.publish_many("mixed", [{"a": 1}, {"a": "x"}], keys=["1", "2"])

@@ -216,7 +216,7 @@ def test_changes_are_puts_and_removals_in_their_order() -> None:
         ("a int, a int", KEYED, {}, "column a is there twice"),
     ],
 )
-def test_what_cannot_be_written_is_said_on_the_driver(
+def test_the_driver_refuses_columns_that_cannot_be_written(
     schema: str, topic: TopicFacts, options: dict[str, object], said: str
 ) -> None:
     """given a schema that does not suit / when planned / then the error names option or column (sow_spark/rows [1])"""

@@ -85,7 +85,7 @@ def test_without_an_op_there_are_only_puts(server: ServerProcess, client: Client
     reader.stop()
 
 
-def test_a_filter_leaves_out_what_neither_matches_nor_did(server: ServerProcess, client: Client) -> None:
+def test_a_filter_leaves_out_changes_that_match_neither_before_nor_after(server: ServerProcess, client: Client) -> None:
     """And a micro-batch reads the same whenever it is read, though the journal has let go of what was before it."""
     reader = reader_of(server, "s8", filter="/n > 1")
     client.create_topic("s8")
@@ -147,7 +147,7 @@ def test_the_changes_of_a_key_are_in_one_partition_in_order(server: ServerProces
     reader.stop()
 
 
-def test_what_happens_in_other_topics_is_no_batch(server: ServerProcess, client: Client) -> None:
+def test_changes_of_other_topics_make_no_batch(server: ServerProcess, client: Client) -> None:
     publish(client, "quiet", 1)
     reader = reader_of(server, "quiet", startingFrom="earliest")
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
@@ -170,7 +170,7 @@ def test_available_now_ends_at_the_head_of_its_beginning(server: ServerProcess, 
     reader.stop()
 
 
-def test_the_pin_follows_what_is_committed_and_its_name_is_in_the_offset(server: ServerProcess, client: Client) -> None:
+def test_the_pin_follows_the_committed_offset_which_has_its_name(server: ServerProcess, client: Client) -> None:
     publish(client, "s5", 1, 2)
     reader = reader_of(server, "s5", startingFrom="earliest", pinLease="30m")
     start = reader.initialOffset()
@@ -213,7 +213,7 @@ def test_lost_changes_fail_the_query_or_are_passed_over_with_a_warning(
         one.stop()
 
 
-def test_another_topic_of_the_name_does_not_hide_what_was_lost(
+def test_a_new_topic_of_the_same_name_does_not_hide_lost_changes(
     server: ServerProcess, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """given a query / when its topic is deleted with changes still to be read, and made anew / then it fails, or says
@@ -238,7 +238,7 @@ def test_another_topic_of_the_name_does_not_hide_what_was_lost(
         one.stop()
 
 
-def test_a_topic_without_a_journal_says_what_to_do(server: ServerProcess, client: Client) -> None:
+def test_a_topic_without_a_journal_is_refused_with_a_remedy(server: ServerProcess, client: Client) -> None:
     client.create_topic("s7", journal=False)
     with pytest.raises(SowSourceError, match="NO_JOURNAL"):
         reader_of(server, "s7").initialOffset()

@@ -96,7 +96,7 @@ def test_a_batch_that_was_published_but_not_recorded_by_spark_is_not_published_a
     assert entries(client) == 1900
 
 
-def test_of_a_batch_that_failed_only_the_unfinished_partitions_are_published_again(
+def test_a_failed_batch_publishes_only_its_unfinished_partitions_again(
     spark: SparkSession, client: Client, tmp_path: Path
 ) -> None:
     """given a batch in which one partition of two fails behind half of its rows / when the query is run again / then
@@ -138,7 +138,7 @@ def test_of_a_batch_that_failed_only_the_unfinished_partitions_are_published_aga
         ({"writerId": "a b"}, "option writerId: 'a b' is not"),
     ],
 )
-def test_what_a_stream_cannot_do_is_said(
+def test_invalid_options_of_a_stream_are_refused(
     spark: SparkSession, client: Client, tmp_path: Path, options: dict[str, str], said: str
 ) -> None:
     """given an output mode or a name that makes no sense / when the query runs / then the error says what to do"""

@@ -81,7 +81,7 @@ def test_rows_are_published_with_their_lifetimes(spark: SparkSession, writable: 
     assert lives == {"1": timedelta(hours=1), "2": timedelta(minutes=10), "3": None}
 
 
-def test_an_expire_time_of_its_own_is_kept(spark: SparkSession, writable: ServerProcess, client: Client) -> None:
+def test_a_row_keeps_its_own_expire_time(spark: SparkSession, writable: ServerProcess, client: Client) -> None:
     """given an expireTimeColumn / when appended on a topic with keys of the rows / then records expire at that time"""
     moment = datetime(2035, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     frame = spark.createDataFrame([("a", moment, 1), ("b", None, 2)], "k string, e timestamp, v int")
@@ -185,7 +185,7 @@ def test_bad_rows_can_be_dropped(spark: SparkSession, writable: ServerProcess, c
         ("packed", {}, "OPTION_INVALID: option payload: topic packed holds msgpack"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_a_task_runs(
+def test_invalid_writes_are_refused_before_a_task_runs(
     spark: SparkSession, writable: ServerProcess, topic: str, options: dict[str, str], said: str
 ) -> None:
     """given a wrong topic or option / when appended / then the job does not start, and says which"""
@@ -419,7 +419,7 @@ def test_an_overwrite_without_the_word_of_a_task_is_not_committed(writable: Serv
     assert contents(client, "orders") == {"kept": {"id": "kept"}}
 
 
-def test_what_others_change_during_an_overwrite_stays(
+def test_changes_by_others_during_an_overwrite_stay(
     spark: SparkSession, writable: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     """given an overwrite under way / when others publish / then their records win over loaded ones, and stay

@@ -70,7 +70,7 @@ def test_a_store_made_from_a_backup_is_another_instance_with_another_journal(rig
     rig.close()
 
 
-def test_each_copy_of_a_backup_becomes_an_instance_of_its_own(rig: Rig, tmp_path: Path) -> None:
+def test_each_copy_of_a_backup_becomes_a_separate_instance(rig: Rig, tmp_path: Path) -> None:
     rig.store.upkeep.backup(tmp_path / "backup")
     shutil.copytree(tmp_path / "backup", tmp_path / "copy")
     one, other = opened(rig, tmp_path / "backup"), opened(rig, tmp_path / "copy")
@@ -184,7 +184,7 @@ def test_on_another_file_system_it_is_copied_and_appears_whole(
     rig.close()
 
 
-def test_what_fails_leaves_nothing_behind_and_the_store_goes_on(
+def test_a_failed_backup_leaves_no_files_and_the_store_continues(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Path, target: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_fails_leaves_nothing_behind_and_the_store_goes_on(
     rig.close()
 
 
-def test_what_a_killed_backup_has_left_goes_at_the_next_start(rig: Rig) -> None:
+def test_the_next_start_removes_the_files_of_a_killed_backup(rig: Rig) -> None:
     rig.close()
     (rig.path / "backup.new" / "db").mkdir(parents=True)
     rig.open()

@@ -152,9 +152,7 @@ def test_a_server_that_is_not_there_ends_with_3_within_seconds() -> None:
         (InternalError("a fault", reason="INTERNAL"), 1),
     ],
 )
-def test_only_a_server_that_says_nothing_counts_as_not_reachable(
-    client: FakeClient, error: SowError, code: int
-) -> None:
+def test_only_a_silent_server_counts_as_unreachable(client: FakeClient, error: SowError, code: int) -> None:
     client.fails_with = error
 
     result = run(client, "status")
@@ -193,7 +191,7 @@ def test_a_bad_filter_is_shown_with_a_caret_below_the_place_at_fault(client: Fak
         ]
 
 
-def test_what_a_message_says_cannot_act_upon_the_terminal(client: FakeClient) -> None:
+def test_control_characters_of_a_message_do_not_reach_the_terminal(client: FakeClient) -> None:
     client.fails_with = InternalError("one\x1b[2J\ntwo\r", reason="INTERNAL")
 
     assert run(client, "status").stderr == "sow: INTERNAL: one\\x1b[2J\ntwo\\r\n"
@@ -247,7 +245,7 @@ def test_no_topics_are_an_empty_list(client: FakeClient) -> None:
     assert run(client, "topics", "--format", "table").stdout == "no topics\n"
 
 
-def test_create_sends_only_what_was_given(client: FakeClient) -> None:
+def test_create_sends_only_the_given_options(client: FakeClient) -> None:
     result = run(
         client, "topic", "create", "orders", "--key", "/a", "--key", "/b", "--expiration", "30s", "--max-ttl", "1h",
         "--no-journal", "--retain-time", "unlimited", "--retain-bytes", "64MiB", "--message-type", "nvfix",
@@ -405,7 +403,7 @@ def test_a_topic_is_deleted_only_when_forced_without_a_terminal(client: FakeClie
     assert rows(forced) == [{"topic": "orders", "deleted_records": 2}]
 
 
-def test_not_to_ask_is_not_to_forget_about_peers(client: FakeClient) -> None:
+def test_force_does_not_override_the_check_for_peers(client: FakeClient) -> None:
     """Rule T5: scripts cannot be asked and so have to use --force; a peer may be behind all the same."""
     for options, forced in ((("-f",), False), (("-f", "--unshipped"), True)):
         client.add("orders")

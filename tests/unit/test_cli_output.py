@@ -66,7 +66,7 @@ def test_csv_has_the_payload_in_one_column(client: FakeClient) -> None:
     assert run(client, "query", "orders", "--format", "csv", "--skip", "9").stdout.count("\n") == 1
 
 
-def test_csv_quotes_what_must_be_quoted(client: FakeClient) -> None:
+def test_csv_quotes_values_where_necessary(client: FakeClient) -> None:
     keys = ["plain", "a,b", 'say "x"', "two\nlines", ""]
     client.add("odd").rows.update({key: Row(b"{}", 1, None, 1) for key in keys})
 
@@ -106,7 +106,7 @@ def test_a_table_shows_time_left_and_cuts_long_payloads(client: FakeClient, monk
     assert result.stderr == "4 records, as of 2030-03-17 17:46:40.000Z\n"
 
 
-def test_a_table_spells_out_what_a_terminal_would_act_upon(client: FakeClient) -> None:
+def test_a_table_spells_out_control_characters(client: FakeClient) -> None:
     client.tables["orders"].rows["\x1b[31mred"] = Row(b'{"id":"\x7f[bold]"}', 1, None, 1)
 
     table = run(client, "query", "orders", "--format", "table").stdout

@@ -197,7 +197,7 @@ def test_rows_that_could_not_be_compared_are_told_and_end_verify_with_1(client: 
     assert "orders: 2 rows at the peer could not be compared" in result.stdout
 
 
-def test_a_table_of_what_differs_lists_the_keys(client: FakeClient) -> None:
+def test_a_table_of_differences_lists_the_keys(client: FakeClient) -> None:
     client.verified = VERIFIED
     shown = run(client, "replication", "verify", "ldn-1", "--format", "table").stdout
     assert "expiration differs" in shown
@@ -206,7 +206,7 @@ def test_a_table_of_what_differs_lists_the_keys(client: FakeClient) -> None:
     assert "\x1b[" not in shown
 
 
-def test_repair_tells_what_went_which_way(client: FakeClient) -> None:
+def test_repair_reports_the_rows_of_each_direction(client: FakeClient) -> None:
     client.repaired = [Repaired("orders", 5, 3, 2, "", 1), Repaired("ticks", 0, 0, 0, "key fields differ")]
     assert rows(run(client, "replication", "repair", "ldn-1", "--topic", "orders")) == [
         {"topic": "orders", "differing": 5, "sent": 3, "received": 2, "refused": 1},

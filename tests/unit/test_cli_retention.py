@@ -162,7 +162,7 @@ def test_settings_without_a_value_are_shown_as_not_set(client: FakeClient) -> No
     assert ["backlog", "quota", "bytes", "-", "(from", "default)"] in [line.split() for line in quota]
 
 
-def test_describe_tells_what_is_in_force_and_where_it_comes_from(client: FakeClient) -> None:
+def test_describe_shows_the_settings_in_force_and_their_sources(client: FakeClient) -> None:
     """T2: each effective value and its origin; J3: the storage to plan for."""
     client.tables["orders"].settings = TopicSettings(key=["/id"], retain_time="10m", index=["/a"])
     client.effective = (
@@ -342,7 +342,7 @@ def test_on_a_terminal_it_asks(
     assert any(name == "clear_backlog" for name, _ in client.calls) == cleared
 
 
-def test_delete_says_what_it_deleted(client: FakeClient) -> None:
+def test_delete_names_the_deleted_object(client: FakeClient) -> None:
     client.keep("orders", "billing")
     assert row(run(client, "durable", "delete", "orders", "billing", "-f")) == {"topic": "orders", "name": "billing"}
     assert client.kept == {}
@@ -449,7 +449,7 @@ def test_a_quota_of_a_topic_is_set_got_and_removed(client: FakeClient) -> None:
     )
 
 
-def test_for_a_pattern_they_are_policies(client: FakeClient) -> None:
+def test_a_pattern_makes_a_policy(client: FakeClient) -> None:
     """Pulsar 3."""
     told = {
         "pattern": "tmp-.*",
@@ -468,7 +468,7 @@ def test_for_a_pattern_they_are_policies(client: FakeClient) -> None:
     assert client.set_policies == {}
 
 
-def test_what_the_server_refuses_ends_with_1(client: FakeClient) -> None:
+def test_a_refusal_of_the_server_ends_with_1(client: FakeClient) -> None:
     client.fails_with = FailedPrecondition("the file owns it", reason="SET_IN_CONFIG")
     assert run(client, "retention", "set", "orders", "--time", "1h").exit_code == 1
 

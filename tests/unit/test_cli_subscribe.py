@@ -423,7 +423,7 @@ def test_the_table_shows_the_view_of_the_messages(client: FakeClient) -> None:
     ]
 
 
-def test_what_changed_is_highlighted_for_a_while(client: FakeClient) -> None:
+def test_changed_rows_are_highlighted_for_a_while(client: FakeClient) -> None:
     clock = Clock()
     table = live_table(client, clock)
     table.apply(Change("snapshot_end", topic="orders"))
@@ -500,7 +500,7 @@ def test_the_first_keys_are_shown_whatever_comes_and_goes(
 # ---- durable subscriptions ----
 
 
-def test_a_durable_subscription_acknowledges_what_is_printed(client: FakeClient) -> None:
+def test_a_durable_subscription_acknowledges_printed_changes(client: FakeClient) -> None:
     result = run(client, "orders", "/id > 1", "--durable", "billing", "--oof", "--from", "earliest", "--count", "4")
 
     assert result.exit_code == 0, result.output

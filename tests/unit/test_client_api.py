@@ -56,7 +56,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
                 assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
 
 
-def test_every_public_method_says_what_it_does() -> None:
+def test_every_public_method_has_a_docstring() -> None:
     for kind in (
         Client,
         AsyncClient,

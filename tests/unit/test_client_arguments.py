@@ -108,7 +108,7 @@ def test_documents_are_encoded_once_and_bytes_go_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("data", [{"f": object()}, {"n": 2**70 * 1j}, "\ud800"])
-def test_what_cannot_be_encoded_is_refused_as_malformed(data: Any) -> None:
+def test_values_that_cannot_be_encoded_are_refused_as_malformed(data: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         encode(data)
     assert caught.value.reason == "PAYLOAD_MALFORMED"
@@ -180,7 +180,7 @@ def test_results_keep_zero_and_never_apart() -> None:
     assert [one.bookmark for one in atomic if isinstance(one, Published)] == ["e.10", "e.10"]
 
 
-def test_what_is_not_remembered_of_a_duplicate_is_not_taken_for_never() -> None:
+def test_a_forgotten_expire_time_of_a_duplicate_does_not_read_as_never() -> None:
     results = [
         sow_pb2.PublishResult(key="1", version=5, expire_time_micros=7, sequence=9, duplicate=True),
         sow_pb2.PublishResult(key="1", version=5, sequence=9, duplicate=True),
@@ -262,7 +262,7 @@ def test_a_delete_selects_in_exactly_one_way() -> None:
         ("set", {"ttl": "1h", "filter_text": ""}, "filter"),
     ],
 )
-def test_a_restamp_needs_a_lifetime_but_for_taking_them_away(mode: Any, arguments: dict[str, Any], field: str) -> None:
+def test_a_restamp_needs_a_lifetime_unless_it_clears(mode: Any, arguments: dict[str, Any], field: str) -> None:
     """Rule L13."""
     chosen = {"filter_text": None, "ttl": None, "expire_at": None, "dry_run": False} | arguments
     with pytest.raises(InvalidArgument) as caught:
@@ -419,7 +419,7 @@ def test_a_wrong_setting_is_refused_by_name(arguments: TopicSettingsArguments, f
     assert caught.value.details["field"] == field
 
 
-def test_a_described_topic_says_what_is_in_force_and_why() -> None:
+def test_a_described_topic_has_the_settings_in_force_and_their_sources() -> None:
     """T2."""
     described = _admin.topic(
         admin_pb2.Topic(
@@ -526,7 +526,7 @@ def policy(**arguments: Any) -> admin_pb2.Policy:
     return _retention.set_policy_request(**(defaults | arguments)).policy
 
 
-def test_a_policy_says_what_it_sets_and_nothing_else() -> None:
+def test_a_policy_has_only_its_declared_settings() -> None:
     """T2; zero and "disabled" are said, None is not."""
     of_topics = policy(
         topics={"max_ttl": timedelta(hours=1), "retain_bytes": 0, "expiration": "disabled", "max_age": None,

@@ -231,7 +231,7 @@ def test_delta_publish(server: Server) -> None:
     )
 
 
-def test_publish_many_of_deltas_sends_what_is_unset_with_each_request(server: Server) -> None:
+def test_publish_many_of_deltas_sends_the_unset_paths_with_each_request(server: Server) -> None:
     unset = iter(["/note"])  # read once, sent with both requests
     call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001, delta=True, unset=unset))
     for count in (10_000, 1):
@@ -262,7 +262,7 @@ def test_publishes_of_one_client_follow_each_other_under_one_id(server: Server) 
     assert (first.first_sequence, second.first_sequence) == (1, 2)
 
 
-def test_publish_many_says_for_each_record_what_became_of_it(server: Server) -> None:
+def test_publish_many_returns_the_outcome_of_each_record(server: Server) -> None:
     call = server.begin(lambda: server.client.publish_many("orders", ["{}", "{"], keys=["1", "2"], atomic=True))
     bad = sow_pb2.PublishResult(refusal=refused("PAYLOAD_MALFORMED", index=1))
     request = server.answer("Publish", sow_pb2.PublishResponse(results=[RESULT, bad]))
@@ -272,7 +272,7 @@ def test_publish_many_says_for_each_record_what_became_of_it(server: Server) -> 
 
 
 @pytest.mark.parametrize("reason", ["OVERLOADED", "BACKLOG_QUOTA_EXCEEDED"])
-def test_publish_many_holds_back_what_comes_after_a_refusal_that_may_pass(server: Server, reason: str) -> None:
+def test_publish_many_holds_back_records_after_a_temporary_refusal(server: Server, reason: str) -> None:
     call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001))
     results = [RESULT] * 9_999 + [sow_pb2.PublishResult(refusal=refused(reason, index=9_999))]
     server.answer("Publish", sow_pb2.PublishResponse(results=results))
@@ -1060,7 +1060,7 @@ def test_deleting_a_topic_can_be_forced(server: Server) -> None:
         assert call.result(SECONDS_MAX) == 2
 
 
-def test_replicated_is_asked_for_and_what_stands_here_is_told(server: Server) -> None:
+def test_replicated_is_sent_and_a_refusal_has_the_number_of_stored_records(server: Server) -> None:
     """Rule P5: it is no failure of the write, so nobody writes it again by itself."""
     call = server.begin(lambda: server.client.publish("orders", {"id": 1}, durability="replicated"))
     request = server.refuse(
@@ -1123,7 +1123,7 @@ def test_publisher_of_deltas(server: Server) -> None:
     publisher.close()
 
 
-def test_publisher_sends_what_lingers_without_being_asked(server: Server) -> None:
+def test_publisher_sends_lingering_records_by_itself(server: Server) -> None:
     publisher = server.client.publisher("orders", linger=0.0)
     publisher.publish(b"{}")
     rpc = server.publish_stream()
@@ -1159,7 +1159,7 @@ def test_publisher_raises_refusals_on_flush_with_their_place_in_the_stream(serve
     publisher.close()  # reported once
 
 
-def test_publisher_hands_refusals_to_who_asks_for_them(server: Server) -> None:
+def test_publisher_passes_refusals_to_its_callback(server: Server) -> None:
     refusals: list[Refusal] = []
 
     def publish() -> int:
@@ -1184,7 +1184,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_publisher_opens_a_cut_stream_again_and_sends_what_was_not_acknowledged(server: Server) -> None:
+def test_publisher_opens_a_cut_stream_again_and_resends_unacknowledged_records(server: Server) -> None:
     def publish() -> Publisher:
         with server.client.publisher("orders", batch_records=1, retry_for=SECONDS_MAX) as publisher:
             for number in range(3):
@@ -1280,7 +1280,7 @@ def test_publisher_that_is_fenced_stops(server: Server) -> None:
     publisher.abort()
 
 
-def test_publisher_raises_what_a_callback_raises(server: Server) -> None:
+def test_publisher_raises_the_error_of_a_callback(server: Server) -> None:
     def fail(ack: Ack) -> None:
         raise RuntimeError("the callback's own mistake")
 
@@ -1321,7 +1321,7 @@ def test_an_answer_that_does_not_add_up_stops_the_publisher(server: Server) -> N
     publisher.abort()
 
 
-def test_a_mistake_inside_the_block_stays_what_is_raised_and_what_was_published_is_sent(server: Server) -> None:
+def test_an_error_inside_the_block_is_raised_and_published_records_are_sent(server: Server) -> None:
     def publish() -> None:
         with server.client.publisher("orders") as publisher:
             publisher.publish("1")

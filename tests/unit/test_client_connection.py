@@ -375,7 +375,7 @@ def test_closing_a_client_whose_connection_is_being_looked_at_leaves_no_error_in
     assert not inside._connectivity_state.polling
 
 
-def test_a_client_that_is_closed_by_another_thread_tells_all_who_use_it(store: Store, address: str) -> None:
+def test_closing_a_client_from_another_thread_ends_all_its_calls(store: Store, address: str) -> None:
     """Streams and calls under way end as CLOSED or as cut, and nothing is left in a background thread."""
     client = Client(address)
     publisher = client.publisher("orders", retry_for=0.2)
@@ -526,7 +526,7 @@ def test_an_answer_that_is_too_large_and_the_limit_of_another_server_are_told_al
         server.stop(None).wait()
 
 
-def test_closing_an_asynchronous_client_is_told_to_those_who_wait(mute: str, store: Store, address: str) -> None:
+def test_closing_an_asynchronous_client_ends_all_waiting_calls(mute: str, store: Store, address: str) -> None:
     """Story: it was a UsageError of gRPC for a task that waited for a connection and, worse, a CancelledError for one
     that waited for an answer: that task ended without a word, as if it had been cancelled itself (aio [1])."""
 
@@ -574,7 +574,7 @@ def test_why_there_is_no_connection_is_told(address: str) -> None:
         assert "refused" in message
 
 
-def test_what_lingers_while_there_is_no_connection_is_not_tried_for_without_rest(
+def test_lingering_records_are_not_retried_without_pause_while_disconnected(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Story: only sealed requests counted as something to try again for, so with records that lingered the publisher
@@ -678,7 +678,7 @@ def test_threads_that_publish_at_once_lose_nothing(store: Store, address: str) -
     assert len(store.highest) <= 8
 
 
-def test_the_asynchronous_client_does_what_the_blocking_one_does(store: Store, address: str) -> None:
+def test_the_asynchronous_client_behaves_like_the_blocking_one(store: Store, address: str) -> None:
     async def use() -> None:
         steps: list[Deleted] = []
         async with AsyncClient(address) as client:

@@ -164,7 +164,7 @@ def test_a_payload_that_only_begins_like_json_stays_bytes() -> None:
         assert _record(payload).data == payload
 
 
-def test_what_is_read_as_a_decimal_is_published_as_the_same_number() -> None:
+def test_a_number_read_as_a_decimal_is_published_as_the_same_number() -> None:
     assert encode(_record(b'{"a":1E+400}').data) == b'{"a":1E+400}'  # type: ignore[arg-type]  # data is any object
 
 

@@ -158,7 +158,7 @@ def test_a_cut_after_any_frame_loses_nothing_and_repeats_nothing(
         assert consumer.core.bookmark == journal.bookmark(journal.last)
 
 
-def test_who_comes_back_says_that_he_was_here_and_does_not_take_over() -> None:
+def test_a_returning_consumer_identifies_itself_and_does_not_take_over() -> None:
     """_durable [2]: the force of the first call does not push away whoever has taken over since."""
     kept, consumer = Kept(history(1)), Consumer(force=True)
     assert consumer.core.request(now=0.0).durable == sow_pb2.DurableAttachment(name=NAME, force=True)
@@ -170,7 +170,7 @@ def test_who_comes_back_says_that_he_was_here_and_does_not_take_over() -> None:
     assert not again.bookmark
 
 
-def test_what_was_rewound_meanwhile_is_handed_out_again() -> None:
+def test_changes_after_a_rewind_are_handed_out_again() -> None:
     journal = history(3)
     kept, consumer = Kept(journal), Consumer()
     consumer.follow(kept)
@@ -230,7 +230,7 @@ def test_a_durable_that_was_not_there_says_that_it_was_created() -> None:
 # ---- one consumer at a time (_durable [2]) ----
 
 
-def test_a_durable_in_use_is_told_to_newcomers_and_waited_for_by_who_was_there() -> None:
+def test_a_durable_in_use_refuses_new_consumers_and_returning_ones_wait() -> None:
     in_use = refusal("DURABLE_IN_USE")
     consumer = Consumer(retry_for=10.0)
     consumer.core.request(now=0.0)
@@ -364,7 +364,7 @@ def attached(session: str = "s1", at: int = 0, *, retry_for: float = 10.0) -> Ac
     return made
 
 
-def test_of_those_that_wait_only_the_last_is_sent_one_call_at_a_time() -> None:
+def test_only_the_last_waiting_acknowledgement_is_sent_one_call_at_a_time() -> None:
     made = attached(at=3)
     assert made.wait(0.0, hurried=False) is None
     assert not made.add("e0.3"), "the server has that"
@@ -434,7 +434,7 @@ def test_an_acknowledgement_of_an_attachment_that_has_ended_is_sent_with_the_nex
     made.raise_held()
 
 
-def test_what_the_present_attachment_has_not_received_is_not_acknowledged_yet() -> None:
+def test_changes_that_the_current_attachment_has_not_received_are_not_acknowledged_yet() -> None:
     """_durable [5]."""
     made = attached("s1")
     made.add("e0.80")
@@ -452,7 +452,7 @@ def test_what_the_present_attachment_has_not_received_is_not_acknowledged_yet() 
 
 
 @pytest.mark.parametrize("bookmark", ["", "17", "e0.", "e0.x"])
-def test_what_is_no_bookmark_is_not_acknowledged(bookmark: str) -> None:
+def test_a_malformed_bookmark_is_not_acknowledged(bookmark: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         attached().add(bookmark)
     assert caught.value.reason == "BOOKMARK_MALFORMED"
@@ -554,7 +554,7 @@ def kept_of(keys: str) -> Kept:
     return Kept(journal)
 
 
-def test_what_was_acknowledged_does_not_come_again(servers: Servers) -> None:
+def test_acknowledged_changes_do_not_come_again(servers: Servers) -> None:
     """Each change is acknowledged as it is done; few calls go out, the last one before the block is left."""
     durables = Durables(kept_of("abcdefgh" * 50))
     servers.start(durables)
@@ -608,7 +608,7 @@ def test_an_acknowledgement_goes_out_by_itself_and_flush_waits_for_it(servers: S
         durable.flush()
 
 
-def test_what_an_acknowledgement_has_come_to_is_told_on_the_next_call(servers: Servers) -> None:
+def test_the_next_call_raises_the_error_of_an_acknowledgement(servers: Servers) -> None:
     """Which may be leaving the block; but what else ends it says more."""
     durables = Durables(kept_of("abc"))
     durables.kept.refuses = refusal("DURABLE_NOT_FOUND")
@@ -717,7 +717,7 @@ def test_letting_go_of_a_consumer_ends_its_call_and_its_thread_without_the_colle
         gc.enable()
 
 
-def test_closing_from_another_thread_ends_the_wait_and_keeps_what_was_acknowledged(servers: Servers) -> None:
+def test_closing_from_another_thread_ends_the_wait_and_keeps_acknowledgements(servers: Servers) -> None:
     durables = Durables(kept_of("ab"))
     servers.start(durables)
     with Client(servers.address) as client:
@@ -746,7 +746,7 @@ def test_a_server_that_is_gone_is_not_waited_for_when_leaving(
     assert durables.kept.at == 0, "it comes again"
 
 
-def test_a_flush_raises_what_keeps_it_from_being_acknowledged(servers: Servers) -> None:
+def test_a_flush_raises_the_error_that_prevents_acknowledgement(servers: Servers) -> None:
     durables = Durables(kept_of("ab"))
     servers.start(durables)
     with Client(servers.address, connect_timeout=0.1) as client:

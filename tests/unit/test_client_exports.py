@@ -57,7 +57,7 @@ def test_a_footer_that_counts_other_records_than_came_is_an_error() -> None:
         part.feed(footer(3))
 
 
-def test_trying_again_ends_and_only_what_passes_is_tried_again() -> None:
+def test_retries_are_bounded_and_only_for_temporary_errors() -> None:
     part = core()
     part.request(now=0.0)
     with pytest.raises(Unavailable):

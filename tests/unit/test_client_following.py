@@ -332,7 +332,7 @@ def test_no_deadline_binds_a_subscription(followed: Followed, servers: Servers) 
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("FILTER_INVALID", InvalidArgument), ("TOPIC_NOT_FOUND", NotFound)])
-def test_what_the_server_refuses_is_raised_by_the_call_itself(
+def test_a_refusal_of_the_server_is_raised_by_the_call_itself(
     servers: Servers, reason: str, kind: type[SowError]
 ) -> None:
     servers.start(Followed(Journal(), refuses=refusal(reason)))
@@ -582,7 +582,7 @@ def test_closing_ends_a_task_that_waits_for_the_next_change(followed: Followed, 
 # ---- memory ----
 
 
-def test_a_subscriber_that_stops_reading_holds_one_frame_and_what_flow_control_lets_through(servers: Servers) -> None:
+def test_a_subscriber_that_stops_reading_holds_one_frame_and_the_flow_control_window(servers: Servers) -> None:
     """_subscription [4]: 200 frames of 100 KB wait for it, and the server cannot send them all."""
     journal = Journal()
     for number in range(200):

@@ -110,7 +110,7 @@ def test_a_cut_stream_sends_again_all_that_is_not_acknowledged_and_nothing_else(
     assert positions(send(core)) == [(2, [b"2"]), (3, [b"3"]), (4, [b"4"])]
 
 
-def test_what_had_been_applied_before_the_cut_counts_as_duplicate_and_refusals_keep_their_reason() -> None:
+def test_records_applied_before_the_cut_count_as_duplicates_and_refusals_keep_their_reason() -> None:
     core = make()
     publish(core, b"1", b"2", b"3")
     send(core)
@@ -123,7 +123,7 @@ def test_what_had_been_applied_before_the_cut_counts_as_duplicate_and_refusals_k
     assert failed.refusals == (Refusal(2, "PAYLOAD_MALFORMED", "no"),)
 
 
-def test_a_refusal_that_may_pass_settles_what_is_before_it_and_keeps_the_rest() -> None:
+def test_a_temporary_refusal_settles_earlier_records_and_keeps_the_rest() -> None:
     """_publish_core [4], rule P6: that record and all after it were not applied; nothing may be counted twice or
     lost."""
     core = make(batch_records=4)
@@ -173,7 +173,7 @@ def test_an_answer_to_nothing_is_not_believed() -> None:
         make().acknowledge(answer())
 
 
-def test_there_is_room_for_so_many_requests_and_bytes_in_flight() -> None:
+def test_requests_and_bytes_in_flight_are_bounded() -> None:
     core = make(batch_records=1, max_in_flight=2)
     room = []
     for step in (lambda: publish(core, b"1"), lambda: publish(core, b"2"), lambda: send(core)):
@@ -211,7 +211,7 @@ def test_keys_and_lifetimes_are_columns_of_all_records_or_of_none() -> None:
     assert [request.publisher.first_sequence for request in (plain, lifetimes, keyed, last)] == [1, 3, 5, 7]
 
 
-def test_retries_go_on_for_their_time_and_then_say_what_was_not_acknowledged() -> None:
+def test_retries_end_after_their_time_and_name_the_unacknowledged_records() -> None:
     core = make(retry_for=10.0)
     publish(core, b"1", b"2", b"3", b"4")
     core.pending.append(b"5")
@@ -264,7 +264,7 @@ def test_the_server_s_wish_when_to_try_again_is_followed() -> None:
         "REPLICATION_UNAVAILABLE",  # what is not acknowledged stands there all the same
     ],
 )
-def test_what_does_not_pass_by_itself_is_raised_at_once(reason: str) -> None:
+def test_a_permanent_error_of_a_publisher_is_raised_at_once(reason: str) -> None:
     core = make()
     publish(core, b"1")
     with pytest.raises(SowError) as caught:
@@ -461,7 +461,7 @@ def test_a_unit_of_which_nothing_is_left_ends_with_a_request_without_records() -
     assert not core.has_requests
 
 
-def test_a_cut_in_between_leaves_what_is_held_back_the_last() -> None:
+def test_a_cut_in_between_keeps_held_back_records_last() -> None:
     """_publish_core [6], [1]."""
     core = make_unit()
     publish(core, b"1", b"2", b"3", b"4")
@@ -505,7 +505,7 @@ def test_a_last_request_that_is_applied_in_part_ends_nothing_if_that_part_had_a_
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_what_is_held_back_takes_no_room(max_in_flight: int) -> None:
+def test_held_back_records_take_no_room(max_in_flight: int) -> None:
     core = make_unit(max_in_flight)
     publish(core, b"1")
     assert core.room

@@ -159,7 +159,7 @@ def test_a_subscription_that_never_stood_starts_where_it_was_told_to() -> None:
 # ---- positions ----
 
 
-def test_the_position_follows_what_is_handed_out_and_not_what_has_arrived() -> None:
+def test_the_position_follows_changes_handed_out_not_changes_that_arrived() -> None:
     """_subscription [2]."""
     journal = Journal()
     journal.commit(put("a", {}), put("b", {}))
@@ -331,7 +331,7 @@ def test_sequences_of_another_epoch_are_not_taken_for_repeated_ones() -> None:
 
 
 @pytest.mark.parametrize("reason", ["UNREACHABLE", "STREAM_CUT", "STOPPING", "OVERLOADED"])
-def test_what_passes_is_tried_again_until_the_time_is_over(reason: str) -> None:
+def test_a_temporary_error_is_retried_until_the_time_is_over(reason: str) -> None:
     core = core_of(request_of(), retry_for=30.0)
     core.request(now=0.0)
     core.feed(Journal().progress(4))
@@ -353,7 +353,7 @@ def test_a_first_connection_is_waited_for_no_longer_than_the_connect_timeout() -
 
 
 @pytest.mark.parametrize("reason", ["FILTER_INVALID", "TOPIC_NOT_FOUND", "TOPIC_DELETED", "NO_JOURNAL", "INTERNAL"])
-def test_what_does_not_pass_is_raised_at_once(reason: str) -> None:
+def test_a_permanent_error_is_raised_at_once(reason: str) -> None:
     for sow in (False, True):
         core = core_of(request_of(sow=sow))
         core.request(now=0.0)
@@ -470,7 +470,7 @@ def test_each_op_and_reason_says_whose_record_it_has() -> None:
     ]
 
 
-def test_deltas_say_so_and_name_what_is_gone() -> None:
+def test_deltas_are_marked_and_name_the_removed_fields() -> None:
     """Rule S3."""
     frame = changes_frame(
         op=[sow_pb2.CHANGE_OP_PUT, sow_pb2.CHANGE_OP_PUT],

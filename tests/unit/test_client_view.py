@@ -54,7 +54,7 @@ def data(view: View) -> dict[str, object]:
 # ---- messages ----
 
 
-def test_a_view_is_what_snapshot_and_changes_tell() -> None:
+def test_a_view_equals_snapshot_and_changes() -> None:
     view = view_of(sow("a", b'{"n":1}'), sow("b", b'{"n":1}'))
     assert not view.complete
     assert repr(view) == "View(2 records, not complete)"
@@ -77,7 +77,7 @@ def test_a_view_is_what_snapshot_and_changes_tell() -> None:
         Change("expire", None, None, record("a")),
     ],
 )
-def test_what_is_out_of_focus_is_not_in_the_view(change: Change) -> None:
+def test_records_out_of_focus_leave_the_view(change: Change) -> None:
     view = view_of(sow("a"), sow("b"), change)
     assert list(view) == ["b"]
     view.apply(change)  # a client that never had the key ignores it (rule J1)
@@ -167,7 +167,7 @@ def test_a_delta_of_fix_fields(separator: bytes) -> None:
     assert result == fields(b"55=IBM", b"44=2", b"38=100")
 
 
-def test_a_view_merges_deltas_with_what_it_holds() -> None:
+def test_a_view_merges_deltas_into_its_records() -> None:
     view = view_of(sow("a", b'{"id":1,"n":1,"x":1}'), delta("a", b'{"id":1,"n":2}', "/x"))
     assert view["a"].data == {"id": 1, "n": 2}
     assert view["a"].sequence == 7
@@ -202,7 +202,7 @@ documents = st.dictionaries(names, values, max_size=4)
 
 
 @given(documents, documents, st.sampled_from([MessageType.JSON, MessageType.MSGPACK]))
-def test_what_the_server_says_of_a_change_makes_the_new_document_of_the_old_one(
+def test_the_servers_delta_turns_the_old_document_into_the_new_one(
     old: dict[str, object], new: dict[str, object], message_type: MessageType
 ) -> None:
     """The two sides of rule S3 agree: difference there, merge here."""

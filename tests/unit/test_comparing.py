@@ -163,7 +163,9 @@ def test_another_key_shows_in_its_bucket_and_in_that_of_the_old_one(
         (Row(b"k", origin="a", payload=b"x"), Row(b"kx", origin="a", payload=b"")),
     ],
 )
-def test_what_is_cut_elsewhere_does_not_look_the_same(two: tuple[Instance, Instance], here: Row, there: Row) -> None:
+def test_documents_cut_at_another_place_do_not_compare_as_equal(
+    two: tuple[Instance, Instance], here: Row, there: Row
+) -> None:
     """The parts are framed: without, the same bytes in a row could be two different records."""
     one, other = two
 
@@ -194,7 +196,7 @@ def test_sums_wrap_at_64_bits(two: tuple[Instance, Instance]) -> None:
     assert total == sum(version.checksum for version in one.versions(1, [0])) % 2**64
 
 
-def test_what_is_due_is_left_out(two: tuple[Instance, Instance]) -> None:
+def test_due_records_are_left_out(two: tuple[Instance, Instance]) -> None:
     """comparing [3]: one instance may have dropped it already."""
     one, other = two
 
@@ -206,7 +208,7 @@ def test_what_is_due_is_left_out(two: tuple[Instance, Instance]) -> None:
     assert [version.key for version in one.versions(8, range(8), at=START + 5)] == [b"later", b"stays"]
 
 
-def test_what_is_due_is_left_out_where_nothing_expires(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_due_records_are_left_out_where_expiration_is_disabled(tmp_path_factory: pytest.TempPathFactory) -> None:
     rig = Rig(tmp_path_factory.mktemp("rig"))
     rig.create_topic("kept", expiration=Expiration.DISABLED)
     rig.put("kept", "1", ttl=SECOND)

@@ -361,7 +361,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=[message[:60] for _, message in REFUSED])
-def test_what_is_wrong_is_refused_with_file_table_and_key(write: Write, text: str, message: str) -> None:
+def test_faults_are_refused_with_file_table_and_key(write: Write, text: str, message: str) -> None:
     said = refusal(write(text))
     assert said.startswith("sow.toml: ")
     assert message in said
@@ -611,7 +611,7 @@ def test_plain_text_to_a_peer_on_another_machine_has_to_be_spelled_out(write: Wr
     assert load(path, Overrides(insecure=True)).peers[0].ca is None
 
 
-def test_who_is_reached_by_other_machines_wants_to_know_who_sends(write: Write, pems: Path) -> None:
+def test_a_server_that_other_machines_reach_needs_a_token_or_client_certificates(write: Write, pems: Path) -> None:
     """Names alone prove nothing (rule R11)."""
     open_to_all = PEER.replace("[server]", '[server]\nlisten = "0.0.0.0:7450"')
     assert "[replication] token: is needed" in refusal(write(open_to_all), Overrides(insecure=True))
@@ -621,7 +621,7 @@ def test_who_is_reached_by_other_machines_wants_to_know_who_sends(write: Write, 
     assert load(write(open_to_all + tls + f'client_ca = "{pems}/certificate.pem"')).replicates
 
 
-def test_replicated_may_be_what_a_write_gets_that_does_not_say(write: Write) -> None:
+def test_replicated_may_be_the_default_durability(write: Write) -> None:
     found = load(write(PEER.replace("[server]", '[server]\ndurability = "replicated"') + 'mode = "sync"'))
     assert found.server.durability is Durability.REPLICATED
 

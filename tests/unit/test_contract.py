@@ -25,7 +25,7 @@ def release() -> FileDescriptorSet:
     return FileDescriptorSet.FromString(RELEASE_DESCRIPTORS.read_bytes())
 
 
-def test_the_contract_keeps_what_the_last_release_promised(release: FileDescriptorSet) -> None:
+def test_the_contract_is_compatible_with_the_last_release(release: FileDescriptorSet) -> None:
     assert breaking_changes(release, descriptors(), package=PACKAGE) == []
 
 

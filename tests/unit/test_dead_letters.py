@@ -157,7 +157,7 @@ def publish_now(rig: Rig, *payloads: bytes, atomic: bool = False) -> list[int | 
     return [result.delivered for result in outcome.results if isinstance(result, Applied)]
 
 
-def test_what_is_due_at_once_is_for_those_who_are_attached_and_else_a_dead_letter(rig: Rig) -> None:
+def test_a_record_due_at_once_goes_to_attached_subscribers_else_becomes_a_dead_letter(rig: Rig) -> None:
     """RabbitMQ 8, L7: the filter decides; who conflates may never be sent it, and does not count. The journal is the
     same."""
     subscribers = Subscribers(rig)
@@ -179,7 +179,7 @@ def test_what_is_due_at_once_is_for_those_who_are_attached_and_else_a_dead_lette
     assert len(rig.live("dead")) == 2
 
 
-def test_who_is_handed_what_is_due_at_once_is_told_for_nothing_else(rig: Rig) -> None:
+def test_only_records_due_at_once_have_a_count_of_receivers(rig: Rig) -> None:
     """L7: of a record with a life ahead, and on a topic that does not act on lifetimes, nobody asks."""
     Subscribers(rig).subscribe("orders")
     outcome = rig.run(Publish("orders", [b"{}"], ["a"], lifetime=Lifetime(LifetimeKind.TTL, SECOND), want_results=True))
@@ -199,7 +199,7 @@ def test_a_touch_or_a_restamp_that_ends_a_life_leaves_a_dead_letter_whoever_is_a
     assert len(rig.live("dead")) == 1
 
 
-def test_what_is_due_at_once_is_for_the_consumer_of_a_durable_and_is_never_replayed(rig: Rig) -> None:
+def test_a_record_due_at_once_goes_to_the_consumer_of_a_durable_and_is_never_replayed(rig: Rig) -> None:
     """RabbitMQ 8, J12: a durable without a consumer has not got it; nor has one whose consumer comes later."""
     subscribers = Subscribers(rig)
     consumer = subscribers.attach("orders", "d", filter="/n > 1")
@@ -212,7 +212,7 @@ def test_what_is_due_at_once_is_for_the_consumer_of_a_durable_and_is_never_repla
     assert [json.loads(record.payload)["n"] for record in rig.live("dead").values()] == [3]
 
 
-def test_those_who_follow_by_pattern_count_also_on_topics_created_later(rig: Rig) -> None:
+def test_followers_by_pattern_also_count_on_topics_created_later(rig: Rig) -> None:
     """L7: and an atomic request is as any other."""
     subscribers = Subscribers(rig)
     everything = subscribers.subscribe(pattern=".*")
@@ -226,7 +226,9 @@ def test_those_who_follow_by_pattern_count_also_on_topics_created_later(rig: Rig
     assert rig.live("dead") == {}
 
 
-def test_asking_who_is_attached_takes_a_bounded_time_of_a_commit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_attached_subscribers_takes_a_bounded_time_of_a_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L7: who was not asked in time does not count: a dead letter too many rather than a record lost. One without a
     filter costs nothing to ask, and a filter that fails is not the publisher's fault."""
     subscribers = Subscribers(rig)
@@ -250,7 +252,7 @@ def test_a_restamp_to_now_is_an_expiry(rig: Rig) -> None:
     assert rig.kinds("orders")[-2:] == [("touch", "k"), ("expire", "k")]
 
 
-def test_disabling_expiration_copies_what_is_overdue_and_nothing_else(rig: Rig) -> None:
+def test_disabling_expiration_copies_only_overdue_records(rig: Rig) -> None:
     rig.put("orders", "over", b"{}", ttl=TTL)
     rig.put("orders", "ahead", b"{}", ttl=2 * TTL)
     rig.time.tick(TTL)
@@ -261,7 +263,7 @@ def test_disabling_expiration_copies_what_is_overdue_and_nothing_else(rig: Rig) 
     assert rig.get("orders", "ahead") is not None
 
 
-def test_what_is_overdue_when_its_topic_changes_its_kind_leaves_a_letter_of_the_old_kind(rig: Rig) -> None:
+def test_an_overdue_record_leaves_a_letter_of_the_old_kind_when_its_topic_changes_kind(rig: Rig) -> None:
     """It falls due between the sweep before the change and the change."""
     rig.create_topic("bin-dead", JSON, message_type=MessageType.BINARY)
     rig.create_topic("rooms", JSON, dead_letter="bin-dead")
@@ -291,7 +293,7 @@ def test_a_letter_that_comes_with_a_change_of_its_targets_kind_refuses_the_chang
     assert (rig.count("orders"), rig.count("dead"), fates(rig)) == (0, 1, {"delivered": 1})
 
 
-def test_what_fell_due_while_the_server_was_down_is_copied_at_the_start(rig: Rig) -> None:
+def test_records_that_fell_due_while_the_server_was_down_are_copied_at_the_start(rig: Rig) -> None:
     rig.put("orders", "k", b"{}", ttl=TTL)
     rig.kill()
     rig.time.tick(TTL)
@@ -303,7 +305,7 @@ def test_what_fell_due_while_the_server_was_down_is_copied_at_the_start(rig: Rig
     assert [kind for kind, _ in rig.kinds("dead")] == ["put"]
 
 
-def test_what_is_overdue_when_its_topic_is_deleted_is_copied_before(rig: Rig) -> None:
+def test_overdue_records_are_copied_before_their_topic_is_deleted(rig: Rig) -> None:
     rig.put("orders", "k", b"{}", ttl=TTL)
     rig.time.tick(TTL)
     rig.delete_topic("orders")
@@ -604,7 +606,7 @@ def test_a_target_that_cannot_take_the_copies_is_missing_until_it_can(rig: Rig) 
     assert fates(rig) == {"retained": 1, "delivered": 1}
 
 
-def test_a_copy_that_has_waited_does_not_replace_what_has_come_since(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_has_waited_does_not_replace_a_newer_record(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LETTERS_CHUNK", 1)
     rig.create_topic("lost", JSON, dead_letter="later", dead_letter_by_key=True)
     for key in ("a", "b"):
@@ -625,7 +627,7 @@ def test_a_copy_that_has_waited_does_not_replace_what_has_come_since(rig: Rig, m
 
 @pytest.mark.parametrize("chunk", [1, 250])
 @pytest.mark.parametrize("later", ["json", "packed"])
-def test_of_copies_of_two_types_that_have_waited_for_one_key_the_newer_stays(
+def test_the_newer_of_two_copies_of_different_types_for_one_key_stays(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, later: str, chunk: int
 ) -> None:
     """T3: with their own keys they would have replaced each other in the order of the expiries."""
@@ -706,7 +708,7 @@ def test_settings_that_do_not_go_together_are_refused(
     assert rig.topic(topic).settings == before
 
 
-def test_what_a_policy_says_is_in_the_way_of_no_topic(rig: Rig) -> None:
+def test_a_policy_never_prevents_the_creation_of_a_topic(rig: Rig) -> None:
     """T2, dead_letters [4]: for a topic that it does not suit the target is missing; nothing else about the topic is
     refused."""
     rig.set_policy("p", ".*", dead_letter="grave")

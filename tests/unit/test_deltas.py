@@ -95,7 +95,7 @@ def test_a_field_that_is_unset_and_given_is_replaced_whole() -> None:
     assert merged(JSON, b'{"a":{"x":1,"y":{"z":1}}}', b'{"a":{"y":{"w":2}}}', "/a/y") == b'{"a":{"x":1,"y":{"w":2}}}'
 
 
-def test_what_a_delta_does_not_touch_keeps_its_bytes() -> None:
+def test_fields_that_a_delta_does_not_change_keep_their_bytes() -> None:
     """deltas [1]: numbers that no float holds, escapes and spaces inside values, the order of the fields."""
     base = b'{ "big":1E400, "pi": 3.1400, "s":"\\u0041", "in":{ "x" :1.50, "y":[ 1 , 2 ] } }'
     assert merged(JSON, base, b'{"new":1.0}') == (
@@ -107,7 +107,7 @@ def test_what_a_delta_does_not_touch_keeps_its_bytes() -> None:
     assert merged(JSON, base, b'{"pi":3.1400,"in":{"y":[ 1 , 2 ]},"zz":null}', "/gone") == base
 
 
-def test_of_a_repeated_name_the_last_counts_in_a_delta_too() -> None:
+def test_the_last_of_a_repeated_name_counts_in_a_delta_too() -> None:
     assert merged(JSON, b'{"a":1,"a":2}', b'{"b":1,"b":3}') == b'{"a":2,"b":3}'
 
 
@@ -222,7 +222,7 @@ def test_nvfix_is_merged_under_its_own_separator() -> None:
         (b'{"k":1,"x/y":1,"]/":2,"":3}', b'{"k":1}', b'{"k":1}', ("/[x/y]", "/[\\]/]", "/[]")),
     ],
 )
-def test_a_difference_has_what_changed_and_the_key_fields(
+def test_a_difference_has_the_changed_fields_and_the_key_fields(
     old: bytes, new: bytes, payload: bytes, gone: tuple[str, ...]
 ) -> None:
     assert difference(JSON, old, new, "/k") == Difference(payload, gone, True)
@@ -241,7 +241,7 @@ def test_spaces_escapes_and_the_order_of_fields_are_no_change(again: bytes) -> N
     assert difference(JSON, base, again) == Difference(b"{}", (), False)
 
 
-def test_nested_key_fields_are_added_to_what_changed() -> None:
+def test_nested_key_fields_are_added_to_the_changed_fields() -> None:
     old = b'{"id":{"a":1,"b":2,"c":3},"x":1,"y":1}'
     new = b'{"id":{"a":1,"b":2,"c":4},"x":1,"y":2}'
     assert difference(JSON, old, new, "/id/a", "/id/b").payload == b'{"id":{"c":4,"a":1,"b":2},"y":2}'

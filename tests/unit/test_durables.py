@@ -104,7 +104,7 @@ def refused(error: pytest.ExceptionInfo[StoreError]) -> Reason:
 # --- consuming (J2) --------------------------------------------------------------------------------------------------
 
 
-def test_a_new_durable_begins_now_and_a_client_that_comes_back_continues_behind_what_it_acknowledged(
+def test_a_new_durable_begins_now_and_a_returning_client_continues_after_its_acknowledgements(
     rig: Rig, subscribers: Subscribers
 ) -> None:
     """J2: cumulative acknowledgement; what is not acknowledged comes again."""
@@ -181,7 +181,7 @@ def test_another_filter_or_other_settings_under_its_name_are_refused(rig: Rig, s
     assert not subscribers.attach("orders", "d", filter="( /px > 1 )").begun.created
 
 
-def test_what_was_not_handed_over_cannot_be_acknowledged(rig: Rig, subscribers: Subscribers) -> None:
+def test_changes_that_were_not_delivered_cannot_be_acknowledged(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b")
     with pytest.raises(StoreError) as error:
@@ -225,7 +225,7 @@ def test_deleting_a_topic_ends_its_consumers_and_removes_its_durables(rig: Rig, 
 # --- what a filter leaves out (J2) -----------------------------------------------------------------------------------
 
 
-def test_the_position_follows_what_the_filter_leaves_out(rig: Rig, subscribers: Subscribers) -> None:
+def test_the_position_advances_over_changes_that_the_filter_leaves_out(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.attach("orders", "d", filter="/px > 1")
     put(rig, "a", "b", px=1)
     put(rig, "c", px=2)
@@ -313,7 +313,9 @@ def test_unacknowledged_and_older_is_kept_and_goes_in_the_commit_of_its_acknowle
     assert floor(rig) == 1
 
 
-def test_what_one_has_let_go_is_gone_for_it_though_another_pins_it(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_change_that_one_durable_has_released_is_gone_for_it_though_another_pins_it(
+    rig: Rig, subscribers: Subscribers
+) -> None:
     """J5: rewinding ends at the first entry inside retention."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
@@ -365,7 +367,7 @@ def test_settings_of_a_durable_are_checked(rig: Rig, subscribers: Subscribers) -
     assert refused(error) is Reason.INVALID_ARGUMENT
 
 
-def test_a_longer_retention_does_not_bring_back_what_was_gone(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_longer_retention_does_not_bring_back_discarded_changes(rig: Rig, subscribers: Subscribers) -> None:
     """FTL 4: deleted for good, also where another durable still has the bytes."""
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
@@ -422,7 +424,7 @@ def test_a_rewind_goes_to_a_position_or_a_time(rig: Rig, subscribers: Subscriber
     assert rewind(subscribers, to)[0].position == position
 
 
-def test_a_rewind_ends_at_what_is_there_and_does_not_go_ahead(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_rewind_ends_at_the_earliest_change_and_does_not_go_ahead(rig: Rig, subscribers: Subscribers) -> None:
     rig.alter_topic("orders", retain_time_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b")
@@ -438,7 +440,7 @@ def test_a_rewind_ends_at_what_is_there_and_does_not_go_ahead(rig: Rig, subscrib
     assert rewind(subscribers, RewindTo(position=2))[0].position == 2
 
 
-def test_a_forced_rewind_ends_the_stream_and_what_it_acknowledges_later_does_not_count(
+def test_a_forced_rewind_ends_the_stream_and_its_later_acknowledgements_do_not_count(
     rig: Rig, subscribers: Subscribers
 ) -> None:
     """J6."""
@@ -521,7 +523,7 @@ def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durabl
 
 
 @pytest.mark.parametrize(("limit", "value"), [("max_entries", 2), ("max_age_micros", 2 * MINUTE + 1), ("max_bytes", 2)])
-def test_hard_limits_discard_what_every_durable_has_acknowledged(
+def test_hard_limits_discard_changes_that_every_durable_has_acknowledged(
     rig: Rig, subscribers: Subscribers, limit: str, value: int
 ) -> None:
     """FTL 8, J5: what is retained goes as well where nobody has anything left to acknowledge, and nobody is told."""
@@ -587,7 +589,7 @@ def test_a_consumer_that_is_passed_by_a_hard_limit_hears_of_the_gap_and_goes_on(
     assert slow.error is None
 
 
-def test_limits_hold_for_who_attaches_before_the_next_prune(rig: Rig, subscribers: Subscribers) -> None:
+def test_limits_hold_for_a_consumer_that_attaches_before_the_next_prune(rig: Rig, subscribers: Subscribers) -> None:
     subscribers.attach("orders", "d").close()
     rig.alter_topic("orders", max_age_micros=MINUTE)
     put(rig, "a")
@@ -599,7 +601,7 @@ def test_limits_hold_for_who_attaches_before_the_next_prune(rig: Rig, subscriber
 # --- figures (J7) ----------------------------------------------------------------------------------------------------
 
 
-def test_what_figures_call_the_earliest_can_be_rewound_to(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_durable_can_be_rewound_to_the_earliest_position_of_its_figures(rig: Rig, subscribers: Subscribers) -> None:
     """Of a topic that was created behind others it was 0, and a rewind to that was refused."""
     put(rig, "a", "b")
     rig.create_topic("late", JSON)
@@ -635,9 +637,7 @@ def test_figures_count_total_and_unacknowledged_entries_and_bytes(rig: Rig, subs
 # --- time (J8, J10; arrebato 4, Pulsar 8) ----------------------------------------------------------------------------
 
 
-def test_what_stays_unacknowledged_for_the_backlog_ttl_counts_as_acknowledged(
-    rig: Rig, subscribers: Subscribers
-) -> None:
+def test_changes_unacknowledged_for_the_backlog_ttl_count_as_acknowledged(rig: Rig, subscribers: Subscribers) -> None:
     """Pulsar 8, J8: then retention applies; the durable is told."""
     rig.alter_topic("orders", backlog_ttl_micros=MINUTE, retain_time_micros=2 * MINUTE)
     subscribers.attach("orders", "d").close()
@@ -769,7 +769,7 @@ def test_evicting_by_age_and_telling_a_consumer_that_is_attached(rig: Rig, subsc
     assert durable(rig).gaps == ()
 
 
-def test_what_was_handed_over_is_no_gap(rig: Rig, subscribers: Subscribers) -> None:
+def test_delivered_changes_are_no_gap(rig: Rig, subscribers: Subscribers) -> None:
     """durables [4]: it was only slow to acknowledge."""
     follower = subscribers.attach("orders", "d")
     rig.alter_topic("orders", backlog_quota_age_micros=100 * SECOND, backlog_action=BacklogAction.EVICT)
@@ -837,7 +837,7 @@ def test_a_consumer_is_woken_for_its_own_gap_alone(rig: Rig, subscribers: Subscr
 
 
 @pytest.mark.parametrize("action", [BacklogAction.EVICT, BacklogAction.CONFLATE])
-def test_a_rewind_brings_back_what_was_evicted_or_conflated(
+def test_a_rewind_brings_back_evicted_and_conflated_changes(
     rig: Rig, subscribers: Subscribers, action: BacklogAction
 ) -> None:
     """J6, J9. The gap stayed in the row, and who came back was sent behind it at once."""
@@ -1023,7 +1023,9 @@ def test_a_take_over_that_is_refused_leaves_nobody_attached(
     assert rig.store.durables.of(rig.topic("orders")) == []
 
 
-def test_who_comes_back_while_its_idle_durable_is_removed_can_acknowledge(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_consumer_that_returns_while_its_idle_durable_is_removed_can_acknowledge(
+    rig: Rig, subscribers: Subscribers
+) -> None:
     """J10. The removal took the session of the new one with it."""
     rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
     subscribers.attach("orders", "d").close()
@@ -1037,7 +1039,7 @@ def test_who_comes_back_while_its_idle_durable_is_removed_can_acknowledge(rig: R
     assert follower.acknowledge().position == rig.store.writer.last_sequence
 
 
-def test_who_comes_back_while_its_durable_is_deleted_begins_where_it_asked_to(
+def test_a_consumer_that_returns_while_its_durable_is_deleted_begins_at_its_requested_start(
     rig: Rig, subscribers: Subscribers
 ) -> None:
     """J2. It was not looked where that is, as the durable was still there; and so it began at now."""
@@ -1146,7 +1148,7 @@ def test_a_filter_that_no_longer_fits_its_topic_keeps_nobody_from_pruning(rig: R
     assert durable(rig, topic="other").position == 2
 
 
-def test_discards_are_counted_by_what_let_go(rig: Rig, subscribers: Subscribers) -> None:
+def test_discards_are_counted_by_cause(rig: Rig, subscribers: Subscribers) -> None:
     """J5. What retention no longer held counted for the hard limit that went further."""
     put(rig, "a", "b")
     rig.time.tick(HOUR)
@@ -1336,7 +1338,7 @@ def test_a_consumer_that_comes_back_after_a_lost_connection_goes_on_with_its_del
     assert subscribers.attach("orders", "d").gaps() == [("DELIVERY_LIMIT", 0, 1, 1)], "another process"
 
 
-def test_taking_over_is_a_delivery_of_what_the_other_one_had(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_takeover_counts_as_a_delivery_of_the_previous_consumers_changes(rig: Rig, subscribers: Subscribers) -> None:
     """J15."""
     rig.alter_topic("orders", delivery_limit=1)
     first = subscribers.attach("orders", "d")
@@ -1384,7 +1386,7 @@ def test_an_atomic_request_is_set_aside_whole(rig: Rig, subscribers: Subscribers
     assert durable(rig).set_aside == 2
 
 
-def test_what_is_set_aside_by_several_durables_are_several_letters(rig: Rig, subscribers: Subscribers) -> None:
+def test_an_entry_set_aside_by_several_durables_makes_several_letters(rig: Rig, subscribers: Subscribers) -> None:
     """T3: neither replaces the other, nor the letter of its expiry. A delete that is set aside has its record."""
     rig.create_topic("dead", BINARY)
     rig.alter_topic("orders", delivery_limit=1, dead_letter="dead")
@@ -1427,7 +1429,7 @@ def test_an_old_row_without_counts_is_read(rig: Rig, subscribers: Subscribers) -
 # --- browsing (J16) --------------------------------------------------------------------------------------------------
 
 
-def test_browsing_shows_what_is_not_acknowledged_and_consumes_nothing(rig: Rig, subscribers: Subscribers) -> None:
+def test_browsing_shows_unacknowledged_changes_and_consumes_nothing(rig: Rig, subscribers: Subscribers) -> None:
     """FTL 6: what is acknowledged and retained is not browsable. It works while a consumer is attached."""
     crash(subscribers, filter="/px > 1")
     put(rig, "a", "b", px=2)
@@ -1488,7 +1490,7 @@ def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribe
     assert figures(rig).unacknowledged_entries == 0
 
 
-def test_a_quota_of_entries_refuses_new_ones_and_counts_what_is_under_way(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_quota_of_entries_refuses_new_ones_and_counts_entries_under_way(rig: Rig, subscribers: Subscribers) -> None:
     """Pulsar 5: `reject` is what others call discard-new; nothing that is there is discarded."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=2, backlog_action=BacklogAction.REJECT)

@@ -46,7 +46,7 @@ def test_a_duration_names_its_units(text: str, micros: int) -> None:
 @pytest.mark.parametrize(
     ("text", "micros"), [("1ns", 0), ("999ns", 0), ("1999ns", 1), ("1.9999999us", 1), ("0.3us", 0)]
 )
-def test_what_is_left_below_a_microsecond_is_cut_off(text: str, micros: int) -> None:
+def test_fractions_of_a_microsecond_are_cut_off(text: str, micros: int) -> None:
     assert parse_micros(text) == micros
 
 
@@ -85,7 +85,7 @@ def test_parts_are_summed_exactly_before_the_remainder_is_cut_off() -> None:
         ("1" * 5000 + "s", "5001 characters long"),
     ],
 )
-def test_what_is_not_a_duration_is_refused_with_its_place(text: str, fault: str) -> None:
+def test_an_invalid_duration_is_refused_with_its_position(text: str, fault: str) -> None:
     with pytest.raises(DurationError) as caught:
         parse_micros(text)
     assert fault in str(caught.value)

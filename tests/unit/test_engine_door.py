@@ -52,7 +52,7 @@ def test_each_open_room_is_a_room_of_the_engine() -> None:
     assert all(importlib.import_module(f"{ENGINE}.{room}") for room in engine.OPEN_ROOMS)
 
 
-def test_the_rest_of_the_server_imports_what_the_engine_offers() -> None:
+def test_the_rest_of_the_server_imports_only_names_that_the_engine_offers() -> None:
     found = list(imports_from_outside())
     assert len(found) > 100, "the imports are found"
     closed = [f"{file}: {module} {name}" for file, module, name in found if not is_open(module, name)]

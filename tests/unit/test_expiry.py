@@ -57,7 +57,9 @@ def test_records_not_yet_due_cost_a_sweep_nothing(rig: Rig) -> None:
     assert rig.store.sweep() == 1
 
 
-def test_a_sweep_without_a_bound_does_not_read_what_is_not_yet_due(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_without_a_bound_does_not_read_entries_that_are_not_yet_due(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L9, L14: disabling one topic must not read the expiry index of all the others in the writer's thread."""
     rig.create_topic("others")
     load(rig, "others", 100, DAY)
@@ -434,7 +436,7 @@ def test_disabling_ends_a_rearming_that_is_under_way(rig: Rig, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_hidden_and_not_rearmed_yet_does_not_reappear_when_its_topic_is_disabled(
+def test_hidden_records_that_are_not_rearmed_yet_do_not_reappear_when_expiration_is_disabled(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     """L12. Disabling expired what the expiry index knew to be overdue. While the index was being made anew, the rest
@@ -480,7 +482,7 @@ def test_a_disabling_that_waits_for_the_rearming_hears_why_it_cannot_be(
     assert rig.topic("orders").settings.expiration is Expiration.ENABLED
 
 
-def test_what_is_not_rearmed_yet_is_not_counted_either(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_are_not_rearmed_yet_are_not_counted_either(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """L8, L16. Counts subtract what the expiry index knows to be overdue: while the index was being made anew, they
     counted what a query would not show."""
     monkeypatch.setattr(background, "REARM_CHUNK", 3)
@@ -545,7 +547,7 @@ def test_records_refreshed_while_their_topic_is_rearmed_keep_an_entry(
 # --- at start --------------------------------------------------------------------------------------------------------
 
 
-def test_what_fell_due_while_the_server_was_down_is_expired_before_it_is_ready(rig: Rig) -> None:
+def test_records_that_fell_due_while_the_server_was_down_expire_before_it_is_ready(rig: Rig) -> None:
     """AMPS 9, L11: once, with its events in the journal."""
     rig.create_topic("orders")
     load(rig, "orders", 20, SECOND)

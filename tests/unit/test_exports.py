@@ -129,7 +129,7 @@ def test_how_many_parts_are_apt_depends_on_the_size(rig: Rig, monkeypatch: pytes
     ],
 )
 @pytest.mark.parametrize("known", [False, True])
-def test_filters_read_what_the_plan_finds(
+def test_filters_read_the_records_of_the_plan(
     rig: Rig, text: str, expected: list[str], parts: int | None, known: bool
 ) -> None:
     put(rig, range(3000))
@@ -180,7 +180,7 @@ def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
     assert pieces() > 10
 
 
-def test_what_is_remembered_of_a_topic_loses_no_record(rig: Rig) -> None:
+def test_the_cache_of_a_topic_loses_no_record(rig: Rig) -> None:
     """Parts are made of old samples: they cover all keys nevertheless, below the first of them and above the last."""
     put(rig, range(2000, 4000))
     splits = SplitCache()
@@ -196,7 +196,7 @@ def test_what_is_remembered_of_a_topic_loses_no_record(rig: Rig) -> None:
 # --- one cut ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_happens_after_the_cut_is_not_seen(rig: Rig) -> None:
+def test_changes_after_the_cut_are_not_seen(rig: Rig) -> None:
     put(rig, range(500), ttl=10 * SECOND)
     put(rig, range(500, 1000))
     opened = export(rig, parts=3)
@@ -229,7 +229,7 @@ def test_records_that_go_between_the_cut_and_its_figures_are_exported(
     opened.close()
 
 
-def test_what_has_expired_at_the_cut_is_not_exported_though_it_is_stored(rig: Rig) -> None:
+def test_records_expired_at_the_cut_are_not_exported_though_they_are_stored(rig: Rig) -> None:
     put(rig, range(500), ttl=10 * SECOND)
     put(rig, range(500, 600))
     rig.time.tick(10 * SECOND)
@@ -365,7 +365,7 @@ def test_an_export_ends_a_lease_after_its_last_use(rig: Rig, held: Held) -> None
     assert held.exports.count == 0
 
 
-def test_a_tick_ends_what_nobody_asks_for(rig: Rig, held: Held) -> None:
+def test_a_tick_ends_exports_without_readers(rig: Rig, held: Held) -> None:
     held.open()
     rig.time.tick(LEASE)
     assert held.exports.count == 1
@@ -373,7 +373,7 @@ def test_a_tick_ends_what_nobody_asks_for(rig: Rig, held: Held) -> None:
     assert held.exports.count == 0
 
 
-def test_who_reads_keeps_an_export_and_the_lease_begins_at_the_end(rig: Rig, held: Held) -> None:
+def test_reading_keeps_an_export_and_the_lease_begins_at_the_end(rig: Rig, held: Held) -> None:
     opened = held.open()
     with held.exports.reader(opened):
         rig.time.tick(10 * LEASE)
@@ -399,7 +399,7 @@ def test_a_topic_is_in_use_while_an_export_of_it_is_open(rig: Rig, held: Held) -
     assert topic.last_use_micros < rig.clock.now_micros()
 
 
-def test_a_reader_that_does_not_take_what_was_read_has_a_lease_for_it(rig: Rig, held: Held) -> None:
+def test_a_reader_that_stops_reading_has_a_lease(rig: Rig, held: Held) -> None:
     """Else one that has forgotten a stream would hold the cut, and the disk space behind it, for ever."""
     opened = held.open()
     with held.exports.reader(opened):
@@ -441,7 +441,7 @@ def test_closing_waits_for_the_piece_that_is_under_way(held: Held) -> None:
         pass
 
 
-def test_at_the_limit_what_was_read_whole_makes_room(rig: Rig, held: Held) -> None:
+def test_at_the_limit_completely_read_exports_make_room(rig: Rig, held: Held) -> None:
     few = Held(rig, exports_max=2)
     one, other = few.open(), few.open()
     with pytest.raises(StoreError) as refusal:
@@ -490,7 +490,9 @@ def test_a_server_that_stops_ends_all_and_opens_none(held: Held) -> None:
     assert held.exports.count == 0
 
 
-def test_why_exports_have_ended_is_remembered_of_so_many(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reasons_of_ended_exports_are_kept_for_a_bounded_number(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exports_module, "ENDED_KEPT", 2)
     opened = [held.open() for _ in range(3)]
     for one in opened:

@@ -136,7 +136,7 @@ def test_entries_of_a_field() -> None:
     assert entries({"a": float("nan")}, ("a",)) == entries({}, ("a",)) == []
 
 
-def test_what_an_interval_holds() -> None:
+def test_membership_of_an_interval() -> None:
     interval = number(1, 5, high_included=False)
     assert interval.holds((Kind.NUMBER, 1))
     assert interval.holds((Kind.NUMBER, 4.9))

@@ -249,7 +249,7 @@ def test_metadata() -> None:
     assert truth("NOW_MICROS() = 1000", {}) is True
 
 
-def test_a_predicate_says_what_it_reads() -> None:
+def test_a_predicate_names_the_fields_that_it_reads() -> None:
     predicate = compiled("/a/b[0] > 1 AND (LENGTH(/c) = 1 OR /a/b[0] = 5) AND @version > 1")
     assert predicate.paths == (("a", "b", 0), ("c",))
     assert predicate.uses_payload
@@ -276,7 +276,7 @@ def test_a_predicate_says_what_it_reads() -> None:
         ("@version > 1 OR false", None),
     ],
 )
-def test_what_does_not_depend_on_the_record_is_settled_once(text: str, constant: bool | None) -> None:
+def test_constant_conditions_are_evaluated_once(text: str, constant: bool | None) -> None:
     predicate = compiled(text)
     assert predicate.constant is constant
     if constant is not None:

@@ -7,7 +7,7 @@ import pytest
 from generate_blocking import SOURCE, TARGET, blocking
 
 
-def test_the_blocking_client_is_what_the_asynchronous_one_generates() -> None:
+def test_the_blocking_client_equals_the_generated_code() -> None:
     names = {path.name for path in SOURCE.glob("_[!_]*.py")}
     assert names == {path.name for path in TARGET.glob("_[!_]*.py")}
     name = "_calls.py"  # `make check` compares all of them

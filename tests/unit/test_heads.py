@@ -11,7 +11,7 @@ def look_up(cache: HeadCache, *keys: bytes) -> tuple[dict[bytes, bytes | None], 
     return found, missing
 
 
-def test_what_was_committed_is_found_and_the_rest_is_missing() -> None:
+def test_committed_heads_are_found_and_the_rest_is_missing() -> None:
     cache = HeadCache(10)
     cache.update({b"a": b"1", b"b": b"2"}, [])
     assert look_up(cache, b"a", b"x", b"b") == ({b"a": b"1", b"b": b"2"}, [b"x"])

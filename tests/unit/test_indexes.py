@@ -422,7 +422,7 @@ def test_an_index_that_is_added_is_used_once_it_is_complete(rig: Rig, small_chun
     assert text(rig, "S1") == ["1", "3", "5", "7", "9"]
 
 
-def test_what_changes_during_a_build_is_in_the_index(rig: Rig, small_chunks: None) -> None:
+def test_changes_during_a_build_are_in_the_index(rig: Rig, small_chunks: None) -> None:
     """Behind and ahead of the position, and exactly at it."""
     start_build(rig)
     rig.turn()
@@ -583,7 +583,7 @@ def test_a_topic_that_is_deleted_and_made_anew_while_an_index_is_built_is_anothe
     check_indexes(rig.store)
 
 
-def test_before_another_message_type_what_is_overdue_leaves_the_index(rig: Rig) -> None:
+def test_overdue_records_leave_the_index_before_a_change_of_message_type(rig: Rig) -> None:
     """The type changes while no record is live; one may be stored all the same, overdue. It goes in the same commit."""
     rig.create_topic("orders", ORDERS, key=(), message_type=MessageType.NVFIX, separator=b"|")
     rig.put("orders", "a", b"symbol=A;side=B|", ttl=1)
@@ -595,7 +595,7 @@ def test_before_another_message_type_what_is_overdue_leaves_the_index(rig: Rig) 
     assert entries(rig) == 0
 
 
-def test_disabling_expiration_expires_what_is_overdue_out_of_the_index_too(rig: Rig) -> None:
+def test_disabling_expiration_removes_overdue_records_from_the_index_too(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS)
     put(rig, {"id": 1, "symbol": "A"}, ttl=SECOND)
     rig.time.tick(SECOND)

@@ -289,7 +289,7 @@ def test_removals_of_a_pruned_record_still_carry_its_body(rig: Rig) -> None:
     assert (entry.kind, entry.payload, entry.previous) == ("expire", b"body", 1)
 
 
-def test_what_expires_by_disabling_and_what_is_journaled_are_the_same(rig: Rig) -> None:
+def test_records_that_expire_by_disabling_equal_the_journaled_expiries(rig: Rig) -> None:
     rig.put("orders", "a", ttl=SECOND)
     rig.time.tick(SECOND)
     rig.alter_topic("orders", expiration=Expiration.DISABLED, journal=False)

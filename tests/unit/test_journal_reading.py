@@ -84,7 +84,7 @@ def test_one_change_is_found_by_its_sequence(rig: Rig) -> None:
         assert cut.entry(quotes, 3) is None
 
 
-def test_what_has_been_pruned_is_not_there_and_the_floor_says_so(rig: Rig) -> None:
+def test_pruned_changes_are_gone_and_the_floor_is_above_them(rig: Rig) -> None:
     some_traffic(rig)
     rig.time.tick(20 * MINUTE)
     rig.prune()
@@ -132,7 +132,7 @@ columns = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=7, max_size=7)
     alike=st.booleans(),
     atomic=st.booleans(),
 )
-def test_one_change_decoded_alone_is_what_it_is_among_the_others(
+def test_a_change_decodes_alone_as_among_others(
     rows: list[tuple[int, list[int], bytes, bytes]], alike: bool, atomic: bool
 ) -> None:
     if alike:  # columns that are constant, or count up, are written as such

@@ -115,7 +115,7 @@ def test_a_filter_that_may_take_long_is_asked_by_readers_in_its_turn(
     assert not slow.subscription.behind
 
 
-def test_equal_subscribers_share_what_readers_judge(
+def test_equal_subscribers_share_the_results_of_readers(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followers = [subscribers.subscribe("orders", filter=SLOW) for _ in range(3)]
@@ -142,7 +142,7 @@ def test_an_atomic_request_is_judged_whole(rig: Rig, subscribers: Subscribers) -
         assert whole[-1].bookmark == 4
 
 
-def test_what_waits_to_be_judged_is_bounded(rig: Rig) -> None:
+def test_the_queue_of_changes_to_judge_is_bounded(rig: Rig) -> None:
     """subscription [3]: beyond its queue the subscriber reads the journal; nothing is missing or comes twice."""
     subscribers = Subscribers(rig, queue_bytes_max=1_000_000)
     slow = subscribers.subscribe("orders", filter=SLOW)
@@ -155,7 +155,7 @@ def test_what_waits_to_be_judged_is_bounded(rig: Rig) -> None:
     assert not slow.subscription.behind
 
 
-def test_a_bookmark_says_nothing_of_what_is_not_judged_yet(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_bookmark_does_not_cover_changes_that_are_not_judged_yet(rig: Rig, subscribers: Subscribers) -> None:
     """subscription [2]."""
     slow = subscribers.subscribe("orders", filter=SLOW, progress=SECOND)
     rig.put("orders", "a", LARGE)
@@ -188,7 +188,7 @@ def test_a_slice_ends_between_two_filters(rig: Rig, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("what", ["backlog is dropped", "one leaves", "topic is deleted"])
-def test_what_happens_in_the_midst_of_a_change(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_events_in_the_middle_of_a_change(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(groups, "EFFORT_MAX", 0)
     monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
     looks = itertools.count()
@@ -255,7 +255,9 @@ def test_the_writer_does_not_ask_a_filter_that_may_take_long(rig: Rig, subscribe
     assert told(slow) == [("put", "a", len(LARGE))], "it is handed over all the same"
 
 
-def test_the_writer_asks_a_filter_only_of_what_has_changed_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_evaluates_a_filter_only_for_records_that_changed_meanwhile(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A delete by filter asked its filter of every record twice, the second time in the writer's thread."""
     asked: list[bytes] = []
     unless_unchanged = selection._unless_unchanged
@@ -292,7 +294,7 @@ def nanos(rig: Rig, text: str, payload: bytes) -> int:
     return effort_of(rig.topic("orders"), payload, None).of(cost_of(parse(text)))
 
 
-def test_what_is_usual_is_little_work(rig: Rig) -> None:
+def test_usual_filters_are_little_work(rig: Rig) -> None:
     order = b'{"id":17,"symbol":"IBM","price":101.5,"legs":[{"px":1},{"px":2}],"note":"%s"}' % (b"x" * 4000)
     for text in ("/price > 9 AND /symbol IN ('IBM', 'MSFT')", "/legs/px > 1 OR LOWER(/note) LIKE '^x'", "@key = 'a'"):
         assert nanos(rig, text, order) < EFFORT_MAX / 5, text
@@ -312,7 +314,7 @@ def test_what_is_usual_is_little_work(rig: Rig) -> None:
         ("/a/b/c > 1 AND /a BETWEEN 1 AND /b", b'{"a":[' + b"1," * 100_000 + b"1]}"),
     ],
 )
-def test_what_may_take_long_is_known_by_its_form(rig: Rig, text: str, payload: bytes) -> None:
+def test_slow_filters_are_known_by_their_form(rig: Rig, text: str, payload: bytes) -> None:
     assert nanos(rig, text, payload) > EFFORT_MAX
 
 

@@ -51,7 +51,7 @@ def test_a_path_is_split_into_steps(path: str, steps: tuple[str, ...]) -> None:
         ("/[a]b", "has an unclosed '[' at 1"),
     ],
 )
-def test_what_is_no_path_is_refused_with_its_place(path: str, fault: str) -> None:
+def test_an_invalid_path_is_refused_with_its_position(path: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_path(path)
     assert fault in str(caught.value)
@@ -102,7 +102,7 @@ def test_one_as_integer_float_and_text_is_one_key() -> None:
 @pytest.mark.parametrize(
     ("value", "missing"), [(None, True), ({}, False), ({"a": 1}, False), ([], False), ([1], False), (b"x", False)]
 )
-def test_what_is_no_scalar_has_no_canonical_text(value: object, missing: bool) -> None:
+def test_only_scalars_have_a_canonical_text(value: object, missing: bool) -> None:
     """Rule K5: never an empty key instead."""
     with pytest.raises(KeyFieldError) as caught:
         canonical_text(value)

@@ -322,7 +322,7 @@ def test_settings_that_are_not_stored_yet_get_their_defaults_and_unknown_ones_ar
     assert settings_from_json(stored) == SETTINGS._replace(retain_bytes=TopicSettings().retain_bytes, index=())
 
 
-def test_what_a_load_stages() -> None:
+def test_the_rows_that_a_load_stages() -> None:
     (key,) = staged_keys(7, [b"ab"], 0x11, 0x22)
     assert key.hex() == "000000077200026162000000110000000000000022"
     assert read_staged_key(key) == (b"ab", 0x11, 0x22)

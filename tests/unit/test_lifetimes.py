@@ -107,7 +107,7 @@ def test_a_topic_can_reject_lifetimes(lifetime: Lifetime) -> None:
         (15, 15, ABSENT, 15),
     ],
 )
-def test_the_bounds_of_the_topic_clamp_what_the_record_asks(
+def test_the_bounds_of_the_topic_clamp_the_lifetime_of_a_record(
     minimum: int | None, maximum: int | None, lifetime: Lifetime, ahead: int | None
 ) -> None:
     """Rule L4 (R5): never is clamped to the maximum too, but not to the minimum; the default is 30 s."""

@@ -58,7 +58,7 @@ def refused(reason: str, message: str = "no") -> Refused:
     return Refused(types_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}"), message)
 
 
-def test_what_replication_refuses_is_an_error_of_the_store() -> None:
+def test_a_refusal_of_replication_becomes_an_error_of_the_store() -> None:
     async def run() -> None:
         links = RefusingLinks(refused("REPLICATION_UNAVAILABLE", "the write stands here"))
         linked = Linked(links, message_bytes_max=0)
@@ -104,7 +104,7 @@ def test_every_reason_of_replication_is_one_of_the_store() -> None:
     assert store_error(refused("RESEED_PENDING")).retry_after_micros > 0
 
 
-def test_the_log_names_reasons_and_warns_of_what_is_wrong() -> None:
+def test_the_log_names_reasons_and_warns_of_faults() -> None:
     structlog.reset_defaults()
     with capture_logs() as lines:
         log_event("peer_downgraded", {"peer": "ldn-1"})

@@ -137,7 +137,7 @@ def test_lifetimes_start_when_the_row_is_applied(rig: Loaded) -> None:
     assert found[b"b"].expire_time_micros == NEVER
 
 
-def test_what_others_change_after_the_opening_wins(rig: Loaded) -> None:
+def test_changes_by_others_after_the_opening_win(rig: Loaded) -> None:
     for key in "abcd":
         rig.put("t", key, b"old")
     load = rig.open_load()
@@ -199,7 +199,7 @@ def test_a_row_that_was_applied_is_not_applied_again_after_a_crash(
     assert rig.payloads() == {"c": b"c", "d": b"d"}
 
 
-def test_of_rows_with_one_key_that_of_the_highest_part_counts_and_in_an_attempt_the_last(rig: Loaded) -> None:
+def test_the_highest_part_wins_for_a_repeated_key_and_the_last_row_within_an_attempt(rig: Loaded) -> None:
     load = rig.open_load()
     rig.stage(load, [("a", b"0"), ("a", b"0 again"), ("b", b"0")], part=0)
     rig.stage(load, [("a", b"1")], part=1)
@@ -266,7 +266,7 @@ def test_the_end_of_the_lease_leaves_the_topic_as_it_was(rig: Loaded) -> None:
     assert rig.topic("t").loads == ()
 
 
-def test_what_ends_while_the_lease_is_renewed_does_not_end(rig: Loaded) -> None:
+def test_a_load_whose_lease_is_renewed_at_its_end_does_not_end(rig: Loaded) -> None:
     """The end of the lease is in the writer's queue when the renewal comes."""
     load = rig.open_load(lease=MINUTE)
     rig.time.tick(MINUTE)
@@ -385,9 +385,7 @@ def test_a_topic_with_an_open_load_is_in_use(rig: Loaded) -> None:
     assert rig.answer(answers) is True
 
 
-def test_what_is_staged_ends_when_the_data_is_restored_and_what_is_committed_goes_on(
-    rig: Loaded, tmp_path: Path
-) -> None:
+def test_a_restore_ends_staged_loads_and_continues_committed_ones(rig: Loaded, tmp_path: Path) -> None:
     staging, committed = rig.open_load(), rig.open_load()
     for load in (staging, committed):
         rig.stage(load, [("a", b"1")])
@@ -473,7 +471,7 @@ def test_a_part_that_is_named_twice_is_refused(rig: Loaded) -> None:
     assert (refused.value.reason, refused.value.field) == (Reason.INVALID_ARGUMENT, "parts[1].part")
 
 
-def test_the_disk_space_of_what_was_staged_is_given_back(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_space_of_staged_rows_is_given_back(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     compacted: list[tuple[str, bytes | None, bytes | None]] = []
     monkeypatch.setattr(rig.store._rocks, "compact", lambda *of: compacted.append(of))
     load, other = rig.open_load(), rig.open_load()
@@ -546,7 +544,7 @@ def test_attempts_that_do_not_count_are_passed_over_in_bounded_steps(
     assert rig.payloads() == dict.fromkeys(keys[::7], b"kept")
 
 
-def test_one_commit_deletes_no_more_than_so_many_bytes(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deletes_of_one_commit_are_bounded_in_bytes(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "APPLY_BYTES", 2_500_000)
     for key in "abcdef":
         rig.run(Publish("t", [bytes(900_000)], [key]))
@@ -582,7 +580,7 @@ def test_loads_stage_no_more_together_than_is_allowed(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_of_more_attempts_than_allowed_nothing_is_remembered(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_beyond_the_limit_leave_nothing_behind(rig: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "ATTEMPTS_MAX", 2)
     load = rig.open_load()
     for attempt in (1, 2, 1):

@@ -114,7 +114,7 @@ def test_checking_starts_nothing(started: list[Config], tmp_path: Path, capsys: 
     assert not started
 
 
-def test_what_is_printed_can_be_started_with(
+def test_a_server_starts_with_the_printed_configuration(
     started: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.main(["--print-config", "--data-dir", str(tmp_path / "d"), "--prune-interval", "90s"]) == 0
@@ -273,7 +273,7 @@ def test_exceptions_are_logged_with_their_traceback() -> None:
 
 
 @pytest.mark.parametrize(("level", "seen"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
-def test_what_is_below_the_level_is_not_logged(level: str, seen: int) -> None:
+def test_events_below_the_level_are_not_logged(level: str, seen: int) -> None:
     stream = io.StringIO()
     logs.configure(LogConfig(level=level), stream)
     log = structlog.get_logger("a")

@@ -173,7 +173,7 @@ def test_commits_are_counted_with_their_records(watched: Watched) -> None:
     assert (watched.value("sow_commit_seconds_sum") or 0) > 0
 
 
-def test_what_waits_for_the_writer_is_shown(watched: Watched) -> None:
+def test_requests_waiting_for_the_writer_are_shown(watched: Watched) -> None:
     watched.create("a")
     watched.store.commits.submit(Publish("a", [b"12345", b"67"], keys=["1", "2"]), lambda _: None)
     assert watched.value("sow_write_queue_requests") == 1
@@ -542,7 +542,7 @@ LINKS = admin_pb2.GetReplicationStatusResponse(
 )
 
 
-def test_links_show_how_far_they_are_and_what_is_wrong(watched: Watched) -> None:
+def test_links_show_their_positions_and_errors(watched: Watched) -> None:
     """R8, R10."""
     assert watched.value("sow_replication_lag_sequences", direction="out", peer="ldn-1") is None
     watched.metrics.links_are(LINKS)

@@ -102,7 +102,7 @@ def test_an_order_is_fields_with_directions(text: str, terms: list[Term], canoni
         (", ".join(["/a"] * 17), 64, "more fields than the limit of 16"),
     ],
 )
-def test_what_is_no_order_is_refused_with_its_position(text: str, position: int, expected: str) -> None:
+def test_an_invalid_order_is_refused_with_its_position(text: str, position: int, expected: str) -> None:
     with pytest.raises(FilterError) as refused:
         parse_order(text)
     assert refused.value.position == position, refused.value.message
@@ -117,7 +117,7 @@ def test_an_order_that_is_too_long_is_refused() -> None:
         parse_order("/" + "a" * ordering.LENGTH_MAX)
 
 
-def test_a_topic_refuses_what_it_cannot_order_by() -> None:
+def test_a_topic_refuses_orders_that_it_cannot_evaluate() -> None:
     with pytest.raises(StoreError) as refused:
         order(topic(), "/a, price")
     assert (refused.value.reason, refused.value.field) == (Reason.ORDER_INVALID, "order_by")
@@ -250,7 +250,7 @@ def test_texts_that_are_sorted_by_count_as_memory() -> None:
             sorting.add([b"1", b"2"], [stored(b'{"a":"' + b"x" * 60_000 + b'"}')] * 2)
 
 
-def test_sorts_share_their_memory_and_who_finds_none_begins_anew() -> None:
+def test_sorts_share_their_memory_and_a_sort_without_room_begins_anew() -> None:
     memory = SortMemory(bytes_max=300_000)
     value = stored(b'{"a":1,"pad":"' + b"x" * 100_000 + b'"}')
     one, other = (Sorter(order(topic(), "/a"), None, payloads=True, memory=memory) for _ in range(2))

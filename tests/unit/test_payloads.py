@@ -135,7 +135,7 @@ def test_good_records_and_bad_ones_keep_their_places() -> None:
     ]
 
 
-def test_of_a_repeated_name_the_last_counts() -> None:
+def test_the_last_of_a_repeated_name_counts() -> None:
     assert json_key("/a", b'{"a":1,"a":2}') == b"2"
     assert msgpack_key("/a", b"\x82\xa1a\x01\xa1a\x02") == b"2"
     assert fix_key("/55", b"55=first|55=second") == b"first"  # in FIX it is the first, as repeating groups have it
@@ -157,7 +157,7 @@ def test_a_number_beyond_all_floats_is_no_key() -> None:
 @pytest.mark.parametrize(
     "value", [b"bytes", datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), msgspec.msgpack.Ext(5, b"x")]
 )
-def test_what_only_messagepack_has_is_no_key(value: object) -> None:
+def test_values_that_only_messagepack_has_are_no_keys(value: object) -> None:
     assert bad(msgpack_key("/a", pack({"a": value}))).reason is Reason.KEY_FIELD_NOT_SCALAR
     assert msgpack_key("/b", pack({"a": value, "b": 1})) == b"1"
 
@@ -429,7 +429,7 @@ DOCUMENT = b'{"a": 1.50, "b":{"c":[1, 2],"d":{"e":null}}, "n":1E400, "s":"\\u004
         (without("/zz"), b'{"a":1.50,"b":{"c":[1, 2],"d":{"e":null}},"n":1E400,"s":"\\u0041"}'),
     ],
 )
-def test_a_projection_keeps_the_bytes_of_what_it_keeps(projection: Projection, expected: bytes) -> None:
+def test_a_projection_keeps_the_bytes_of_its_fields(projection: Projection, expected: bytes) -> None:
     """Rule Q2."""
     assert format_of(TopicSettings()).project(DOCUMENT, projection) == expected
 

@@ -111,7 +111,7 @@ def test_leading_fields_and_comparisons_of_the_key_give_ranges(
         ("true", ONE),
     ],
 )
-def test_what_says_nothing_of_keys_is_a_scan(text: str, key_paths: list[tuple[str, ...]]) -> None:
+def test_a_filter_without_keys_is_a_scan(text: str, key_paths: list[tuple[str, ...]]) -> None:
     assert planned(text, key_paths) == Plan(Access.SCAN, ranges=EVERYTHING)
     assert plan(None, key_paths=key_paths) == Plan(Access.SCAN, ranges=EVERYTHING)
 
@@ -131,7 +131,7 @@ def test_what_says_nothing_of_keys_is_a_scan(text: str, key_paths: list[tuple[st
         "/price BETWEEN 2 AND 1",
     ],
 )
-def test_what_contradicts_itself_reads_nothing(text: str) -> None:
+def test_a_contradicting_filter_reads_nothing(text: str) -> None:
     assert planned(text, ONE, indexed=[("price",)]).access is Access.NOTHING
 
 

@@ -55,7 +55,7 @@ def durable_policy(name: str, pattern: str = ".*", /, *, operator: bool = False,
     return Policy(name, pattern, sets, target=PolicyTarget.DURABLES, operator=operator)
 
 
-def test_a_topic_that_declares_nothing_has_what_is_built_in() -> None:
+def test_a_topic_without_declarations_has_the_built_in_settings() -> None:
     found = resolve_topic("orders", {})
     assert found.settings == TopicSettings()
     assert set(found.origins.values()) == {"default"}
@@ -129,7 +129,7 @@ def test_a_pattern_matches_the_whole_name(pattern: str, name: str, expected: boo
     ],
 )
 @pytest.mark.parametrize("field", sorted(LIMITS))
-def test_of_limits_the_strictest_counts(
+def test_the_strictest_limit_counts(
     field: str,
     topic: int | None,
     user: int | None,
@@ -218,7 +218,7 @@ def test_a_topic_of_the_file_is_not_deleted_for_being_unused() -> None:
 # --- durables --------------------------------------------------------------------------------------------------------
 
 
-def test_a_durable_has_what_its_topic_has_unless_somebody_says_otherwise() -> None:
+def test_a_durable_takes_the_settings_of_its_topic_by_default() -> None:
     """J3, J8, J10."""
     topic = TopicSettings(
         retain_time_micros=HOUR, retain_bytes=None, backlog_ttl_micros=MINUTE, durable_idle_ttl_micros=2 * HOUR
@@ -308,7 +308,7 @@ ENABLED: Final[Declared] = {"expiration": Expiration.ENABLED}
     ],
     ids=str,
 )
-def test_what_cannot_be_declared_together_is_refused_with_both_settings_and_their_values(
+def test_contradicting_declarations_are_refused_with_both_settings_and_their_values(
     declared: Declared, message: str
 ) -> None:
     """Pulsar 2, Pulsar 5, RabbitMQ 12, L4, X2: exactly as they are written, Go-style durations and binary sizes."""
@@ -331,7 +331,7 @@ def test_what_cannot_be_declared_together_is_refused_with_both_settings_and_thei
     ],
     ids=str,
 )
-def test_what_may_be_declared(declared: Declared) -> None:
+def test_valid_declarations_pass(declared: Declared) -> None:
     """Pulsar 2, J9: only a retention that is explicit, and that keeps something, bounds a quota."""
     check_limits_and_values(declared)
 
@@ -344,14 +344,14 @@ def test_what_may_be_declared(declared: Declared) -> None:
         ({"retain_bytes": 0, "retain_time_micros": SECOND}, "retain_time: 1s and retain_bytes 0B must both be zero"),
     ],
 )
-def test_what_a_durable_cannot_declare(declared: Declared, message: str) -> None:
+def test_settings_that_a_durable_cannot_declare_are_refused(declared: Declared, message: str) -> None:
     """FTL 1, J3, J10."""
     with pytest.raises(StoreError) as caught:
         check_durable_settings(declared)
     assert caught.value.message.startswith(message)
 
 
-def test_what_a_policy_cannot_be() -> None:
+def test_invalid_policies_are_refused() -> None:
     """T2."""
     for bad, field in (
         (policy("a b", max_bytes=1), "policy.name"),
@@ -371,7 +371,7 @@ def test_what_a_policy_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("field", sorted(TOPICS_OWN))
-def test_what_only_a_topic_can_say_no_policy_says(field: str) -> None:
+def test_a_policy_cannot_declare_settings_of_the_topic_itself(field: str) -> None:
     value = getattr(TopicSettings(), field)
     with pytest.raises(StoreError) as caught:
         check_policy(Policy("p", ".*", {field: value}))
@@ -430,7 +430,7 @@ def test_the_storage_to_plan_for() -> None:
     assert planned_journal_bytes(settings._replace(journal=False)) == 0
 
 
-def test_what_is_declared_is_read_as_it_was_written() -> None:
+def test_a_declaration_reads_back_as_written() -> None:
     declared: Declared = {
         "key": ("/a", "/b"),
         "message_type": MessageType.FIX,
@@ -452,12 +452,12 @@ def test_a_policy_is_read_as_it_was_written() -> None:
     assert decode_policy("p", encode_policy(given), operator=True) == given
 
 
-def test_what_says_nothing_is_not_declared() -> None:
+def test_empty_settings_are_not_declared() -> None:
     given: Declared = {"max_bytes": None, "retain_bytes": None, "dead_letter": "", "min_ttl_micros": 0}
     assert tidy(given) == {"retain_bytes": None, "min_ttl_micros": 0}
 
 
-def test_what_is_not_built_in_has_been_declared() -> None:
+def test_values_that_are_not_built_in_count_as_declared() -> None:
     settings = TopicSettings(key=("/id",), retain_bytes=None)
     assert declared_of(settings) == {"key": ("/id",), "retain_bytes": None}
     assert resolve_topic("a", declared_of(settings)).settings == settings

@@ -62,7 +62,7 @@ def test_an_outcome_that_is_forgotten_is_unknown_only_where_there_was_a_conditio
     assert publisher.refusal_of(kept, conditional=True) is None
 
 
-def test_what_is_kept_and_what_is_unknown_meet_without_a_gap() -> None:
+def test_kept_and_unknown_sequences_meet_without_a_gap() -> None:
     """A refusal is either remembered or answered as unknown, never taken for applied."""
     publisher = Publisher(epoch=1)
     for sequence in range(1, OUTCOMES_KEPT + 20):
@@ -175,9 +175,7 @@ def test_the_records_of_a_unit_are_those_of_the_attempt_that_finished_it() -> No
     ("first", "count", "unit", "passes"),
     [(5, 2, 1, True), (1, 6, 1, True), (7, 0, 1, True), (7, 1, 1, False), (6, 2, 1, False), (7, 0, 2, True)],
 )
-def test_of_a_finished_unit_nothing_passes_but_what_was_decided_before(
-    first: int, count: int, unit: int, passes: bool
-) -> None:
+def test_a_finished_unit_admits_only_requests_decided_before(first: int, count: int, unit: int, passes: bool) -> None:
     """publishers [3]: whoever has not heard that the unit is finished is told so by his retry."""
     done = Publisher(epoch=1).advance(6, [], NOW, unit=1, applied=6, finishes=True)
     if passes:

@@ -132,7 +132,7 @@ def test_a_plan_reaches_from_its_start_to_the_head(rig: Rig) -> None:
     assert planned(rig, FROM_NOW).part_ends == ()
 
 
-def test_who_plans_uses_the_topic(rig: Rig) -> None:
+def test_planning_a_range_uses_the_topic(rig: Rig) -> None:
     """T1. A query that follows by ranges would otherwise lose its topic while nothing is published."""
     rig.time.tick(HOUR)
     planned(rig, 0)
@@ -299,7 +299,7 @@ def test_a_range_has_every_change_with_the_record_that_went(rig: Rig) -> None:
     assert rows(rig, begin, last(rig)) == expected, "also when it is read again"
 
 
-def test_a_filter_counts_for_what_was_and_for_what_is(rig: Rig) -> None:
+def test_a_filter_is_checked_against_the_old_and_the_new_record(rig: Rig) -> None:
     """S2."""
     begin = last(rig)
     put(rig, "a", "b", px=1)
@@ -337,7 +337,7 @@ def test_shares_of_the_keys_have_every_change_and_those_of_a_key_in_order(rig: R
     assert sum(map(len, shares)) == len(whole)
 
 
-def test_with_a_history_a_range_reads_the_same_when_the_journal_has_lost_what_was_before(rig: Rig) -> None:
+def test_with_a_history_a_range_reads_the_same_after_earlier_changes_are_pruned(rig: Rig) -> None:
     """J1: what a record was before is not known below the floor, which rises; from `history` on it never is."""
     put(rig, "a", "b", px=1)
     begin = last(rig)

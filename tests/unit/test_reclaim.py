@@ -81,7 +81,7 @@ def test_too_few_expired_records_are_left_alone_and_count_on(rig: Rig, compacted
     ]
 
 
-def test_what_was_compacted_counts_no_more(rig: Rig, compacted: Ranges) -> None:
+def test_compacted_removals_count_no_more(rig: Rig, compacted: Ranges) -> None:
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 4)
     assert rig.store.upkeep.reclaim(4, yes)
@@ -121,7 +121,7 @@ def test_records_that_do_not_deserve_it_do_not_help_others_to_be_enough(rig: Rig
     assert compacted.families() == [EXPIRY]
 
 
-def test_what_was_deleted_counts_as_what_has_expired(rig: Rig, compacted: Ranges) -> None:
+def test_deleted_records_count_like_expired_ones(rig: Rig, compacted: Ranges) -> None:
     rig.create_topic("t", PLAIN)
     put(rig, "t", 2)
     rig.delete("t", "k0", "k1")
@@ -129,7 +129,7 @@ def test_what_was_deleted_counts_as_what_has_expired(rig: Rig, compacted: Ranges
     assert compacted.families() == [RECORDS, INDEXES]
 
 
-def test_of_the_journal_nothing_is_written_again_that_is_retained(rig: Rig, compacted: Ranges) -> None:
+def test_compaction_does_not_rewrite_the_retained_journal(rig: Rig, compacted: Ranges) -> None:
     topic = rig.create_topic("t", JOURNALED)
     put(rig, "t", 3)
     rig.time.tick(HOUR)
@@ -172,7 +172,7 @@ def test_a_stop_does_not_wait_for_more_than_one_range(rig: Rig, compacted: Range
     assert compacted.families() == [RECORDS, INDEXES, EXPIRY]
 
 
-def test_what_is_removed_during_a_compaction_counts_for_the_next(rig: Rig, compacted: Ranges) -> None:
+def test_removals_during_a_compaction_count_for_the_next(rig: Rig, compacted: Ranges) -> None:
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 4)
     steps: list[None] = []

@@ -98,7 +98,7 @@ def test_the_greater_version_wins_whatever_comes_first(pair: tuple[Rig, Rig]) ->
     assert live(a)["1"].payload == b"of b"
 
 
-def test_of_equal_versions_the_greater_name_wins(pair: tuple[Rig, Rig]) -> None:
+def test_the_greater_name_wins_at_equal_versions(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     ship(a, b)
     ship(b, a)
@@ -157,7 +157,7 @@ def test_an_overdue_record_is_expired_before_a_change_of_a_peer(pair: tuple[Rig,
     assert live(b) == live(a)
 
 
-def test_a_delete_of_what_is_not_there_is_remembered_and_handed_on(tmp_path: Path) -> None:
+def test_a_delete_of_a_missing_record_is_remembered_and_forwarded(tmp_path: Path) -> None:
     """R4: a third instance may hold what was deleted; subscribers hear nothing."""
     time = FakeTime()
     a, b, c = (instance(tmp_path, name, peers=["b"] if name != "b" else ["a", "c"], time=time) for name in "abc")
@@ -177,7 +177,7 @@ def test_a_delete_of_what_is_not_there_is_remembered_and_handed_on(tmp_path: Pat
     assert c.get("t", "1") is None
 
 
-def test_what_came_from_a_peer_does_not_go_back_to_it_but_to_others(tmp_path: Path) -> None:
+def test_changes_from_a_peer_go_to_others_but_not_back(tmp_path: Path) -> None:
     """R7."""
     time = FakeTime()
     a, b = instance(tmp_path, "a", peers=["b"], time=time), instance(tmp_path, "b", peers=["a", "c"], time=time)
@@ -227,7 +227,7 @@ def test_nothing_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Rig]
     assert len(b.journal("t")) == journal, "a change that changes nothing is not journaled"
 
 
-def test_the_cursor_is_in_the_batch_of_what_was_applied(pair: tuple[Rig, Rig]) -> None:
+def test_the_cursor_is_in_the_batch_of_the_applied_changes(pair: tuple[Rig, Rig]) -> None:
     """R6: a crash leaves both or neither, and a restart goes on behind it."""
     a, b = pair
     ship(a, b)
@@ -510,7 +510,7 @@ def test_tombstones_are_purged_in_the_order_of_making(pair: tuple[Rig, Rig]) -> 
     assert set(tombstones(a)) == {"d"}
 
 
-def test_a_purge_by_age_is_remembered_for_those_who_missed_it(pair: tuple[Rig, Rig]) -> None:
+def test_a_purge_by_age_is_remembered_for_peers_that_missed_it(pair: tuple[Rig, Rig]) -> None:
     """R4: the peer has not heard of the delete, and may hold what is older."""
     a, b = pair
     ship(a, b)
@@ -528,7 +528,7 @@ def test_a_purge_by_age_is_remembered_for_those_who_missed_it(pair: tuple[Rig, R
     assert refused.value.reason is Reason.RESEED_PENDING
 
 
-def test_what_only_a_receiver_has_is_dropped_when_it_is_dead_by_what_was_purged(pair: tuple[Rig, Rig]) -> None:
+def test_a_record_that_only_the_receiver_has_is_dropped_below_the_purge_mark(pair: tuple[Rig, Rig]) -> None:
     """R4: written to a file first; what is newer is kept, what expired elsewhere and is kept here by disabling, too."""
     a, b = pair
     b.put("t", "dead", b"old")
@@ -558,7 +558,7 @@ def test_what_only_a_receiver_has_is_dropped_when_it_is_dead_by_what_was_purged(
     assert b.kinds("t")[-2:] == [("delete", "dead"), ("put", "known")]
 
 
-def test_what_is_dropped_is_written_down_whatever_the_names_are(tmp_path: Path) -> None:
+def test_dropped_records_are_written_to_a_file_whatever_the_names_are(tmp_path: Path) -> None:
     """R4. Story: with a long topic and a long instance the name of the file was too long for the file system: the link
     ended, came back and ended again, and nothing was ever seeded."""
     time, name = FakeTime(), "a" * 100
@@ -630,7 +630,7 @@ def test_a_topic_is_not_deleted_while_a_peer_has_not_received_all_of_it(pair: tu
     assert a.topic("t").statistics.tombstones == 0
 
 
-def test_what_peers_have_acknowledged_is_written_down(pair: tuple[Rig, Rig]) -> None:
+def test_acknowledgements_of_peers_are_stored(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     a.put("t", "1")
     ship(a, b)
@@ -645,7 +645,7 @@ def test_what_peers_have_acknowledged_is_written_down(pair: tuple[Rig, Rig]) -> 
     assert a.store.replicas.peers.peer("b").missed
 
 
-def test_a_filter_withdraws_what_does_not_match_any_more(pair: tuple[Rig, Rig]) -> None:
+def test_a_filter_withdraws_records_that_have_ceased_to_match(pair: tuple[Rig, Rig]) -> None:
     a, b = pair
     ship(a, b)
 
@@ -711,7 +711,7 @@ def test_a_buried_delete_reaches_no_subscriber(pair: tuple[Rig, Rig]) -> None:
     assert set(tombstones(b)) == {"1"}
 
 
-def test_what_is_said_of_topics_has_a_version_that_rises_with_every_change(pair: tuple[Rig, Rig]) -> None:
+def test_the_answers_about_topics_have_a_version_that_rises_with_every_change(pair: tuple[Rig, Rig]) -> None:
     """Links ask for it each second, and for thousands of topics only when it is another."""
     a, b = pair
     versions = [b.store.replicas.sources.version]
@@ -771,7 +771,7 @@ def wiped(rig: Rig, path: Path) -> Rig:
     return again
 
 
-def test_what_an_instance_writes_after_it_lost_its_data_outranks_what_it_wrote_before(
+def test_writes_of_an_instance_after_it_lost_its_data_outrank_its_earlier_writes(
     pair: tuple[Rig, Rig], tmp_path: Path
 ) -> None:
     """K7: an instance was wiped, and wrote with a clock that was behind. The peer had its earlier write, of a greater
@@ -793,7 +793,7 @@ def test_what_an_instance_writes_after_it_lost_its_data_outranks_what_it_wrote_b
     assert ship(b, a) == MergeCounts()
 
 
-def test_a_delete_after_the_loss_holds_against_what_was_written_before(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
+def test_a_delete_after_the_loss_wins_over_earlier_writes(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
     """K7: else the record that the instance had deleted came back with the seed."""
     a, b = pair
     a.put("t", "1", b"before")
@@ -827,9 +827,7 @@ def test_a_newer_write_of_before_replaces_an_older_one_of_before(pair: tuple[Rig
     assert live(a)["1"].payload == b"second"
 
 
-def test_data_that_were_restored_take_what_the_instance_wrote_after_the_backup(
-    pair: tuple[Rig, Rig], tmp_path: Path
-) -> None:
+def test_restored_data_get_the_rows_written_after_the_backup(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
     """J14, K7: the backup is older than what the peers have, though both are by the same instance."""
     a, b = pair
     a.put("t", "1", b"in the backup")
@@ -844,7 +842,7 @@ def test_data_that_were_restored_take_what_the_instance_wrote_after_the_backup(
     assert live(restored)["1"].payload == b"after the backup"
 
 
-def test_an_instance_that_takes_over_a_name_takes_what_was_written_under_it(
+def test_an_instance_that_takes_over_a_name_gets_the_rows_written_under_it(
     pair: tuple[Rig, Rig], tmp_path: Path
 ) -> None:
     """K7. Story: what it had received of the one before counted as its own, and was put above newer writes of that one,

@@ -89,7 +89,7 @@ def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> 
     assert read().chunks
 
 
-def test_what_was_acknowledged_to_a_sender_survives_a_power_cut(pair: tuple[Rig, Rig]) -> None:
+def test_changes_acknowledged_to_a_sender_survive_a_power_cut(pair: tuple[Rig, Rig]) -> None:
     """R6, P5: the parts of a seed, and changes.
 
     Story: an acknowledgement before the sync passed all tests, since the system keeps what a killed process wrote.
@@ -127,7 +127,7 @@ def test_missing_counts_as_deleted_only_until_every_topic_is_seeded(pair: tuple[
     assert set(live(b, "later")) == {"lives"}
 
 
-def test_an_acknowledgement_does_not_undo_what_a_purge_notes_meanwhile(pair: tuple[Rig, Rig]) -> None:
+def test_an_acknowledgement_does_not_undo_the_mark_of_a_purge_meanwhile(pair: tuple[Rig, Rig]) -> None:
     """R4: that a peer has missed tombstones is noted on the writer's thread, what it acknowledges on another."""
     a, b = pair
     a.put("t", "1")
@@ -183,7 +183,7 @@ def test_a_merge_in_rounds_is_answered_when_the_store_ends_in_between(
     assert answer.reason is Reason.STOPPING
 
 
-def test_what_was_written_while_a_journal_was_off_is_not_passed_over(pair: tuple[Rig, Rig]) -> None:
+def test_writes_without_a_journal_are_not_skipped(pair: tuple[Rig, Rig]) -> None:
     """R6: not even when it is on again before the link has heard of that: the topic is lost to the journal."""
     a, b = pair
     ship(a, b)
@@ -238,7 +238,7 @@ def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> N
     assert set(live(a)) == {"old"}
 
 
-def test_a_delete_goes_to_peers_without_what_it_has_removed(pair: tuple[Rig, Rig]) -> None:
+def test_a_delete_goes_to_peers_without_the_removed_record(pair: tuple[Rig, Rig]) -> None:
     """K8: a thousand large records go in one commit, and it has to fit into one message."""
     a, b = pair
     a.put("t", "1", b"x" * 2**20)
@@ -300,7 +300,7 @@ def test_a_chunk_without_changes_is_no_fault(pair: tuple[Rig, Rig]) -> None:
     assert b.answer(answers) == MergeCounts()
 
 
-def test_sources_and_origins_beyond_what_the_journal_has_room_for_are_refused(
+def test_sources_and_origins_beyond_the_room_of_the_journal_are_refused(
     pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """writer [3]: a commit with such a number could not be encoded, which would end all writing."""

@@ -128,7 +128,7 @@ def test_every_kind_of_change_waits(rig: Rig) -> None:
     run(rig, replicas, test)
 
 
-def test_what_changes_nothing_waits_for_nothing(rig: Rig) -> None:
+def test_a_request_without_changes_does_not_wait(rig: Rig) -> None:
     replicas = FakeLinks()
 
     async def test(changes: Submissions) -> None:
@@ -141,7 +141,7 @@ def test_what_changes_nothing_waits_for_nothing(rig: Rig) -> None:
     run(rig, replicas, test)
 
 
-def test_a_retry_waits_for_what_its_first_attempt_has_written(rig: Rig) -> None:
+def test_a_retry_waits_for_the_writes_of_its_first_attempt(rig: Rig) -> None:
     """A duplicate that is answered at once would say REPLICATED of a write that no peer may have."""
     replicas = FakeLinks()
 

@@ -194,7 +194,7 @@ def test_a_peer_that_goes_away_is_unavailable() -> None:
         (grpc.StatusCode.INTERNAL, "bug", "the call to ldn:7450 failed (INTERNAL): bug"),
     ],
 )
-def test_what_the_transport_says_is_told_in_words(code: grpc.StatusCode, details: str, told: str) -> None:
+def test_messages_of_the_transport_become_words(code: grpc.StatusCode, details: str, told: str) -> None:
     """It read "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:…"."""
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 

@@ -82,7 +82,7 @@ def is_downgraded(pair: Pair) -> bool:
     return pair.sending.outgoing["b"].downgraded
 
 
-def test_what_is_sent_and_not_acknowledged_is_bounded_and_goes_on_with_the_acknowledgement() -> None:
+def test_unacknowledged_messages_are_bounded_and_sending_continues_with_the_acknowledgement() -> None:
     pair = Pair(messages_max=3)
     sender, receiver = pair.connect()
     pair.publish(10)
@@ -157,7 +157,7 @@ def test_changes_that_were_applied_are_acknowledged_and_not_given_to_the_store()
     assert response.acknowledged.sequence == 1
 
 
-def test_an_acknowledgement_of_what_was_not_sent_breaks_the_protocol() -> None:
+def test_an_acknowledgement_of_unsent_changes_breaks_the_protocol() -> None:
     pair = Pair()
     sender, _ = pair.connect()
     sender.received(
@@ -324,7 +324,7 @@ def answers_of(pair: Pair, sequence: int, topic: str = "T") -> list[Refused | No
     return answers
 
 
-def test_replicated_of_a_retry_is_not_answered_by_what_was_acknowledged_without_the_topic() -> None:
+def test_acknowledgements_without_the_topic_do_not_answer_replicated_of_a_retry() -> None:
     pair = Pair(mode=Mode.SYNC)
     pair.b.drop_topic("T")
     pair.a.create("U")
@@ -381,7 +381,7 @@ def test_replicated_is_answered_by_a_peer_that_went_away_after_it_had_the_write(
     assert answers_of(pair, 1) == [None]
 
 
-def test_what_a_link_of_another_pattern_acknowledged_counts_for_nothing() -> None:
+def test_acknowledgements_of_a_link_with_another_pattern_do_not_count() -> None:
     pair = Pair(mode=Mode.SYNC)
     sender, receiver = pair.connect()
     pair.publish(1)
@@ -496,7 +496,7 @@ def test_a_link_that_fails_at_a_tick_ends_and_the_others_are_looked_at() -> None
     assert over(other)
 
 
-def test_what_waits_for_replicated_costs_an_acknowledgement_no_more_than_what_it_answers(
+def test_an_acknowledgement_costs_only_the_waiting_writes_that_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pair = Pair(mode=Mode.SYNC)

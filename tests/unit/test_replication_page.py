@@ -21,7 +21,7 @@ def test_an_example_loads_and_replicates(text: str, tmp_path: Path) -> None:
     assert load(path).replicates
 
 
-def test_who_sends_to_whom_is_accepted_there_with_the_same_token() -> None:
+def test_every_sender_of_the_examples_is_accepted_with_the_same_token() -> None:
     found = {
         tables["server"]["instance"]: tables for tables in map(tomllib.loads, EXAMPLES) if "tls" not in str(tables)
     }

@@ -226,7 +226,7 @@ def test_a_sender_that_nobody_has_named_is_refused() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "secret"])
-def test_who_is_not_accepted_compares_and_repairs_nothing_either(token: str) -> None:
+def test_an_instance_that_is_not_accepted_cannot_compare_or_repair(token: str) -> None:
     """R1, R11: the right token does not make a peer."""
     stranger = replication_pb2.Instance(name="stranger", id="s", epoch="e")
 

@@ -151,7 +151,7 @@ def test_a_peer_that_was_away_for_longer_than_the_grace_gets_the_deletes_from_th
     assert set(payloads(world, "a")) == {"kept", "early", "late"}
 
 
-def test_without_the_journal_it_drops_what_is_not_above_what_was_purged_and_offers_the_rest() -> None:
+def test_without_the_journal_it_drops_records_below_the_purge_mark_and_offers_the_rest() -> None:
     world = away_for_longer_than_the_grace(prune=True)
     assert set(payloads(world, "a")) == {"kept", "late"}
     assert world.instances["b"].store.dropped() == {("T", "gone"), ("T", "early")}
@@ -205,7 +205,7 @@ def test_a_restored_instance_whose_data_are_to_be_taken_as_they_are_is_not_asked
     assert payloads(world, "b") == {"gone": "one"}
 
 
-def test_what_is_acknowledged_counts_only_once_every_topic_is_seeded() -> None:
+def test_acknowledgements_count_only_once_every_topic_is_seeded() -> None:
     """sender [5]: tombstones go, and REPLICATED is answered, by what a peer has; a cursor does not tell of seeds."""
     world = World(1)
     options = NodeOptions(peers=(PeerOptions("b", "b"),), seed_bytes_max=1, flight_messages_max=1)
@@ -351,7 +351,7 @@ def test_an_instance_that_lost_its_data_is_heard_by_one_that_never_had_a_change(
     assert payloads(world, "b") == {"k": "one"}
 
 
-def test_what_an_instance_deletes_after_it_lost_its_data_stays_deleted() -> None:
+def test_deletes_of_an_instance_after_it_lost_its_data_hold() -> None:
     """node [4]: the tombstone went by age before the peer had brought the record back: a peer that had not yet been
     heard was not a source to wait for."""
     world = world_of(*both("a", "b"))
@@ -368,7 +368,7 @@ def test_what_an_instance_deletes_after_it_lost_its_data_stays_deleted() -> None
     assert payloads(world, "a") == payloads(world, "b") == {}
 
 
-def test_what_an_instance_writes_after_it_lost_its_data_is_newer_whatever_its_clock_says() -> None:
+def test_writes_of_an_instance_after_it_lost_its_data_are_newer_whatever_its_clock() -> None:
     """K7."""
     world = world_of(*both("a", "b"))
     world.instances["a"].offset = 4 * SECOND

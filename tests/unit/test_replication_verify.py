@@ -262,7 +262,7 @@ def test_ends_that_are_equal_are_read_once() -> None:
     assert world.slept == []
 
 
-def test_what_differs_is_listed_with_both_versions() -> None:
+def test_differences_are_listed_with_both_versions() -> None:
     world = World()
     world.both({b"%d" % number: Row(number) for number in range(100)})
     world.a.orders |= {b"newer": Row(7), b"here": Row(3), b"content": Row(5, payload="x")}
@@ -396,7 +396,7 @@ def test_while_the_link_lags_nothing_is_called_a_difference_too_soon() -> None:
     assert len(world.slept) == 3
 
 
-def test_lag_that_ends_after_a_look_does_not_settle_what_that_look_saw() -> None:
+def test_lag_that_ends_after_a_look_does_not_settle_its_differences() -> None:
     world = World()
     world.both({b"1": Row(1)})
     world.a.orders[b"1"] = Row(2)
@@ -416,7 +416,7 @@ def test_lag_that_ends_after_a_look_does_not_settle_what_that_look_saw() -> None
     assert world.verified().differing == 0
 
 
-def test_on_a_link_that_always_lags_what_keeps_still_is_reported_in_the_end() -> None:
+def test_stable_differences_are_reported_in_the_end_on_a_link_that_always_lags() -> None:
     world = World()
     world.a.orders[b"1"] = Row(2)
     world.means = replace(world.means, lagging=lambda: True)
@@ -428,7 +428,7 @@ def test_on_a_link_that_always_lags_what_keeps_still_is_reported_in_the_end() ->
 # --- expiration ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_due_soon_is_left_out_at_both_ends() -> None:
+def test_records_due_soon_are_left_out_at_both_ends() -> None:
     world = World()
     world.both({b"1": Row(1)})
     world.a.orders[b"due"] = Row(2, expire_time=START + verifying.MARGIN_MICROS)
@@ -553,7 +553,7 @@ def test_an_instance_does_not_verify_itself() -> None:
 
 
 @pytest.mark.parametrize("lost_at", ["checksum", "list_versions", "listed", "fetch_rows", "merge_rows"])
-def test_a_peer_that_goes_away_ends_it_with_the_reason_and_what_was_answered_stands(lost_at: str) -> None:
+def test_a_peer_that_goes_away_ends_it_with_the_reason_and_earlier_answers_stay(lost_at: str) -> None:
     first = ORDERS._replace(name="a-first")
     world = World(first, ORDERS)
     world.a.orders[b"1"] = Row(1)
@@ -667,7 +667,7 @@ def test_a_store_that_refuses_to_merge_ends_the_repair_with_its_reason() -> None
         assert refused(world.repair) == ("DISK_FULL", f"at {side}: the disk is full")
 
 
-def test_what_was_done_of_a_topic_is_told_when_it_is_deleted_meanwhile() -> None:
+def test_the_repaired_part_of_a_topic_is_reported_when_it_is_deleted_meanwhile() -> None:
     world = World()
     world.a.orders[b"1"] = Row(1)
 

@@ -168,7 +168,7 @@ def test_a_cursor_keeps_its_read_options_alive(rocks: Rocks) -> None:
     assert any(isinstance(value, rocksdict.ReadOptions) for value in held)
 
 
-def test_fill_leaves_out_what_lies_beyond_the_stop_up_to_the_end_of_the_family(rocks: Rocks) -> None:
+def test_fill_leaves_out_rows_beyond_the_stop_up_to_the_end_of_the_family(rocks: Rocks) -> None:
     """The stop is looked for once a call; a fill that met the end of the family before had passed it unseen."""
     batch = Batch()
     batch.puts[RECORDS] = {b"a": b"1", b"b": b"2", b"c": b"3"}
@@ -450,7 +450,7 @@ def test_after_a_crash_all_that_was_synced_is_there(crashed: Path) -> None:
 
 
 @pytest.mark.parametrize("torn_bytes", [1, 50, 129, 5000])
-def test_a_log_with_a_torn_tail_opens_with_what_is_before_it(crashed: Path, torn_bytes: int) -> None:
+def test_a_log_with_a_torn_tail_opens_with_the_writes_before_it(crashed: Path, torn_bytes: int) -> None:
     """rocks [8]."""
     log = _log(crashed)
     data = log.read_bytes()
@@ -581,7 +581,7 @@ def test_errors_are_told_apart_by_their_text(text: str, kind: type[RocksError]) 
     assert str(rocks_module._translate(Exception(text))) == text
 
 
-def test_an_error_that_is_told_apart_already_stays_what_it_is() -> None:
+def test_an_error_that_is_translated_already_stays_the_same() -> None:
     error = Locked("x")
     assert rocks_module._translate(error) is error
 
@@ -612,7 +612,7 @@ def test_a_new_database_is_not_made_over_an_old_one(rocks: Rocks, path: Path) ->
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
-def test_an_orderly_close_keeps_what_was_written(path: Path) -> None:
+def test_an_orderly_close_keeps_all_writes(path: Path) -> None:
     rocks = Rocks(path, create=True)
     put(rocks, {b"a": b"1"})
     rocks.close()

@@ -109,7 +109,7 @@ def test_a_beginning_of_the_key_reads_that_range_alone(rig: Rig) -> None:
     assert found.taken == (Access.KEY_RANGES, "", 2, 0)
 
 
-def test_an_index_finds_what_is_equal_without_reading_the_rest(rig: Rig) -> None:
+def test_an_index_finds_equal_values_without_reading_the_rest(rig: Rig) -> None:
     fill(rig, 1000)
     found = ask(rig, "/symbol = 'S7'")
     assert found.keys == [f"{n:05d}" for n in range(7, 1000, 100)]
@@ -170,7 +170,7 @@ def test_an_index_that_is_being_built_is_not_used(rig: Rig) -> None:
     assert ask(rig, "/id BETWEEN '00010' AND '00019'").taken == (Access.INDEX, "/id", 2, 20)
 
 
-def test_what_contradicts_itself_reads_nothing(rig: Rig) -> None:
+def test_a_contradicting_filter_reads_nothing(rig: Rig) -> None:
     fill(rig, 10)
     for text in ("false", "1 = 2", "/px = null", "/id = 1 AND /id = 2", "/px BETWEEN 3 AND 2"):
         found = ask(rig, text)
@@ -282,7 +282,7 @@ def test_a_batch_is_no_larger_than_asked_and_about_a_mebibyte(rig: Rig) -> None:
     found.close()
 
 
-def test_many_short_ranges_are_read_without_what_lies_between(rig: Rig) -> None:
+def test_many_short_ranges_are_read_without_the_rows_between(rig: Rig) -> None:
     fill(rig, 3000)
     text = " OR ".join([f"@key BETWEEN '{n:05d}' AND '{n + 1:05d}'" for n in range(0, 3000, 30)])
     found = ask(rig, text)
@@ -293,7 +293,7 @@ def test_many_short_ranges_are_read_without_what_lies_between(rig: Rig) -> None:
 # --- counts, explanations, orders ------------------------------------------------------------------------------------
 
 
-def test_a_count_reads_what_it_must(rig: Rig) -> None:
+def test_a_count_reads_only_necessary_rows(rig: Rig) -> None:
     fill(rig, 300)
     assert ask(rig, count_only=True).footer == (300, 300, 0, ""), "known from the figures"
     assert ask(rig, "true", count_only=True).footer == (300, 300, 0, "")
@@ -315,7 +315,7 @@ def test_an_explanation_is_that_of_a_real_run_without_its_records(rig: Rig) -> N
     assert ask(rig, keys=(b"1", b"2"), explain=True).taken == (Access.POINTS, "", 2, 0)
 
 
-def test_an_order_sorts_what_every_way_finds(rig: Rig) -> None:
+def test_an_order_sorts_the_records_of_every_plan(rig: Rig) -> None:
     fill(rig, 1000)
     assert ask(rig, "/symbol = 'S3'", by="/px DESC", top_n=3).keys == ["00903", "00803", "00703"]
     assert ask(rig, by="/px DESC", top_n=2, skip_n=3).keys == ["00996", "00995"]
@@ -415,7 +415,7 @@ def test_many_ordered_queries_take_turns_in_little_memory(
     assert memory.held_bytes == memory.waiting == 0
 
 
-def test_the_line_for_memory_is_bounded_and_who_goes_away_leaves_it(rig: Rig) -> None:
+def test_the_queue_for_memory_is_bounded_and_a_cancelled_sort_leaves_it(rig: Rig) -> None:
     put(rig, *[{"id": n, "pad": "x" * 10_000} for n in range(12)])
     memory = SortMemory(bytes_max=200_000, waiting_max=1)
     first, second, third, fourth = (Scan(rig.store.cuts, query(rig, by="/id"), memory) for _ in range(4))

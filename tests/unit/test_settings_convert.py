@@ -68,7 +68,7 @@ _typed: st.SearchStrategy[dict[str, object]] = st.one_of(
 
 
 @given(_declared, _typed)
-def test_what_is_declared_comes_through_a_message(declared: dict[str, object], typed: dict[str, object]) -> None:
+def test_declarations_survive_a_message(declared: dict[str, object], typed: dict[str, object]) -> None:
     """T2: a field that is unset is not declared."""
     given = {**declared, **typed}
     message = admin_pb2.TopicSettings.FromString(convert.settings_message(given).SerializeToString())
@@ -86,7 +86,7 @@ def test_what_is_declared_comes_through_a_message(declared: dict[str, object], t
         },
     )
 )
-def test_what_a_durable_declares_comes_through_a_message(declared: dict[str, object]) -> None:
+def test_declarations_of_a_durable_survive_a_message(declared: dict[str, object]) -> None:
     message = types_pb2.DurableSettings.FromString(convert.durable_settings_message(declared).SerializeToString())
     assert convert.durable_settings(message) == declared
 
@@ -139,7 +139,7 @@ def test_a_message_that_makes_no_sense_is_refused_by_field(message: admin_pb2.To
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_ARGUMENT, field)
 
 
-def test_an_alteration_sets_what_it_names_and_undoes_what_it_names_without_a_value() -> None:
+def test_an_alteration_sets_fields_with_a_value_and_removes_fields_without() -> None:
     """T2: a field that is named and unset is declared no more."""
     before: Declared = {"max_bytes": 5, "retain_time_micros": None, "retain_bytes": 7, "auto_delete": True}
     given: Declared = {"max_bytes": 6, "dead_letter": "dlq", "max_entries": 3}

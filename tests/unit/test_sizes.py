@@ -18,12 +18,12 @@ def test_a_size_names_its_unit_and_zero_needs_none(text: str, size: int) -> None
 
 
 @pytest.mark.parametrize("text", ["", "1", "00", "64", "64MiBs", "-1B", "1.3B", "MiB", "1e3B", "64 QiB", "1B\n"])
-def test_what_is_no_size_is_refused_and_shown(text: str) -> None:
+def test_an_invalid_size_is_refused_and_shown(text: str) -> None:
     with pytest.raises(SizeError) as refused:
         parse_bytes(text)
     assert f'size "{text}"' in str(refused.value)
 
 
 @given(st.integers(0, 2**63))
-def test_what_is_printed_is_exact(size: int) -> None:
+def test_printed_sizes_are_exact(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == size

@@ -131,7 +131,7 @@ def test_limits_are_those_of_the_instance_that_takes_the_row(tmp_path: Path) -> 
     assert bad_rows.send(rig, "t", fits, *beyond) == MergeCounts(applied=1, refused=2)
 
 
-def test_a_copy_of_an_expired_record_may_be_longer_than_what_is_published(tmp_path: Path) -> None:
+def test_a_copy_of_an_expired_record_may_exceed_the_limits_of_publishers(tmp_path: Path) -> None:
     """T3: the key of a letter names topic and version beside the record's key, and its payload says where it expired.
     Such rows are made here and there alike, and replicate."""
     a, b = instance(tmp_path, "a", peers=["b"]), instance(tmp_path, "b", peers=["a"])

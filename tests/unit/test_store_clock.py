@@ -89,7 +89,7 @@ def test_time_goes_on_from_the_stored_mark_after_a_restart(rig: Rig, end: str) -
     assert rig.clock.now_micros() == now
 
 
-def test_a_wall_clock_that_is_far_behind_refuses_to_start_and_says_what_to_do(rig: Rig) -> None:
+def test_a_start_with_a_wall_clock_far_behind_is_refused_with_a_remedy(rig: Rig) -> None:
     """L15."""
     rig.put("orders", "a", ttl=MINUTE)
     rig.close()

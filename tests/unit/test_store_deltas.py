@@ -223,7 +223,7 @@ def test_paths_that_cannot_be_unset_are_named(rig: Rig, paths: tuple[str, ...], 
     assert document(rig) == {"id": 1, "a": 1}
 
 
-def test_what_a_key_field_lies_in_cannot_be_unset(rig: Rig) -> None:
+def test_a_field_that_contains_a_key_field_cannot_be_unset(rig: Rig) -> None:
     rig.create_topic("nested", TopicSettings(key=("/a/b", "/c")))
     for path in ("/a", "/a/b", "/c"):
         with pytest.raises(StoreError) as caught:

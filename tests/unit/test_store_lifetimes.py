@@ -333,7 +333,7 @@ def test_changing_the_default_changes_no_stored_stamp_not_at_a_restart_either(ri
     assert list(rig.live("orders")) == [b"b"]
 
 
-def test_disabling_expires_what_is_overdue_and_keeps_the_rest_for_good(rig: Rig) -> None:
+def test_disabling_expires_overdue_records_and_keeps_the_rest_for_good(rig: Rig) -> None:
     """AMPS 11: disabled later, no expiry; but nothing that was hidden reappears (L12)."""
     rig.create_topic("orders")
     rig.put("orders", "overdue", ttl=SECOND)
@@ -348,7 +348,7 @@ def test_disabling_expires_what_is_overdue_and_keeps_the_rest_for_good(rig: Rig)
     assert list(rig.live("orders")) == [b"ahead"]
 
 
-def test_enabling_again_expires_at_once_what_has_become_overdue(rig: Rig) -> None:
+def test_enabling_again_expires_overdue_records_at_once(rig: Rig) -> None:
     """L12: stamps are kept while expiration is disabled, those that were given meanwhile too."""
     rig.create_topic("orders")
     rig.put("orders", "before", ttl=MINUTE)

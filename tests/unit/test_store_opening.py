@@ -101,7 +101,7 @@ def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> N
         (Damaged("Corruption: checksum mismatch"), "the data is damaged .*checksum"),
     ],
 )
-def test_what_fails_once_the_database_is_open_is_told_in_one_message_too(
+def test_a_failure_after_the_database_is_open_is_one_message_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     """A disk that was full at the first start ended in a traceback."""

@@ -88,7 +88,7 @@ def test_limits_act_at_once_and_stamps_never_change(rig: Rig) -> None:
     assert stamps == {b"before": HOUR, b"for ever": NEVER - now, b"after": MINUTE}
 
 
-def test_disabling_by_policy_expires_what_is_overdue_first_and_enabling_what_has_become_overdue(rig: Rig) -> None:
+def test_disabling_by_policy_expires_overdue_records_first_and_enabling_later_ones(rig: Rig) -> None:
     """L12, through a policy as through the topic itself; AMPS 11."""
     rig.create_topic("orders", PLAIN)
     rig.create_topic("quotes", PLAIN)
@@ -185,7 +185,7 @@ def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_policy_and_what_it_sets_are_written_at_once_or_not_at_all(rig: Rig, written: bool) -> None:
+def test_a_policy_and_its_effects_are_written_atomically(rig: Rig, written: bool) -> None:
     """T4: a process that is killed while a policy is set has it on all topics, or on none."""
     for number in range(5):
         rig.create_topic(f"t{number}", PLAIN)
@@ -206,7 +206,7 @@ def test_a_policy_and_what_it_sets_are_written_at_once_or_not_at_all(rig: Rig, w
         assert rig.stored("t0") == {}, "the index of what expires is complete again"
 
 
-def test_what_a_start_finds_otherwise_than_it_should_be_it_settles(tmp_path: Path) -> None:
+def test_a_start_applies_changed_defaults(tmp_path: Path) -> None:
     """T2: the server's defaults may change between two starts; what they disable is expired first (L12)."""
     rig = Rig(tmp_path, options=StoreOptions(defaults={**ENABLED, "retain_bytes": 5}))
     rig.create_topic("orders", PLAIN)
@@ -227,7 +227,7 @@ def test_what_a_start_finds_otherwise_than_it_should_be_it_settles(tmp_path: Pat
     rig.close()
 
 
-def test_a_topic_of_an_older_version_declares_what_it_has(rig: Rig) -> None:
+def test_a_topic_of_an_older_version_declares_its_settings(rig: Rig) -> None:
     """Rows from before there were policies say what was in force, and nothing of who declared it."""
     rig.create_topic("orders", retain_bytes=5)
     (row,) = [(key, value) for key, value in rig.rows(META, TOPIC_KEY, TOPIC_KEY + b"\xff")]

@@ -102,7 +102,7 @@ def test_a_duplicate_is_told_the_version_sequence_and_stamp_of_its_first_try(
     assert stream.last_duplicate_version == first.last_version
 
 
-def test_what_is_told_of_a_duplicate_is_what_was_told_or_that_it_is_forgotten(rig: Rig, seed: int) -> None:
+def test_a_duplicate_gets_its_first_answer_or_is_marked_as_forgotten(rig: Rig, seed: int) -> None:
     """publishers [4], for requests of every kind: with conditions, refusals, deltas, lifetimes alike and not, overdue
     records."""
     random = Random(seed)

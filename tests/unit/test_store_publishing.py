@@ -191,7 +191,7 @@ def test_a_condition_is_checked_with_the_write(rig: Rig, condition: Condition, t
         assert payload(rig, "a") == (b"before" if there else None)
 
 
-def test_of_two_writers_with_the_same_condition_one_wins(rig: Rig) -> None:
+def test_one_of_two_writers_with_the_same_condition_wins(rig: Rig) -> None:
     """P3: conditions see what stands before them in the same commit."""
     first, second = rig.run_together(
         [Publish("orders", [text], ["a"], conditions=[IF_ABSENT]) for text in (b"1", b"2")]
@@ -246,7 +246,7 @@ def test_a_touch_follows_the_rules_of_lifetimes_and_conditions(rig: Rig) -> None
     assert refusals(rig.run(stale).refusals) == [(0, Reason.CONDITION_FAILED), (1, Reason.RECORD_NOT_FOUND)]
 
 
-def test_a_touch_sees_what_was_published_in_the_same_commit(rig: Rig) -> None:
+def test_a_touch_sees_records_published_in_the_same_commit(rig: Rig) -> None:
     rig.put("orders", "a", b"1")
     rig.run_together([Publish("orders", [b"2"], ["a"]), Touch("orders", ["a"], Lifetime(LifetimeKind.TTL, MINUTE))])
     found = rig.get("orders", "a")
@@ -257,7 +257,7 @@ def test_a_touch_sees_what_was_published_in_the_same_commit(rig: Rig) -> None:
 # --- delete ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_delete_counts_what_it_deleted(rig: Rig) -> None:
+def test_a_delete_counts_the_deleted_records(rig: Rig) -> None:
     """D1, D2: by keys; a key that is not there, or comes twice, does not match."""
     for key in "abc":
         rig.put("orders", key)
@@ -327,7 +327,7 @@ def test_no_version_and_no_sequence_is_issued_twice_after_a_crash(tmp_path: Path
     rig.close()
 
 
-def test_versions_lead_the_clock_by_no_more_than_what_is_reserved_however_often_it_crashes(tmp_path: Path) -> None:
+def test_versions_lead_the_clock_by_one_reservation_at_most_after_any_number_of_crashes(tmp_path: Path) -> None:
     """K7: each crash once added 2 s, so a server that was killed every second led by 10 s after ten of them. Then peers
     refuse its changes (CLOCK_SKEW), and once it has lost its data its new writes lose against its old ones."""
     rig = Rig(tmp_path)
@@ -340,7 +340,7 @@ def test_versions_lead_the_clock_by_no_more_than_what_is_reserved_however_often_
     rig.close()
 
 
-def test_an_orderly_stop_gives_back_what_was_reserved(rig: Rig) -> None:
+def test_an_orderly_stop_returns_reserved_versions(rig: Rig) -> None:
     """K7: so that versions stay close to the clock, and sequences without holes."""
     outcome = rig.put("orders", "a")
     rig.reopen()

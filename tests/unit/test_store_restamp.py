@@ -75,7 +75,7 @@ def test_a_record_that_does_not_match_any_more_is_not_deleted(rig: Rig) -> None:
     assert list(rig.live("t")) == [b"b"]
 
 
-def test_what_is_queued_before_a_delete_counts_for_it(rig: Rig) -> None:
+def test_requests_queued_before_a_delete_take_effect_before_it(rig: Rig) -> None:
     """In one commit: the predicate sees what the publish has just put."""
     rig.put("t", "a", b"old")
     rig.run_together(
@@ -144,7 +144,7 @@ def test_set_replaces_every_lifetime(stamped: Rig) -> None:
     assert ahead(stamped) == {"a": 30, "b": None, "c": 5}
 
 
-def test_cap_lowers_what_would_live_longer_and_nothing_else(stamped: Rig) -> None:
+def test_cap_lowers_only_longer_lifetimes(stamped: Rig) -> None:
     assert restamp(stamped, CAP, ttl(30)) == 2
     assert ahead(stamped) == {"a": 30, "b": 10, "c": 30}
     assert restamp(stamped, CAP, at(30)) == 0

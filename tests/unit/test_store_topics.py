@@ -113,7 +113,7 @@ def test_settings_that_contradict_each_other_are_refused_by_name(
     assert rig.topic("orders").settings == base
 
 
-def test_what_the_configuration_sets_it_owns(rig: Rig) -> None:
+def test_topics_of_the_configuration_belong_to_it(rig: Rig) -> None:
     """K1: altering or deleting it over the API is refused; the configuration itself may."""
     rig.create_topic("orders", in_config=True)
     for change in (lambda: rig.alter_topic("orders", max_ttl_micros=DAY), lambda: rig.delete_topic("orders")):

@@ -235,7 +235,7 @@ def test_slices_let_others_have_their_turn(rig: Rig, monkeypatch: pytest.MonkeyP
     assert [row.sequence for row in follower.changes()] == list(range(1, 1001))
 
 
-def test_a_fault_while_dispatching_ends_those_who_follow_the_topic_and_nobody_else(
+def test_a_fault_while_dispatching_ends_only_the_followers_of_the_topic(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create_topic("others", JSON)

@@ -141,7 +141,7 @@ def test_a_cursor_is_not_closed_under_a_readers_hands(
     asyncio.run(run())
 
 
-def test_a_stop_wakes_those_who_wait(rig: Rig, readers: ThreadPoolExecutor) -> None:
+def test_a_stop_wakes_waiting_calls(rig: Rig, readers: ThreadPoolExecutor) -> None:
     async def run() -> None:
         running = Running(rig, readers)
         frames = running.subscribe()

@@ -69,7 +69,7 @@ def test_a_subscriber_gets_the_changes_after_it_and_no_others(rig: Rig, subscrib
     assert follower.bookmark == 3
 
 
-def test_only_what_matches_is_sent(rig: Rig, subscribers: Subscribers) -> None:
+def test_only_matches_are_sent(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.subscribe("orders", filter="/px > 5")
     rig.put("orders", "a", px(1))
     rig.put("orders", "b", px(6))
@@ -87,7 +87,7 @@ def test_nothing_is_sent_before_it_is_durable(rig: Rig, subscribers: Subscribers
     assert follower.news() == [("put", "a", px(1))]
 
 
-def test_the_snapshot_waits_until_what_it_shows_is_durable(rig: Rig, subscribers: Subscribers) -> None:
+def test_the_snapshot_waits_until_its_records_are_durable(rig: Rig, subscribers: Subscribers) -> None:
     """S7: cut at the last written sequence, its header waits for the sync."""
     rig.run(Publish("orders", [px(1)], ["a"], durability=Durability.BUFFERED))
     follower = subscribers.subscribe("orders", sow=True, settled=False)
@@ -105,7 +105,7 @@ def test_a_touch_is_a_put_of_the_whole_record(rig: Rig, subscribers: Subscribers
     assert follower.news() == [("touched", "a", px(1))]
 
 
-def test_rows_carry_what_is_stored(rig: Rig, subscribers: Subscribers) -> None:
+def test_rows_carry_the_stored_values(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.subscribe("orders")
     rig.put("orders", "a", px(1), ttl=MINUTE)
     follower.news()
@@ -131,7 +131,7 @@ def test_the_end_of_an_empty_snapshot_is_marked(subscribers: Subscribers) -> Non
     assert follower.kinds() == ["SnapshotBegin", "SnapshotEnd"]
 
 
-def test_a_snapshot_and_what_follows_have_neither_gap_nor_repeat(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_snapshot_and_its_changes_have_neither_gap_nor_repeat(rig: Rig, subscribers: Subscribers) -> None:
     """S1, though changes go on while the snapshot is being read."""
     for key in "abc":
         rig.put("orders", key, px(1))
@@ -148,7 +148,7 @@ def test_a_snapshot_and_what_follows_have_neither_gap_nor_repeat(rig: Rig, subsc
     assert begin.sequence == end.sequence == 3
 
 
-def test_a_snapshot_has_no_overdue_records_and_only_what_matches(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_snapshot_has_only_matching_records_that_are_not_overdue(rig: Rig, subscribers: Subscribers) -> None:
     """L8."""
     rig.put("orders", "a", px(9), ttl=SECOND)
     rig.put("orders", "b", px(9))
@@ -191,7 +191,7 @@ def test_a_record_leaves_focus_with_a_reason(rig: Rig, subscribers: Subscribers)
     assert follower.news() == [("oof expired", "c", px(9))]
 
 
-def test_change_readers_get_what_concerns_a_matching_record(rig: Rig, subscribers: Subscribers) -> None:
+def test_change_readers_get_every_change_of_a_matching_record(rig: Rig, subscribers: Subscribers) -> None:
     """S2: put, delete and expire wherever the new or the previous value matches."""
     follower = subscribers.subscribe("orders", filter="/px > 5", changes=True)
     rig.put("orders", "a", px(1))
@@ -245,7 +245,7 @@ def quote(rig: Rig, payload: bytes) -> None:
 
 
 @pytest.mark.usefixtures("quotes")
-def test_of_a_record_that_stays_in_focus_only_what_changed_is_sent(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_record_that_stays_in_focus_is_sent_as_its_changed_fields(rig: Rig, subscribers: Subscribers) -> None:
     """S3: whole when it comes into focus; vanished fields are listed."""
     follower = subscribers.subscribe("quotes", filter="/bid > 0", delta=True)
     quote(rig, b'{"id":1,"bid":5,"ask":6}')
@@ -322,7 +322,7 @@ def test_a_put_that_falls_due_while_it_waits_to_be_sent_is_skipped(rig: Rig, sub
     assert follower.bookmark == reader.bookmark == 2
 
 
-def test_what_is_due_at_its_own_commit_goes_to_those_attached_and_is_never_replayed(
+def test_a_record_due_at_its_own_commit_goes_to_attached_subscribers_and_is_never_replayed(
     rig: Rig, subscribers: Subscribers
 ) -> None:
     """L7."""
@@ -380,7 +380,7 @@ def test_an_atomic_request_is_whole_and_its_bookmark_comes_last(rig: Rig, subscr
         assert [frame.bookmark for frame in frames] == [1, 1, 6, 7]
 
 
-def test_of_an_atomic_request_only_what_matches_is_sent(rig: Rig, subscribers: Subscribers) -> None:
+def test_only_the_matches_of_an_atomic_request_are_sent(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.subscribe("orders", filter="/px = 1", batch_size=1)
     rig.run(Publish("orders", [px(1), px(2), px(1), px(3)], list("abcd"), atomic=True))
     assert [row[1] for row in follower.news()] == ["a", "c"]
@@ -680,7 +680,7 @@ def test_starting_at_a_time_means_after_the_last_commit_before_it(rig: Rig, subs
     assert keys(rig.clock.now_micros()) == []
 
 
-def test_the_earliest_is_what_the_journal_still_has(rig: Rig, subscribers: Subscribers) -> None:
+def test_the_earliest_start_is_the_oldest_retained_change(rig: Rig, subscribers: Subscribers) -> None:
     rig.put("orders", "a", px(1))
     rig.time.tick(20 * MINUTE)
     rig.prune()
@@ -710,7 +710,7 @@ def test_a_topic_without_a_journal_is_followed_live(rig: Rig, subscribers: Subsc
     assert (rig.topic("quiet").followers, rig.topic("quiet").previous_wanted) == (0, 0)
 
 
-def test_what_was_staged_before_anybody_followed_is_not_missed(
+def test_changes_staged_before_the_first_follower_are_not_missed(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that was being staged when the subscriber came has no chunk of a topic without a journal: were the
@@ -781,7 +781,7 @@ def behind(follower: Follower) -> bool:
     return follower.subscription.behind
 
 
-def test_who_cannot_keep_up_is_served_from_the_journal_and_comes_back(rig: Rig) -> None:
+def test_a_slow_subscriber_is_served_from_the_journal_and_returns(rig: Rig) -> None:
     """S6: memory is bounded, nothing is missed, nothing comes twice."""
     subscribers = Subscribers(rig, queue_bytes_max=2000)
     follower = subscribers.subscribe("orders")
@@ -981,7 +981,7 @@ def test_a_pattern_must_match_whole_names_and_something(rig: Rig, subscribers: S
         assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, "topic_pattern")
 
 
-def test_a_deleted_topic_ends_its_subscription_after_what_came_before(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_deleted_topic_ends_its_subscription_after_its_earlier_changes(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.subscribe("orders")
     rig.create_topic("orders.b", JSON)
     several = subscribers.subscribe(pattern="orders.*")
@@ -1127,7 +1127,7 @@ def test_a_stop_ends_every_stream_with_a_bookmark(rig: Rig, subscribers: Subscri
     assert refused(subscribers.subscribe, "orders").reason is Reason.STOPPING
 
 
-def test_who_is_gone_leaves_nothing_behind(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_subscriber_that_leaves_leaves_no_state_behind(rig: Rig, subscribers: Subscribers) -> None:
     followers: list[Follower] = [
         subscribers.subscribe("orders", filter="/px = 5", oof=True),
         subscribers.subscribe("orders", filter="/px > 5", delta=True),

@@ -115,7 +115,7 @@ CASES_OF_DURABLES = (durable_idle, durable_idle_by_policy, backlog_old)
 
 
 @pytest.mark.parametrize("case", [*CASES, *CASES_OF_DURABLES])
-def test_what_is_set_on_a_topic_that_is_there_acts_at_its_deadline(
+def test_a_setting_on_an_existing_topic_acts_at_its_deadline(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, case: Callable[[Rig, Subscribers], Callable[[], bool]]
 ) -> None:
     """Rules T1, T4, J8, J10. Story: topics were gone over once in ten seconds, and durables once a second, so a

@@ -154,7 +154,7 @@ def test_a_topic_compiles_its_settings() -> None:
     assert derive([b'{"id":1}']) == [b"1"]
 
 
-def test_new_settings_take_force_in_what_was_compiled() -> None:
+def test_new_settings_apply_to_the_compiled_objects() -> None:
     orders = topic(7, "orders", TopicSettings(key=("/id",), expiration=Expiration.ENABLED))
     orders.apply(TopicSettings(), NO_INDEXES)
     assert (orders.acts, orders.derive_keys) == (False, None)

@@ -70,7 +70,7 @@ def test_the_answer_says_which_durability_was_reached(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("first", [Durability.FSYNC, Durability.BUFFERED])
-def test_what_was_answered_as_on_disk_survives_a_power_cut(rig: Rig, first: Durability) -> None:
+def test_writes_answered_as_on_disk_survive_a_power_cut(rig: Rig, first: Durability) -> None:
     """writer [1], P5: whichever request of a commit asked for it.
 
     Story: a commit that was synced only if its last request asked for that passed all tests.
@@ -115,7 +115,7 @@ def test_a_buffered_write_survives_a_killed_process(rig: Rig) -> None:
     assert rig.count("orders") == 1
 
 
-def test_bounds_are_synced_before_what_they_cover_is_written(rig: Rig) -> None:
+def test_bounds_are_synced_before_the_writes_that_they_cover(rig: Rig) -> None:
     """writer [4], K7: the first batch of a start is the reservation."""
     rig.crash()
     rocks = FaultyRocks(rig)
@@ -382,7 +382,7 @@ def test_an_exception_while_committing_fails_the_store_and_answers_everybody(
         rig.store.commits.submit(put("b"), answers.append)
 
 
-def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_what_is_queued(
+def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_queued_requests(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """writer [5]: never silently."""
@@ -441,7 +441,7 @@ def test_the_queue_is_bounded_in_bytes_and_takes_one_request_of_any_size(tmp_pat
     rig.close()
 
 
-def test_stopping_finishes_what_is_queued_and_refuses_what_comes(rig: Rig) -> None:
+def test_stopping_finishes_queued_requests_and_refuses_new_ones(rig: Rig) -> None:
     """What was accepted is committed, synced and answered."""
     answers: list[Outcome | StoreError] = []
     for key in "abc":
