@@ -242,7 +242,9 @@ def _tell_trouble(found: ReplicationStatus) -> None:
                 reason = f"{link.last_error_reason}: " if link.last_error_reason else ""
                 lines.append(f"{where}: {reason}{display.safe(link.last_error)}")
             if isinstance(link, IncomingLink) and link.rows_refused:
-                lines.append(f"{where}: {display.count(link.rows_refused)} rows refused; the server's log says why")
+                lines.append(
+                    f"{where}: {display.count(link.rows_refused)} rows refused; the server's log has the reasons"
+                )
     for line in lines:
         click.echo(line)
 

@@ -364,7 +364,7 @@ class Receiver:
         if self.full:
             self._heard_at = now  # this end does not read
         if now - self._heard_at >= self._options.silence_micros:
-            return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the sender"))
+            return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the sender has been silent for too long"))
         if self.streaming and self.identity is not None:
             source = self._store.source(self.identity.name)
             if source is not None and source.wait_for:

@@ -565,7 +565,7 @@ class Sender:
             return None
         now = self._store.now_micros()
         if now - self._heard_at >= self._options.silence_micros:
-            return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "nothing was heard of the peer"))
+            return self.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "the peer has been silent for too long"))
         if self.identity is not None:
             self._watch_topics()
             self._watch_missed()

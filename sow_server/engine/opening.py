@@ -170,7 +170,7 @@ def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks
         if marked is not None:
             marked = _held_against_mark(path, marked, accept_loss=accepted.loss)
         elif (path / MARK).exists():
-            log.warning("mark_unreadable", data_dir=str(path), effect="whether all is there cannot be told")
+            log.warning("mark_unreadable", data_dir=str(path), effect="unknown whether the data are complete")
         rocks = Rocks(database, options, create=create, on_close=claim.release)
         claim = None
     except Locked:

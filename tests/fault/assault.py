@@ -127,7 +127,7 @@ class StreamLoad:
     draw: random.Random = field(default_factory=random.Random)
     n: int = 0
     base: dict[str, Sent] = field(default_factory=dict)
-    """What was there when the present stream began."""
+    """The state when the present stream began."""
     sent: list[Sent] = field(default_factory=list)
     acknowledged: int = 0
     standing: int = 0

@@ -1,4 +1,4 @@
-"""Tests that kill servers, fill disks, damage files and send what nobody should send."""
+"""Tests that kill servers, fill disks, damage files and send invalid requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A topic is deleted while it is pruned, swept, written to, subscribed to and rewound (rule T5): in many orders, and
-by threads. What it leaves is nothing, and its neighbours do not notice."""
+"""A topic is deleted while it is pruned, swept, written to, subscribed to and rewound (rule T5): in many orders, and by
+threads. It leaves nothing behind, and does not affect other topics."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def assert_refused(server: ServerProcess, message: str) -> None:
 
 
 def numbers_in(data: Path) -> list[int]:
-    """What the records of a store hold."""
+    """The contents of the records of a store."""
     store = Store.open(data, options=fresh_cache())
     try:
         cut = store.cuts.records(store.topics.find("kept"))

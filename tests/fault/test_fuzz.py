@@ -1,4 +1,4 @@
-"""What nobody should send: only named errors come back, and the server lives on, without a fault in its log."""
+"""Invalid and hostile requests: only named errors come back, and the server lives on, without a fault in its log."""
 
 from __future__ import annotations
 

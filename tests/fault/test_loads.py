@@ -1,4 +1,4 @@
-"""Loads while the server is killed: what was staged is there, what was committed is finished, nothing is done twice."""
+"""Loads while the server is killed: staged rows stay, committed loads are finished, no row is applied twice."""
 
 from __future__ import annotations
 

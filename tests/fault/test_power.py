@@ -1,4 +1,4 @@
-"""A server whose power is cut under load: what was acknowledged as on disk is there, and a mistake would be seen."""
+"""A server whose power is cut under load: writes acknowledged as on disk are there, and a mistake would be seen."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Instances that replicate, while processes, networks, disks and clocks fail (rules R1 to R12): real servers, real
-connections, and proxies that cut, delay, stall and damage what goes between them."""
+connections, and proxies that cut, delay, stall and damage the traffic between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backup of a running server, and what a server makes of it (rule J14)."""
+"""A backup of a running server, and a server started on it (rule J14)."""
 
 from __future__ import annotations
 

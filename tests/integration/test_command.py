@@ -1,4 +1,4 @@
-"""The `sow` command against a real server: what it prints, and the exit code of every outcome."""
+"""The `sow` command against a real server: its output, and the exit code of every outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 class Ran:
-    """What a command left."""
+    """The result of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code

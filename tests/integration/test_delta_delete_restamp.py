@@ -114,7 +114,7 @@ def restamp(
 
 
 def refused(call: Callable[[], object]) -> SowError:
-    """What a call is refused for."""
+    """The error with which a call is refused."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return error_of_status(caught.value)

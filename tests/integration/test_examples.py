@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def run(name: str, server: ServerProcess) -> list[str]:
-    """What an example prints."""
+    """The output of an example."""
     done = subprocess.run(
         [sys.executable, "-m", f"examples.{name}", server.address],
         cwd=ROOT,

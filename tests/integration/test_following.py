@@ -1,6 +1,6 @@
 """Subscriptions of both clients against a real server that is killed under load: no gap, no repeat, the view exact.
 
-What a subscriber is told in pieces, over many connections, must be what one that was never cut would have been told.
+A subscriber over many connections must get the same changes as one that was never cut.
 """
 
 from __future__ import annotations

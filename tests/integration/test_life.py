@@ -1,4 +1,4 @@
-"""The life of a server process: its start and what can be wrong with it, restarts, its orderly end."""
+"""The life of a server process: its start with possible faults, restarts, its orderly end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every call of the contract, through both real clients against a real server: what goes in comes out."""
+"""Every call of the contract, through both real clients against a real server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is set at a server acts there: deadlines of topics and durables, dead letters, ordered queries that wait for
-memory, and the commands that set and show all of it (rules T1 to T4, J6 to J10, J13, Q2)."""
+"""Settings take effect on a running server: deadlines of topics and durables, dead letters, ordered queries that wait
+for memory, and the commands that set and show all of it (rules T1 to T4, J6 to J10, J13, Q2)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_ordered_queries_wait_for_memory_instead_of_being_refused(server: Server
 
 
 def run(server: ServerProcess, *arguments: str, given: str | None = None, code: int = 0) -> list[dict[str, object]]:
-    """What a command writes against this server, row by row."""
+    """The output of a command against this server, row by row."""
     done = CliRunner().invoke(sow, ["--server", server.address, *arguments], input=given)
     assert done.exit_code == code, (arguments, done.output)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

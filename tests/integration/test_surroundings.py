@@ -1,4 +1,4 @@
-"""What operators connect: health, reflection, metrics, TLS and mutual TLS."""
+"""Services for operators: health, reflection, metrics, TLS and mutual TLS."""
 
 from __future__ import annotations
 

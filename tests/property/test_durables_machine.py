@@ -1,6 +1,6 @@
 """The life of durables against a model that remembers every change: whatever happens, in whatever order, and whenever
-the process is killed, positions, gaps, figures, deliveries and the journal's floor are what the rules say (J2 to J11,
-J15, J16)."""
+the process is killed, positions, gaps, figures, deliveries and the journal's floor follow the rules (J2 to J11, J15,
+J16)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Chunk:
 
 @dataclass
 class Durable:
-    """What the rules say of one."""
+    """A durable according to the rules."""
 
     position: int
     used: int
@@ -357,7 +357,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def scan(self) -> None:
-        """What the slowest leaves out, if it is the one with the filter."""
+        """The entries that the slowest leaves out, if it is the one with the filter."""
         slowest = min(self.durables, key=lambda name: (self.durables[name].position, name), default=None)
         self.subscribers.settle()
         self.subscribers.scan()

@@ -1,4 +1,4 @@
-"""Filters: what is printed parses back, the compiler agrees with the naive interpreter, bounds narrow from outside."""
+"""Filters: printed filters parse back, the compiler agrees with the naive interpreter, bounds narrow from outside."""
 
 from __future__ import annotations
 

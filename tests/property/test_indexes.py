@@ -1,5 +1,4 @@
-"""Entries of indexes have the order of what they stand for, and ranges of them leave nothing out (catalog/indexes
-[4])."""
+"""Entries of indexes have the order of their values, and ranges of them leave none out (catalog/indexes [4])."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Loads of a topic while others publish to it, touch, delete and let expire, with crashes anywhere: until its commit a
-load changes nothing; then the topic holds what it staged, but for what others have changed since it was opened."""
+load changes nothing; then the topic holds its rows, except where others have changed records since it was opened."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Live:
 
 @dataclass(slots=True)
 class Attempt:
-    """What an attempt has staged, and its requests."""
+    """The staged rows of an attempt, and its requests."""
 
     rows: dict[str, tuple[bytes, int | None]] = field(default_factory=dict)
     handed: int = 0
@@ -78,7 +78,7 @@ class Modelled:
     touched: set[str] = field(default_factory=set)
     """Keys that others have changed, or removed, since it was opened."""
     expected: dict[str, tuple[bytes, int | None]] | None = None
-    """What its commit is to apply."""
+    """The rows that its commit applies."""
     parts: list[LoadPart] = field(default_factory=list)
     applied: set[str] = field(default_factory=set)
     superseded: set[str] = field(default_factory=set)

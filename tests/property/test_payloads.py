@@ -256,7 +256,7 @@ def naive_unset(document: dict[str, object], paths: Sequence[Steps]) -> dict[str
 
 
 def content(document: object) -> str:
-    """What a document says: 1, 1.0 and true are three things, the order of fields is none."""
+    """The content of a document: 1, 1.0 and true are three things, the order of fields is none."""
     return json.dumps(document, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""What is in force is what a reader of rule T2 would work out, field by field, with a pencil."""
+"""The settings in force equal those that a reader of rule T2 would derive, field by field, with a pencil."""
 
 from __future__ import annotations
 

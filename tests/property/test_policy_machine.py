@@ -1,5 +1,5 @@
-"""Policies, defaults and what topics declare change in any order, with crashes in between; what is in force is what the
-rule says, nothing expired is ever seen, and nothing hidden reappears (rules T2, T4, L8, L12)."""
+"""Policies, defaults and declarations of topics change in any order, with crashes in between. The settings in force
+follow the rule, no expired record is ever seen, and nothing hidden reappears (rules T2, T4, L8, L12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the plan, a query gives what the naive interpreter picks from all records, in the order asked for."""
+"""Whatever the plan, a query gives the records that the naive interpreter picks from all, in the order asked for."""
 
 from __future__ import annotations
 

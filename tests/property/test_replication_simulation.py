@@ -40,11 +40,11 @@ KEYS = [f"k{number}" for number in range(8)]
 
 
 class Wrong(AssertionError):
-    """What the simulation has found."""
+    """A fault that the simulation has found."""
 
 
 def edges(kind: str, names: list[str]) -> list[tuple[str, str]]:
-    """Who sends to whom."""
+    """The links, from sender to receiver."""
     ring = list(zip(names, [*names[1:], names[0]], strict=True))
     line = list(itertools.pairwise(names))
     if kind == "ring":

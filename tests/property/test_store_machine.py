@@ -98,7 +98,7 @@ TOPICS = {
 }
 KEYS = ["a", "b", "c"]
 INDEXED = [b'"x"', b"7", b'["x",7.0,"7",true]', b"null", b'{"x":1}']
-"""What the indexed field of a payload holds, in turns."""
+"""The values of the indexed field of a payload, in turns."""
 
 topics = st.sampled_from(list(TOPICS))
 spans = st.sampled_from([1, 7, 1000, MICROS, 5 * MICROS, 20 * MICROS])

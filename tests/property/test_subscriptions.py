@@ -2,8 +2,8 @@
 
 The oracle hears of every change as it is committed, keeps the records itself and evaluates filters with the naive
 interpreter. Bounds that are thousands in service are a handful here, so that slices end half-way, queues overflow and
-journal readers need many steps all the time. After every step what each subscriber has got up to its bookmark must be
-what it asked for: ordered, unique, complete, filter-exact; and at every quiet moment the state that it has built from
+journal readers need many steps all the time. After every step the changes of each subscriber up to its bookmark must
+match its request: ordered, unique, complete, filter-exact; and at every quiet moment the state that it has built from
 snapshot and messages alone must be what a query shows.
 """
 

@@ -1,1 +1,1 @@
-"""What several tests share: builders, fakes and a server in a subprocess. Nothing here is installed."""
+"""Shared by several tests: builders, fakes and a server in a subprocess. Nothing here is installed."""

@@ -28,7 +28,7 @@ WAIT_SECONDS: Final = 60.0
 SLACK_MICROS: Final = 100_000
 TOKEN: Final = "an-agreed-secret"
 Link = tuple[str, str]
-"""Who sends, and to whom."""
+"""The links, from sender to receiver."""
 
 
 State = dict[str, tuple[int, int | None, bytes]]
@@ -36,7 +36,7 @@ State = dict[str, tuple[int, int | None, bytes]]
 
 
 def lasting(state: State, due_micros: int) -> State:
-    """What lives beyond a time."""
+    """The records that live beyond a time."""
     return {key: value for key, value in state.items() if value[1] is None or value[1] > due_micros}
 
 
@@ -219,7 +219,7 @@ class Cluster:
                 assert lasting(here, due) == lasting(there, due), f"{topic} at {first.name} and at {other.name}"
 
     def verified(self, sender: str, receiver: str) -> list[Verified]:
-        """What `verify` tells, topic by topic."""
+        """The answers of `verify`, topic by topic."""
         return self[sender].client.verify_replication(receiver)
 
     def _await(self, look: Callable[[], bool], seconds: float, what: str, seen: Sequence[object]) -> None:

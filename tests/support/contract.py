@@ -1,4 +1,4 @@
-"""The contract as data: what changed between two versions of it, and what of it is undocumented. Pure functions.
+"""The contract as data: the changes between two versions, and its undocumented parts. Pure functions.
 
 Breaking is what a program built against the older version would notice: on the wire, in JSON, or in generated code.
 So names count as much as numbers, and nothing is ever removed; what is out of use stays and says so.

@@ -1,4 +1,5 @@
-"""A `sow_client.Client` without a server: what the `sow` command calls, on dictionaries, with errors on demand.
+"""A `sow_client.Client` without a server: the methods that the `sow` command calls, on dictionaries, with errors on
+demand.
 
 Close enough for the command's tests: json topics with one key field or none, no expiry, no real journal.
 """
@@ -123,25 +124,25 @@ class FakeClient:
         self.sequence = 0
         self.query_batch_size = 2
         self.coming: list[Change] = []
-        """What subscriptions tell after their snapshots."""
+        """The messages of subscriptions after their snapshots."""
         self.gaps: list[Gap] = []
-        """What a durable subscription is told before its first message."""
+        """The state of a durable subscription before its first message."""
         self.acknowledged: list[str] = []
         """Bookmarks, in order."""
         self.kept: dict[tuple[str, str], Durable] = {}
         """Durable subscriptions by topic and name."""
         self.browsed = Browsed((), "4567.4", complete=True)
-        """What is not acknowledged of any of them."""
+        """The unacknowledged changes of any of them."""
         self.set_policies: dict[tuple[str, bool], Policy] = {}
         """By name, and whether it is the operator's."""
         self.effective: tuple[EffectiveSetting, ...] = ()
-        """What is in force on described topics."""
+        """The settings in force on described topics."""
         self.links = ReplicationStatus("nyc-1", 0, (), ())
         self.verified: list[Verified] = []
         self.unsound: list[UnsoundRow] = []
         self.repaired: list[Repaired] = []
         self.interruption: SowError | None = None
-        """What interrupts each subscription before its first message, for a moment."""
+        """The errors that interrupt each subscription before its first message, for a moment."""
 
     def __enter__(self) -> Self:
         return self
@@ -673,7 +674,7 @@ class FakeClient:
             raise self.fails_with
 
     def arguments_of(self, name: str) -> dict[str, object]:
-        """What the last call of that name was given."""
+        """The arguments of the last call of that name."""
         return next(arguments for called, arguments in reversed(self.calls) if called == name)
 
     def _table(self, name: str) -> Table:

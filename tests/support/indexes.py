@@ -1,4 +1,4 @@
-"""Whether the secondary indexes of a store say what its records say (catalog/indexes [2], catalog/indexes [3])."""
+"""Whether the secondary indexes of a store agree with its records (catalog/indexes [2], catalog/indexes [3])."""
 
 from __future__ import annotations
 

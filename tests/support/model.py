@@ -1,7 +1,7 @@
-"""What the store promises, on plain dicts: the oracle of the random tests.
+"""The guarantees of the store, on plain dicts: the oracle of the random tests.
 
 Written from the rules, not from the engine: it shares the engine's vocabulary (requests, settings, reasons) and none of
-its logic. The model knows what is *stored*, overdue records included; `live` is what a reader may see of it.
+its logic. The model knows what is *stored*, overdue records included; `live` is the part that a reader may see.
 
 Versions are known by their order only: a record's `version` is None until the test has read it from the store.
 """
@@ -95,13 +95,13 @@ class ModelTopic:
         return self.settings.expiration is not Expiration.DISABLED
 
     def overdue(self, now: int) -> dict[bytes, ModelRecord]:
-        """What is stored, and must not be seen."""
+        """Stored records that must not be seen."""
         if not self.acts:
             return {}
         return {key: kept for key, kept in self.records.items() if kept.expire_time_micros <= now}
 
     def live(self, now: int) -> dict[bytes, ModelRecord]:
-        """What a reader may see."""
+        """Records that a reader may see."""
         overdue = self.overdue(now)
         return {key: kept for key, kept in self.records.items() if key not in overdue}
 
@@ -122,7 +122,7 @@ class ModelTopic:
 
 @dataclass(slots=True)
 class ModelPublisher:
-    """What is remembered of a publisher."""
+    """The memory of a publisher."""
 
     epoch: int = 0
     highest: int = 0

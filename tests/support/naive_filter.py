@@ -1,4 +1,4 @@
-"""The filter language once more, slow and plain, as docs/filters.md has it: what the compiler is checked against.
+"""The filter language once more, slow and plain, as docs/filters.md describes it. Tests check the compiler against it.
 
 It shares nothing with the compiler but the tree: three-valued logic is computed with None, arrays are walked by
 recursion, every pair is compared, numbers are exact fractions and read by a regular expression.

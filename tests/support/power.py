@@ -8,11 +8,11 @@
 
 The server runs with notes around each call that syncs (`tests/support/powered_server.py`). A note is taken of what was
 there *before* the call, is written down *after* it has returned, outside of the data directory, and survives the kill.
-What is modelled:
+The model:
 
-    [1]  A write-ahead log keeps what was in it before the last `flush_wal(sync=True)` that returned. Of what came later
-         a draw decides: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones are
-         empty or gone.
+    [1]  A write-ahead log keeps what was in it before the last `flush_wal(sync=True)` that returned. A draw decides on
+         the later bytes: nothing is kept, or some bytes of it. The logs are one stream: where one is cut, later ones
+         are empty or gone.
     [2]  A log that RocksDB has closed is kept whole once there is a table file that was begun after it: RocksDB syncs
          closed logs before it flushes what is in them.
     [3]  Any other file of the data directory has the content of its last `fsync`, and a directory the names that it had

@@ -1,8 +1,8 @@
-"""A server that notes what it has synced, for tests that cut its power:
+"""A server that notes its syncs, for tests that cut its power:
 
     python -m tests.support.powered_server DATA SIDE PLANT SERVER_ARGUMENTS…
 
-`tests/support/power.py` says what the notes are for. PLANT is the `module:function` of a mistake to plant, or empty.
+`tests/support/power.py` uses the notes. PLANT is the `module:function` of a mistake to plant, or empty.
 """
 
 from __future__ import annotations

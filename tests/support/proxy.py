@@ -1,10 +1,10 @@
-"""A TCP proxy in front of a server, for tests of what a network does: it cuts, delays, stalls and damages.
+"""A TCP proxy in front of a server, for tests with network faults: it cuts, delays, stalls and damages.
 
     with Proxy(server.address) as proxy:
         client = Client(proxy.address)
         proxy.stall()
 
-    [1]  What it passes on it passes on in order, and unchanged but for the bytes that it was told to damage.
+    [1]  It forwards bytes in order, unchanged except for the bytes that it was told to damage.
     [2]  It acts on connections by itself; who made them learns of it as he would of a network.
 
 Each proxy has an event loop in a thread of its own, so that a test that blocks does not hold up the bytes.

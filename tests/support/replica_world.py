@@ -1,8 +1,8 @@
 """A store of dicts that keeps the promises of `sow_replication.ports`, and a network of instances under one clock.
 
-Simple and obviously right: a commit is a list of closures that run at once. A crash loses what has not run; a power cut
-also loses what was not synced. A commit of replication is synced before its `done`; local changes are synced later, as
-BUFFERED publishes are.
+Simple and obviously right: a commit is a list of closures that run at once. A crash loses the closures that have not
+run; a power cut also loses the writes that were not synced. A commit of replication is synced before its `done`; local
+changes are synced later, as BUFFERED publishes are.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ModelSource:
 
 @dataclass
 class Disk:
-    """What a crash leaves."""
+    """The state after a crash."""
 
     topics: dict[str, ModelTopic] = field(default_factory=dict)
     journal: list[Entry] = field(default_factory=list)
@@ -173,7 +173,7 @@ class Operations(Protocol):
 
 
 class SimulatedStore(Store, Operations, Protocol):
-    """What the simulation runs on."""
+    """The store on which the simulation runs."""
 
 
 class ModelStore:
@@ -195,7 +195,7 @@ class ModelStore:
         self._identity = Identity(name, f"{name}-id-0", f"{name}-epoch-0")
         self.disk = Disk()
         self._synced = Disk()
-        """What a power cut leaves."""
+        """The state after a power cut."""
         self._dirty = False
         self._sync_asked = False
         """Whether somebody waits for the next commit to be durable."""

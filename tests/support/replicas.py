@@ -1,4 +1,4 @@
-"""Instances that replicate, without links: the test ships what it wants, when it wants, from one store to another.
+"""Instances that replicate, without links: the test decides which changes go from one store to another, and when.
 
 a, b = instance(tmp_path, "a", peers=["b"]), instance(tmp_path, "b", peers=["a"])
 ship(a, b)
@@ -24,7 +24,7 @@ from tests.support.stores import FakeTime, Rig
 
 
 class Live(NamedTuple):
-    """What replicas have to agree on."""
+    """The state on which replicas have to agree."""
 
     payload: bytes
     version: int
@@ -42,7 +42,7 @@ def instance(
 
 
 def identity(rig: Rig) -> Identity:
-    """Who it is."""
+    """Its identity."""
     return Identity(rig.options.instance, rig.store.instance.id, rig.store.instance.epoch)
 
 

@@ -1,4 +1,5 @@
-"""A gRPC server whose answers the test gives, one step at a time: what a client sends, and what it makes of answers.
+"""A gRPC server whose answers the test gives, one step at a time, for tests of a client's requests and its reaction to
+answers.
 
 The client runs on a thread of its own; the test takes each call as it comes, and answers it. So nothing here waits for
 time to pass.

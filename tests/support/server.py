@@ -234,14 +234,14 @@ class ServerProcess:
 
     @property
     def said(self) -> str:
-        """What it wrote since its last start."""
+        """Its output since its last start."""
         with self._log.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
     @property
     def log(self) -> str:
-        """What it wrote since its first start."""
+        """Its output since its first start."""
         return self._log.read_text(errors="replace")
 
     def events(self, name: str | None = None) -> list[Event]:
@@ -280,7 +280,7 @@ def reason_of(call: Callable[[], object]) -> str:
 
 
 def health(address: str, service: str = "") -> str:
-    """What the health service says of a service, the empty one being the whole server."""
+    """The status of a service in the health service; the empty name is the whole server."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         response = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)  # type: ignore[attr-defined]  # not in its stubs

@@ -97,7 +97,7 @@ def request(
     progress: int = PROGRESS_MICROS,
     batch_size: int = 1000,
 ) -> Request:
-    """What a subscriber asks for. Raises StoreError."""
+    """The request of a subscriber. Raises StoreError."""
 
     filters = TopicFilters(store.cuts, filter, include, exclude, batch_size)
     asked = Request(
@@ -246,12 +246,12 @@ class Subscribers:
         return [row for frame in frames for row in frame.rows], times, found.position
 
     def upkeep(self) -> None:
-        """What time does to durables."""
+        """The effect of time on durables."""
         self.consumers.upkeep()
         self.settle()
 
     def scan(self) -> None:
-        """What pruning does before it prunes."""
+        """The work of pruning before it prunes."""
         for scan in self.consumers.scans():
             position = scan.read()
             if position is not None:

@@ -5,7 +5,7 @@ journal.put("a", {"n": 1})
 journal.commit(put("b", {}), put("c", {}), atomic=True)
 for frame in journal.frames(request): …
 
-[1]  `frames` sends what the contract promises, for topics, keys and payloads that match every filter.
+[1]  `frames` follows the contract, for topics, keys and payloads that match every filter.
 [2]  Frames tell what was committed when they were asked for, and nothing that came since.
 """
 

@@ -1,4 +1,4 @@
-"""Backups: what one has in it, and what a start makes of it (rule J14)."""
+"""Backups: their contents, and a start on one (rule J14)."""
 
 from __future__ import annotations
 

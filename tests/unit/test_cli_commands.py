@@ -1,4 +1,4 @@
-"""Every command of `sow` against a fake client: what it asks, what it prints, and the code it ends with."""
+"""Every command of `sow` against a fake client: its calls, its output and its exit code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(client: FakeClient, *arguments: str, stdin: bytes | None = None) -> Resu
 
 
 def rows(result: Result) -> list[dict[str, object]]:
-    """What a command wrote as NDJSON."""
+    """The NDJSON that a command wrote."""
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""`sow subscribe` against a fake client: what it asks, what it prints in each format, the live table, how it ends."""
+"""`sow subscribe` against a fake client: its calls, its output in each format, the live table, its end."""
 
 from __future__ import annotations
 

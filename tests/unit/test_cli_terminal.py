@@ -1,6 +1,6 @@
-"""What only a real process shows: a terminal, a pipe whose reader goes away, Ctrl-C.
+"""Behaviour that only a real process shows: a terminal, a pipe whose reader goes away, Ctrl-C.
 
-Each test runs `sow` in a process of its own, against the fake client, on a pseudo-terminal or a pipe.
+Each test runs `sow` in a separate process, against the fake client, on a pseudo-terminal or a pipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments into requests: what the pure core of the client makes of them, and what it refuses before sending."""
+"""From arguments to requests: the requests of the client's pure core, and its refusals before sending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every call of both clients against a scripted server: what is sent, what comes back, what is raised."""
+"""Every call of both clients against a scripted server: requests, results, errors."""
 
 from __future__ import annotations
 

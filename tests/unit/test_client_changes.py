@@ -1,4 +1,4 @@
-"""What the client asks for and makes of the answers about ranges of changes; when a reading is made again."""
+"""The client's requests and answers about ranges of changes; when a reading is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents of the client: what becomes of which Python value, and which numbers are refused."""
+"""Documents of the client: the JSON of each Python value, and the refused numbers."""
 
 from __future__ import annotations
 

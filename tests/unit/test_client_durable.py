@@ -51,7 +51,7 @@ class Kept:
         self.gaps: list[sow_pb2.Gap] = []
         self.acknowledged: list[sow_pb2.AcknowledgeRequest] = []
         self.refuses: SowError | None = None
-        """What acknowledgements are refused with."""
+        """The error with which acknowledgements are refused."""
         self.changed = threading.Condition()
 
     def frames(self, request: sow_pb2.SubscribeRequest) -> Iterator[sow_pb2.SubscribeResponse]:

@@ -1,6 +1,6 @@
 """Subscriptions of both clients on a real connection: cuts, restarts, closing, letting go, Ctrl-C, cancelled tasks.
 
-The server is one of this process, which tells what a journal in memory holds and breaks calls where it is told to.
+The server runs in this process; it sends the changes of a journal in memory and breaks calls where it is told to.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Followed:
 
 
 class Service(Protocol):
-    """What a server serves."""
+    """The handlers of a server."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server needs of it."""
@@ -307,7 +307,7 @@ def test_a_restart_of_the_server_is_not_noticed(servers: Servers) -> None:
 
 
 def test_a_subscription_stands_when_it_has_been_made(followed: Followed, servers: Servers) -> None:
-    """What is published by the next line is not missed, although nobody has asked for a change yet."""
+    """A record that the next line publishes is not missed, although nobody has asked for a change yet."""
 
     async def use() -> str:
         async with AsyncClient(servers.address) as client, client.subscribe(TOPIC) as changes:

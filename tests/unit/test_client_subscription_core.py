@@ -36,12 +36,12 @@ def core_of(request: sow_pb2.SubscribeRequest, *, retry_for: float = 30.0) -> Su
 
 
 def drained(core: SubscriptionCore) -> list[Change]:
-    """What is at hand."""
+    """The changes that are ready."""
     return list(iter(core.take, None))
 
 
 def fed(core: SubscriptionCore, *frames: sow_pb2.SubscribeResponse) -> list[Change]:
-    """What these frames give."""
+    """The changes of these frames."""
     changes: list[Change] = []
     for frame in frames:
         core.feed(frame)

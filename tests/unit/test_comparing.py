@@ -1,4 +1,4 @@
-"""What two instances compare: comparing [1] to [4], on stores that number origins differently."""
+"""Comparison of two instances: comparing [1] to [4], on stores that number origins differently."""
 
 from __future__ import annotations
 

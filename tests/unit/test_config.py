@@ -1,4 +1,4 @@
-"""The configuration: what is read, what is refused and how, and that all of it is documented."""
+"""The configuration: accepted values, refusals, and that every key is documented."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_size_is_read_as_it_was_written(size: int) -> None:
 
 
 REFUSED = [
-    # What is not known, with the near miss.
+    # Unknown names, with the similar known one.
     ('[topics.orders]\nexpriation = "30s"', "[topics.orders] expriation: unknown key, did you mean expiration?"),
     ("[servre]\nx = 1", "[servre]: unknown table, did you mean [server]?"),
     ("[gadgets]\nx = 1", "[gadgets]: unknown table (known: clock, defaults, journal, limits,"),

@@ -1,4 +1,4 @@
-"""The contract keeps what it once promised, and says what every part of it means."""
+"""The contract stays compatible, and documents every part."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_stubs_are_of_this_contract() -> None:
         assert breaking_changes(loaded, compiled, package=PACKAGE) == []
 
 
-# What must be noticed. Each mutates a copy of the contract.
+# Changes that must be noticed. Each mutates a copy of the contract.
 
 
 def _message(contract: FileDescriptorSet, name: str) -> DescriptorProto:

@@ -56,7 +56,7 @@ def copy_of(rig: Rig, topic: str = "dead") -> tuple[str, bytes]:
 
 
 def fates(rig: Rig) -> dict[str, int]:
-    """What has become of dead letters, of each fate that there was."""
+    """The number of dead letters, by each fate that occurred."""
     return {fate: count for fate, count in rig.store.writer.letters_total.items() if count}
 
 

@@ -1,4 +1,4 @@
-"""Durable subscriptions: what is kept, handed over, told and let go (J2 to J13; rows F, P1, P4, U of the origins)."""
+"""Durable subscriptions: retention, delivery, reports and release (J2 to J13; rows F, P1, P4, U of the origins)."""
 
 from __future__ import annotations
 

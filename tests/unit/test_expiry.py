@@ -1,4 +1,5 @@
-"""The sweep: it removes what is overdue, in bounded commits, and never what was refreshed in time (L9 to L11, L14)."""
+"""The sweep removes overdue records in bounded commits, and never a record that was refreshed in time (L9 to L11,
+L14)."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def test_publishers_have_their_turn_while_much_is_swept_before_a_change_of_setti
 
 
 def test_a_change_of_settings_is_made_before_the_end_however_much_is_overdue(tmp_path: Path) -> None:
-    """What is queued when the store is closed is done."""
+    """Requests queued when the store is closed are completed."""
     rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=10)))
     rig.create_topic("orders")
     load(rig, "orders", 35, SECOND)

@@ -1,4 +1,4 @@
-"""The client without a server that the tests of the command use takes what the real one takes, and nothing else."""
+"""The fake client of the command's tests has the same signatures as the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: what the planner learns from them."""
+"""Filters: the bounds that the planner derives."""
 
 from __future__ import annotations
 

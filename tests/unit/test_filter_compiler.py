@@ -1,4 +1,4 @@
-"""Filters: what they answer. Each table is a piece of docs/filters.md; the property tests go through the rest."""
+"""Filters: their results. Each table is a piece of docs/filters.md; the property tests go through the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: what the parser takes, and what it says about what it does not take."""
+"""Filters: texts that the parser accepts, and its messages about others."""
 
 from __future__ import annotations
 

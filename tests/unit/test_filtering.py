@@ -1,4 +1,4 @@
-"""Filters on stored records: what they see of one, and what is refused (rules K2, Q5, X2)."""
+"""Filters on stored records: the visible parts of a record, and refusals (rules K2, Q5, X2)."""
 
 from __future__ import annotations
 

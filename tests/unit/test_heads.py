@@ -1,4 +1,4 @@
-"""The head cache: what is on disk, or nothing (heads [1]), and bounded (heads [2])."""
+"""The head cache: an entry equals the record on disk (heads [1]), and the cache is bounded (heads [2])."""
 
 from __future__ import annotations
 

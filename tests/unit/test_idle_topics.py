@@ -1,4 +1,4 @@
-"""Topics that nobody uses (rule T1; rows R12 and R13): what is a use, and when a topic goes."""
+"""Topics that nobody uses (rule T1; rows R12 and R13): uses of a topic, and its deletion."""
 
 from __future__ import annotations
 

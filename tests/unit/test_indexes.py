@@ -1,4 +1,4 @@
-"""Secondary indexes: entries change with their records, builds survive what happens meanwhile (rule Q3, catalog/indexes
+"""Secondary indexes: entries change with their records, builds survive changes meanwhile (rule Q3, catalog/indexes
 [1] to [4])."""
 
 from __future__ import annotations
@@ -500,7 +500,7 @@ def test_an_index_that_is_removed_goes_with_all_its_entries(rig: Rig) -> None:
 
 
 def test_an_index_that_is_removed_and_added_again_is_another_one(rig: Rig) -> None:
-    """What changed in between is in none of the old one's entries."""
+    """The old one's entries lack the changes in between."""
     rig.create_topic("orders", ORDERS)
     put(rig, {"id": 1, "symbol": "A"}, {"id": 2, "symbol": "B"})
     rig.alter_topic("orders", index=())

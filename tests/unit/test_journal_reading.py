@@ -1,4 +1,4 @@
-"""Readers of the journal see what was journaled, from any position, one topic or the total order (J1)."""
+"""Readers of the journal see every journaled change, from any position, one topic or the total order (J1)."""
 
 from __future__ import annotations
 

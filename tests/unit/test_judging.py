@@ -52,7 +52,7 @@ SMALL = document(9)
 
 
 def told(follower: Follower) -> list[tuple[str, str, int]]:
-    """What happened to which key, and how large it was."""
+    """The operation, the key and the size of a change."""
     return [(what, key, len(payload)) for what, key, payload in follower.news()]
 
 

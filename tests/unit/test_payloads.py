@@ -1,4 +1,4 @@
-"""Payloads by message type: what is one, which key it gives, what a projection leaves of it (rules K2 to K5, Q2)."""
+"""Payloads by message type: validity, keys, projections (rules K2 to K5, Q2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of publishers (rule P6)."""
+"""The memory of publishers (rule P6)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def planned(
 
 
 Seen = tuple[str, str, int]
-"""What happened, to which key, and the price."""
+"""The operation, the key and the price."""
 
 
 def read(

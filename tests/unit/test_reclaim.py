@@ -1,4 +1,4 @@
-"""What deserves compaction, and when it is done (rule L17): `engine/commit/reclaim.py`, `Upkeep.reclaim`, its timer."""
+"""When a range is compacted, and which (rule L17): `engine/commit/reclaim.py`, `Upkeep.reclaim`, its timer."""
 
 from __future__ import annotations
 

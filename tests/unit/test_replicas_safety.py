@@ -1,4 +1,4 @@
-"""What must not get lost, come back, or be told twice while instances replicate (K7, S7, R2 to R6, R12)."""
+"""Changes must not get lost, return, or be reported twice while instances replicate (K7, S7, R2 to R6, R12)."""
 
 from __future__ import annotations
 

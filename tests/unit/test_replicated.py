@@ -1,4 +1,4 @@
-"""REPLICATED before the peers: what is refused, what is waited for, and what an answer says (rule P5)."""
+"""REPLICATED before the peers: refusals, waiting, and answers (rule P5)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.stores import Rig
 
 
 class FakeLinks(Links):
-    """Peers for every topic but those without; `asked` is what was waited for. They have everything up to `acked`."""
+    """Peers for every topic but those without; `asked` has the awaited writes. They have everything up to `acked`."""
 
     def __init__(self, *without: str) -> None:
         self.without = without

@@ -1,4 +1,4 @@
-"""The calls of verify and repair over gRPC: what comes back, and how they fail; the peer is a server in here."""
+"""The calls of verify and repair over gRPC: answers and failures; the peer is a server in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sow_server.services.errors import abort
 
 
 class Peer(replication_pb2_grpc.ReplicationServiceServicer):
-    """Answers what a test has it answer."""
+    """Gives the answers that a test sets."""
 
     def __init__(self) -> None:
         self.error: StoreError | None = None

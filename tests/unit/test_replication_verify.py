@@ -1,6 +1,6 @@
 """Verify and repair between two stores in memory, through the messages and the answering side of either (rule R10).
 
-Nothing waits: `sleep` lets happen what a test says happens then.
+Nothing waits: `sleep` runs the events that a test has set for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FakeStore:
         self.scans = 0
         self.refuses: Refused | None = None
         self.unreadable = 0
-        """What a merge is answered with."""
+        """The answer to a merge."""
 
     def now_micros(self) -> int:
         return self.now
@@ -131,7 +131,7 @@ async def run(work: Callable[[], T]) -> T:
 
 
 def wire(message: T) -> T:
-    """What arrives of a message."""
+    """The part of a message that arrives."""
     return type(message).FromString(message.SerializeToString())  # type: ignore[attr-defined,no-any-return]  # a message
 
 
@@ -183,7 +183,7 @@ class World:
         self.peer = FakePeer(self.b)
         self.slept: list[float] = []
         self.meanwhile: list[Callable[[], None]] = []
-        """What happens in the first, second, … pause."""
+        """The events in the first, second, … pause."""
         self.means = Means(run=run, sleep=self._sleep)
 
     def both(self, rows: dict[bytes, Row]) -> None:
@@ -212,7 +212,7 @@ class World:
         return collected(repair(self.a, self.peer, list(self.a.kinds.values()), request, means=self.means))
 
     def repaired(self) -> tuple[int, int, int]:
-        """What it answers of the one topic: what still differs, sent, received."""
+        """Its answer about the one topic: remaining differences, sent, received."""
         (answer,) = self.repair()
         assert answer.left_out == ""
         return answer.differing, answer.sent, answer.received
@@ -690,7 +690,7 @@ def test_whatever_differs_the_ends_are_equal_after_a_repair(seed: int) -> None:
         for store in (world.a, world.b):
             for _ in range(draw.randrange(200)):
                 key, version, origin = b"%d" % draw.randrange(150), draw.randrange(1, 6), draw.choice("ab")
-                # What a change is, its version and origin say.
+                # Version and origin identify a change.
                 store.orders[key] = Row(version, origin, f"{version}{origin}", dead=(version + len(key)) % 3 == 0)
 
         assert world.repaired()[0] == 0

@@ -78,7 +78,7 @@ def rows_after_reopening(path: Path) -> Rows:
 
 
 def run_python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own, which finds what this one finds."""
+    """Runs a program in a separate process with the same import path."""
     return subprocess.run(
         [sys.executable, "-c", program, str(path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -49,7 +49,7 @@ def put(rig: Rig, *documents: dict[str, object], topic: str = "quotes", ttl: int
 
 
 def fill(rig: Rig, count: int, *, symbols: int = 100) -> None:
-    """Records 00000 and up, each symbol in every so-manieth, prices that rise."""
+    """Records 00000 and up, the symbols in turns, rising prices."""
     put(rig, *[{"id": f"{n:05d}", "symbol": f"S{n % symbols}", "px": n} for n in range(count)])
 
 

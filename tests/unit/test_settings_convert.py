@@ -92,7 +92,7 @@ def test_declarations_of_a_durable_survive_a_message(declared: dict[str, object]
 
 
 def test_every_setting_of_the_contract_is_one_of_the_engine() -> None:
-    """Nothing can be set that is silently lost."""
+    """No setting is silently lost."""
     unlimited = {"retain_time_unlimited"}
     assert {field.name for field in admin_pb2.TopicSettings.DESCRIPTOR.fields} - unlimited == set(convert._FIELDS)
     assert {field.name for field in types_pb2.DurableSettings.DESCRIPTOR.fields} - unlimited == set(

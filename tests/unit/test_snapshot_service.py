@@ -1,4 +1,4 @@
-"""What the servicer of exports sees to: that the cut is on disk (rules Q6, S7)."""
+"""Duties of the servicer of exports: the cut is on disk (rules Q6, S7)."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def set_aside(rig: Rig, topic: str, durable: str) -> None:
 
 
 def unsound(rig: Rig, topic: str) -> list[str]:
-    """What is said of the rows of a topic that no publish could have made."""
+    """The report about the rows of a topic that no publish could have made."""
     found, limits = rig.topic(topic), rig.store.replicas.changes.limits
     rows = rig.rows(RECORDS, found.prefix, found.stop)
     faults = [soundness.row_fault(found, key[4:], value, limits, rig.time.wall_micros) for key, value in rows]

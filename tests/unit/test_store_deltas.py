@@ -1,4 +1,4 @@
-"""Delta publishes on a store: what is a base, what is stored, what is refused (rule P2)."""
+"""Delta publishes on a store: the base, the stored record, refusals (rule P2)."""
 
 from __future__ import annotations
 

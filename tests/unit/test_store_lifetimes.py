@@ -1,4 +1,4 @@
-"""What becomes of a record's lifetime: stamping, clamping, renewing, and never being seen after it (the L-rules)."""
+"""The lifetime of a record: stamping, clamping, renewing; no read returns it afterwards (the L-rules)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def stamped(rig: Rig, topic: str, key: str) -> int | None:
-    """What is left of a stored record's lifetime; None for never."""
+    """The rest of a stored record's lifetime; None for never."""
     expire_time = rig.stored(topic)[key.encode()].expire_time_micros
     return None if expire_time == NEVER else expire_time - rig.clock.now_micros()
 

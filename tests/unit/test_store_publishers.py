@@ -154,7 +154,7 @@ def applied(outcome: Outcome) -> list[Applied]:
 
 
 def seen(rig: Rig, request: Publish, outcome: Outcome) -> list[Applied | Refusal]:
-    """What a request without results was answered, from the journal."""
+    """The answer to a request without results, from the journal."""
     refused = {refusal.index: refusal for refusal in outcome.refusals}
     puts = [entry for entry in rig.journal("timed") if entry.kind == "put"]
     entries = iter(puts[len(puts) - outcome.applied :])

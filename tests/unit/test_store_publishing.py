@@ -1,4 +1,4 @@
-"""What a publish, a touch and a delete do to records (P1 to P8, D1 to D3, K5 to K8)."""
+"""The effect of a publish, a touch and a delete on records (P1 to P8, D1 to D3, K5 to K8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subscriber gets what it asks for, once, in order, and nothing before it is durable (rules S1 to S7, J12)."""
+"""A subscriber gets each of its changes once, in order, and only after it is durable (rules S1 to S7, J12)."""
 
 from __future__ import annotations
 

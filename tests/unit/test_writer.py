@@ -1,4 +1,4 @@
-"""The writer acknowledges what is durable, fails loudly, and leaves nobody waiting (writer [1] to [5], X3)."""
+"""The writer acknowledges only durable writes, fails loudly, and answers every request (writer [1] to [5], X3)."""
 
 from __future__ import annotations
 
@@ -442,7 +442,7 @@ def test_the_queue_is_bounded_in_bytes_and_takes_one_request_of_any_size(tmp_pat
 
 
 def test_stopping_finishes_queued_requests_and_refuses_new_ones(rig: Rig) -> None:
-    """What was accepted is committed, synced and answered."""
+    """Accepted requests are committed, synced and answered."""
     answers: list[Outcome | StoreError] = []
     for key in "abc":
         rig.store.commits.submit(put(key, durability=Durability.BUFFERED), answers.append)

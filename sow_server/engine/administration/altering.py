@@ -121,7 +121,7 @@ class NewSettings:
                 Reason.TOPIC_NOT_EMPTY, "topic: is not empty any more: dead letters have just come to it", field="name"
             )
         self._parts.replicas.tombstones.stage_refound(draft, topic)
-        self._parts.loads.registry.stage_fail_all(draft, topic, "the topic takes records of another kind now")
+        self._parts.loads.registry.stage_fail_all(draft, topic, "the topic now has records of another kind")
 
     def _stage_indexes(self, draft: Draft) -> Indexes:
         """Stages the change of the topic's indexes. The entries of one that goes are removed. One that comes is

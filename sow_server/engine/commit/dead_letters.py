@@ -304,7 +304,7 @@ def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared
             raise refuse(
                 FIELD,
                 f"{wanted!r} leads back to {name!r} ({' > '.join(way)}), and with message_type ="
-                f" {settings.message_type.value!r} nothing on a copy tells where it has been",
+                f" {settings.message_type.value!r} a copy cannot record where it has been",
             )
     for other in topics.by_name.values():
         own = other.declared.get(FIELD) == name and other.name != name

@@ -142,8 +142,8 @@ class LoadStaging:
         if free - staged < self._options.disk_free_min:
             raise StoreError(
                 Reason.DISK_FULL,
-                f"payload: the disk has {free} bytes left, and applying what loads have staged takes {staged};"
-                f" {self._options.disk_free_min} are to stay free, so nothing more is staged",
+                f"payload: the disk has {free} bytes left, and applying the staged rows of all loads takes {staged};"
+                f" {self._options.disk_free_min} have to stay free, so no more rows are staged",
                 field="payload",
             )
 
@@ -196,7 +196,7 @@ class StageRows:
         if before.seen and before.stager != rows.stager:
             raise StoreError(
                 Reason.LOAD_INCOMPLETE,
-                f"attempt: somebody else has staged {before.seen} rows as attempt {rows.attempt} at part"
+                f"attempt: another stager has staged {before.seen} rows as attempt {rows.attempt} at part"
                 f" {rows.part}; choose another number for each attempt",
                 field="attempt",
             )

@@ -178,7 +178,7 @@ class ApplyChanges:
         if self._after > source.cursor:
             raise StoreError(
                 Reason.BATCH_DAMAGED,
-                f"changes behind {self._after} came, and this instance has what is up to {source.cursor}",
+                f"changes after {self._after} came, but this instance has changes only up to {source.cursor}",
             )
         self._tally = tally = Tally()
         if self._upto <= source.cursor:
@@ -238,7 +238,8 @@ class MergeSeed:
             before = bytes((SeedState.UNDER_WAY if first_time else SeedState.AGAIN,))
         elif before is None or before[0] == SeedState.COMPLETE or before[SEED_UPTO] < part.after_key:
             raise StoreError(
-                Reason.BATCH_DAMAGED, f"a seed of {part.topic} goes on where this instance has not come to"
+                Reason.BATCH_DAMAGED,
+                f"a seed of {part.topic} continues at a position that this instance has not reached",
             )
         own, bad_origins = owner.stage_origins(draft, self._origins)
         if changes is not None:

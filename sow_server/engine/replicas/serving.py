@@ -149,7 +149,7 @@ class PeerReader:
         asked = False
         while commits.synced_sequence < sequence:
             if time.monotonic() > give_up or commits.failure is not None:
-                raise StoreError(Reason.STORE_FAILED, "what was written does not become durable")
+                raise StoreError(Reason.STORE_FAILED, "the writes do not become durable")
             time.sleep(SYNC_LOOK_SECONDS)
             if not asked and commits.synced_sequence < sequence:
                 # BUFFERED publishes are synced now and then: a peer would be seeded by one part each time. A step is

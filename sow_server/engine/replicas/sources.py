@@ -180,7 +180,7 @@ class Sources:
         if source.wait_for:
             raise StoreError(
                 Reason.RESEED_PENDING,
-                f"{name} was away for too long: it has to have what is up to {source.wait_for} here, first",
+                f"{name} was away for too long: it first has to take the changes here up to {source.wait_for}",
             )
         return source
 

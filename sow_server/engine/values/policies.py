@@ -291,7 +291,7 @@ def warnings(settings: TopicSettings | DurableSettings) -> list[str]:
     if isinstance(settings, TopicSettings) and (settings.max_bytes is not None or not settings.journal):
         return []
     time = settings.retain_time_micros
-    kept = "everything" if time is None else f"what is younger than {format_micros(time)}"
+    kept = "everything" if time is None else f"all changes younger than {format_micros(time)}"
     return [f"retain_bytes: is unlimited, so the journal keeps {kept}, however large; set retain_bytes or max_bytes"]
 
 
