@@ -1,7 +1,7 @@
 """Runs one query over a cut, in bounded pieces of work (rules Q1 to Q4).
 
     [1]  All records come from one cut. Its one `now` and the filter decide about each record.
-    [2]  Without `order_by`, memory holds only what one piece of work has read, whatever the size of the topic.
+    [2]  Without `order_by`, memory holds only the records of one piece of work, whatever the size of the topic.
     [3]  A piece of work is bounded by the records it reads, not by those it finds. So a query with few matches can be
          cancelled at any time, and other queries get their turns.
     [4]  Whatever the plan, a record is returned only if the whole filter is true for it.
@@ -224,7 +224,7 @@ class Scan:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> None:
-        """Reads stored records, and keeps those that match."""
+        """Reads stored records, and keeps the matches."""
         keys: list[bytes] = []
         values: list[bytes] = []
         limit = self._chunk
@@ -660,7 +660,7 @@ _CONTRADICTIONS: Final = (
 
 
 def _query_hash(query: Query) -> str:
-    """Hashes what must stay the same from page to page: the topic and the filter, but not the projection."""
+    """Hashes the values that must stay the same from page to page: the topic and the filter, but not the projection."""
     text = "" if query.filter is None else query.filter.text
     return hashlib.blake2s(query.topic.prefix + text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 

@@ -1,8 +1,8 @@
 """The memory in which ordered queries sort, shared by the whole server (rule Q2).
 
-While there is room, every sort takes what it needs. When a sort finds none, the oldest of those that still grow gets
-*the turn*: it keeps its memory, and waits for room. Every other sort that needs more gives back all its memory, waits
-in line, and begins anew when it gets the turn, first come, first served.
+While there is room, every sort takes the memory that it needs. When a sort finds none, the oldest of those that still
+grow gets *the turn*: it keeps its memory, and waits for room. Every other sort that needs more gives back all its
+memory, waits in line, and begins anew when it gets the turn, first come, first served.
 
     [1]  A sort that waits in line holds nothing. At most one sort waits while it holds memory: the one with the turn.
          The memory it waits for is held by sorts that need no more, as their rows are being sent, or that give it back

@@ -97,7 +97,7 @@ def _guarded(handler: Callable[[Any, Context], Any], name: str, *, answers_once:
 
     async def end(error: Exception, context: Context) -> None:
         if isinstance(error, grpc.aio.BaseError):
-            raise error  # the call has ended already: with a status of its own, or because the caller has gone
+            raise error  # the call has ended already: with its own status, or because the caller has gone
         await abort(context, _unreadable() if isinstance(error, DecodeError) else _known(error, name))
 
     async def once(request: object, context: Context) -> object:

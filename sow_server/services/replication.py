@@ -1,4 +1,5 @@
-"""What the services ask of the links with other instances: implemented by `linking`, which the services do not know."""
+"""The interface of the links with other instances for the services: implemented by `linking`, which the services do not
+know."""
 
 from __future__ import annotations
 

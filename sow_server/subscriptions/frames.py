@@ -22,7 +22,7 @@ ROW_BYTES: Final = 350
 
 
 class ChangeOp(enum.IntEnum):
-    """What happened to a record; numbered as in `sow.v1.ChangeOp`."""
+    """The operation on a record; numbered as in `sow.v1.ChangeOp`."""
 
     PUT = 1
     OOF = 2

@@ -318,6 +318,6 @@ class FollowedTopic:
 
 
 def layout(topic: Topic) -> tuple[object, ...]:
-    """The settings that decide what keys, fields and filters mean."""
+    """The settings that decide the meaning of keys, fields and filters."""
     settings = topic.settings
     return settings.key, settings.message_type, settings.separator

@@ -222,7 +222,7 @@ class KeyShare:
 
 
 class RangeReader:
-    """Reads one range, piece by piece, each from a cut of its own. From any thread, one at a time."""
+    """Reads one range, piece by piece, each from a separate cut. From any thread, one at a time."""
 
     def __init__(
         self,
@@ -237,8 +237,8 @@ class RangeReader:
         batch_size: int = 10_000,
         share: KeyShare | None = None,
     ) -> None:
-        """`end` is on disk. `history`: previous records at or before this position are not looked up; None: as far as
-        the journal reaches. Only a filter needs them."""
+        """`end` is on disk. `history`: previous records at or before this position are not looked up; None: back to the
+        start of the journal. Only a filter needs them."""
         self._share = share
         self._cuts = cuts
         self._instance = instance

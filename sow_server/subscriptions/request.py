@@ -104,8 +104,8 @@ class Wants:
     projection: Projection | None = None
     batch_size: int = 1000
     conflated: bool = False
-    """Whether `Conflation` takes the rows. It has to know which of them come into focus, and decides by itself what is
-    due."""
+    """Whether `Conflation` takes the rows. It has to know which of them come into focus, and decides by itself which
+    records are due."""
 
     @property
     def leaving(self) -> bool:

@@ -50,8 +50,8 @@ class Administration:
     def alter_topic(
         self, name: str, change: Callable[[Declared], Declared], done: TopicDone, *, in_config: bool = False
     ) -> None:
-        """Changes what a topic declares; stamps never change (rule L12). Disabling expiration first expires the overdue
-        records, in the same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY,
+        """Changes the declared settings of a topic; stamps never change (rule L12). Disabling expiration first expires
+        the overdue records, in the same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY,
         INVALID_ARGUMENT."""
         self._commits.run_in_rounds(AlterTopic(self._parts, name, change, in_config=in_config), done)
 

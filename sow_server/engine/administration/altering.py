@@ -1,4 +1,4 @@
-"""Altering topics: new declared settings, and what they mean for journal, durables, indexes and dead letters."""
+"""Altering topics: new declared settings, and their effects on journal, durables, indexes and dead letters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sow_server.engine.values.policies import Declared, tidy
 
 
 class AlterTopic:
-    """Changes what a topic declares, in rounds; answers the topic."""
+    """Changes the declared settings of a topic, in rounds; answers the topic."""
 
     def __init__(self, parts: Parts, name: str, change: Callable[[Declared], Declared], *, in_config: bool) -> None:
         self._parts = parts
@@ -178,6 +178,6 @@ def _stage_journal_ends(draft: Draft, topic: Topic) -> None:
 
 
 def _missing(indexes: Indexes, among: Indexes) -> list[Index]:
-    """Those of the indexes that are not among the others."""
+    """The indexes that are not among the others."""
     ids = {index.id for index in among.all}
     return [index for index in indexes.all if index.id not in ids]

@@ -85,7 +85,7 @@ class NewPolicies:
         self._changes = changes = self._find_changes()
         if stage_expiration(parts, draft, changes) is Staged.AGAIN:
             return Staged.AGAIN
-        # Retention may be longer from now on: what is gone for a durable stays gone.
+        # Retention may be longer from now on: entries that are gone for a durable stay gone.
         by_id, policies, before = parts.topics.by_id, self._policies, parts.policies.current
         touched = {topic.id for topic, _ in changes}
         if policies.of(PolicyTarget.DURABLES) != before.of(PolicyTarget.DURABLES):

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Commits:
-    """What the parts of the store, and the server, may ask of the writer."""
+    """The interface of the writer for the parts of the store and for the server."""
 
     def __init__(self, writer: Writer, topics: Topics) -> None:
         self._writer = writer
@@ -51,8 +51,8 @@ class Commits:
     ) -> None:
         """Queues a step; `done` hears its answer once it is on disk. Raises StoreError.
 
-        `sweep_first`: overdue records are expired before, in commits of their own. A step of a `size` counts for the
-        bounds of the queue as a publish of so many bytes does. Without `sync` it is durable as a BUFFERED publish is.
+        `sweep_first`: overdue records are expired before, in separate commits. A step with a `size` counts for the
+        bounds of the queue like a publish of so many bytes. Without `sync` it is as durable as a BUFFERED publish.
         """
 
         def answered(result: object) -> None:
@@ -61,14 +61,14 @@ class Commits:
         self._writer.submit(QueuedStep(step, answered, sweep_first=sweep_first, size=size, sync=sync))
 
     def run_quietly(self, step: Step[T], done: Callable[[T | StoreError], None] = lambda _: None) -> None:
-        """As `run`, for background work: nothing happens where the step cannot be queued. The next tick of a timer, or
-        the next start, takes the work up again."""
+        """As `run`, for background work: if the step cannot be queued, nothing happens. The next tick of a timer, or
+        the next start, resumes the work."""
         with contextlib.suppress(StoreError):
             self.run(step, done)
 
     def run_in_rounds(self, step: StepInRounds[T], done: Callable[[T | StoreError], None]) -> None:
-        """Queues a step that may need commits before its own. Before each round overdue records are expired. Others
-        have their turn between the rounds. Raises StoreError when the first round cannot be queued."""
+        """Queues a step that may need commits before its own. Before each round overdue records are expired. Other
+        items get their turn between the rounds. Raises StoreError when the first round cannot be queued."""
         one_round = Round(step)
 
         def round_done(result: T | Staged | StoreError) -> None:
@@ -113,7 +113,7 @@ class Commits:
 
     @property
     def failure(self) -> StoreError | None:
-        """Why writing has ended; None while it goes on."""
+        """The reason why writing has ended; None while it continues."""
         return self._writer.queue.failure
 
     @property
@@ -131,8 +131,8 @@ class Commits:
         self._writer.follow(follow)
 
     def follow_topics(self, follow: Callable[[Collection[Topic]], None]) -> int:
-        """Between two commits: `follow` sets how many follow which topics (`Topic.followers`, `.previous_wanted`).
-        Returns the last written sequence."""
+        """Between two commits: `follow` sets the numbers of followers of topics (`Topic.followers`,
+        `.previous_wanted`). Returns the last written sequence."""
         with self._writer.cut_lock:
             follow(tuple(self._topics.by_id.values()))
             return self._writer.last_sequence
@@ -154,6 +154,6 @@ class OpenPublisher:
         draft.publishers[self._publisher_id] = publisher
 
     def committed(self) -> OpenedPublisher:
-        """The position to go on from."""
+        """The position to continue from."""
         assert self._opened is not None, "it was staged"
         return self._opened

@@ -9,8 +9,8 @@ sequences from the writer's counters, which the writer takes over only after the
          time costs no index write: the old entry comes first, and the sweep re-arms it.
     [3]  An overdue record is expired before anything else is done with its key (rule L10).
     [4]  A draft knows no features. They add their rows to removals through the removal hooks, keep their state in
-         `part`, and take over what follows from the commit through `on_commit`. Any expiry may so change other topics,
-         and even this one (letters [1]).
+         `part`, and apply the effects of the commit through `on_commit`. So any expiry may change other topics, and
+         even this one (letters [1]).
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ class Draft:
         self.batch = Batch()
         self.journal: Final = JournalDraft()
         self.heads: dict[bytes, bytes | None] = {}
-        """Heads as this commit leaves them; None where there is no record."""
+        """Heads after this commit; None for a missing record."""
         self.removed: list[bytes] = []
         """Store keys of the records that it removes."""
         self.removals: dict[tuple[str, int], int] = {}
-        """How many rows it removes, by column family and topic id; of STAGING by the load's number."""
+        """The numbers of removed rows, by column family and topic id; for STAGING by the load's number."""
         self.statistics: dict[int, StoredStatistics] = {}
         self.publishers: dict[str, Publisher] = {}
         self.earliest = NEVER
@@ -131,18 +131,18 @@ class Draft:
         self.counts: dict[str, int] = {}
         """Counts of features that the writer adds to its totals, such as the fates of dead letters."""
         self.new_topics: list[Topic] = []
-        """Topics that this commit makes on the way; the writer stores and registers them."""
+        """Topics that this commit creates on the way; the writer stores and registers them."""
         self.dropped: list[Topic] = []
         """Topics that this commit deletes."""
         self.on_commit: list[Callable[[], object]] = []
         """Called once the commit is written, before `after`."""
         self.after: Callable[[], object] | None = None
-        """The end of a step, such as taking a topic's new settings into force: called before anybody can see a cut."""
+        """The end of a step, such as putting a topic's new settings into force: called before any cut can be opened."""
         self.result: object = None
         """The result of `after`."""
 
     def part(self, kind: type[P]) -> P:
-        """The state of one feature in this draft; made when it is first asked for."""
+        """The state of one feature in this draft; made at the first access."""
         found = self._parts.get(kind)
         if not isinstance(found, kind):
             found = self._parts[kind] = kind()
@@ -180,22 +180,22 @@ class Draft:
                 values[key] = value
 
     def read(self, store_keys: list[bytes]) -> dict[bytes, bytes]:
-        """The stored values of those of the keys that have one, each key once. Before anything is staged."""
+        """The stored values of the keys that have one, each key once. Called before anything is staged."""
         values = dict(zip(store_keys, self._rocks.multi_get(RECORDS, store_keys), strict=True))
         return {key: value for key, value in values.items() if value is not None}
 
     def rows(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys of a column family, with what this draft puts. Deletes of this draft do not count."""
+        """The values of keys of a column family, including the puts of this draft, without its deletes."""
         puts = self.batch.puts[family]
         stored = self._rocks.multi_get(family, keys)
         return [puts.get(key, value) for key, value in zip(keys, stored, strict=True)] if puts else stored
 
     def body(self, store_key: bytes) -> bytes:
-        """The payload of a record that is there."""
+        """The payload of an existing record."""
         return self.value(store_key)[PAYLOAD]
 
     def value(self, store_key: bytes) -> bytes:
-        """The stored value, header and payload, of a record that is there."""
+        """The stored value, header and payload, of an existing record."""
         value = self.batch.puts[RECORDS].get(store_key) or self._values.get(store_key)
         if value is None:
             value = self._rocks.get(RECORDS, store_key)
@@ -207,13 +207,13 @@ class Draft:
         head = self.heads[store_key]
         if head is not None and topic.acts and head[EXPIRE_TIME] <= self.now_bytes:
             self.expire(topic, key, store_key, head)
-            return self.heads[store_key]  # None; or a dead letter has found its way here ([4])
+            return self.heads[store_key]  # None; or a dead letter has come to this key ([4])
         return head
 
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def chunk(self, topic: Topic) -> ChunkBuilder | None:
-        """The chunk of the next change of `topic`; None for a topic that nobody follows and that has no journal."""
+        """The chunk of the next change of `topic`; None for a topic without followers and journal."""
         return self.journal.chunk(topic, self.next_sequence)
 
     def put(
@@ -232,7 +232,7 @@ class Draft:
         expire_due: bool = True,
     ) -> tuple[int, int]:
         """Puts a record over the live one with `head`; returns its version and sequence. Its version and origin are new
-        ones of this instance, unless given: those of a peer.
+        ones of this instance, unless those of a peer are given.
 
         A record that is due already is put and expired in this commit (rules L7, R5), unless not `expire_due`: then the
         caller expires it.
@@ -278,16 +278,16 @@ class Draft:
         return version, sequence
 
     def put_all(self, topic: Topic, puts: Puts) -> None:
-        """Puts fetched records column by column: what `put` does to each of them, but the interpreter runs a few
-        bytecodes a record and C the rest. No record here is overdue or due at once. The property tests hold the two
-        together. The counters of versions are the caller's to advance.
+        """Puts fetched records column by column, with the same result as `put` for each, but the interpreter runs only
+        a few bytecodes per record and C the rest. No record here is overdue or due at once. Property tests compare the
+        two. The caller advances the counters of versions.
         """
         keys, store_keys, new_heads, payloads = puts.keys, puts.store_keys, puts.new_heads, puts.payloads
         heads, rows = self.heads, self.batch.puts[RECORDS]
         chunk = self.chunk(topic)
         previous_values = None if chunk is None else chunk.previous_values
         old_heads: list[bytes | None] = []
-        # One by one, as a key may come twice: then its second old head is its first new one.
+        # One by one, because a key may occur twice: then its second old head is its first new one.
         if previous_values is not None or topic.indexes.all:
             for key, store_key, new_head, payload in zip(keys, store_keys, new_heads, payloads, strict=True):
                 old_head = heads[store_key]
@@ -342,8 +342,8 @@ class Draft:
         version: int | None = None,
         origin: int | None = None,
     ) -> int:
-        """Deletes the live record with `head`; returns the sequence. The delete has a version of its own (D3, R4), or
-        the given one of a peer."""
+        """Deletes the live record with `head`; returns the sequence. The delete has a new version (D3, R4), or the
+        given one of a peer."""
         return self._remove(
             topic,
             key,
@@ -384,8 +384,8 @@ class Draft:
         )
 
     def expire_all(self, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
-        """Expires overdue records of one topic, each given once, with their stored values: what `expire` does to each,
-        but column by column. Their expiry entries are deleted by the caller, the sweep."""
+        """Expires overdue records of one topic, each given once, with their stored values: the same result as `expire`
+        for each, but column by column. The caller, the sweep, deletes their expiry entries."""
         count, sequence = len(store_keys), self.next_sequence
         columns = header_columns(values)
         keys = [key[RECORD_KEY] for key in store_keys]
@@ -424,23 +424,23 @@ class Draft:
                 hook(self, topic, removed)
 
     def end_request(self) -> None:
-        """All requests have been staged. The dead letters of an atomic one come after it, as it is told as a whole to
-        those who follow its topic: they are no part of it."""
+        """All requests have been staged. The dead letters of an atomic one come after it: followers of its topic get
+        the request as a whole, and the letters are not part of it."""
         self.journal.end_request()
         later, self._later = self._later, []
         for work in later:
             work()
 
     def after_request(self, work: Callable[[], None]) -> None:
-        """Stages something now, or after the atomic request that is being staged."""
+        """Calls a function now, or after the atomic request that is being staged."""
         if self.journal.atomic:
             self._later.append(work)
         else:
             work()
 
     def reindex(self, topic: Topic, key: bytes, old: bytes | None, payload: bytes | None) -> None:
-        """Turns the index entries of the record with the stored value `old` into those of `payload`; None where there
-        is no record (catalog/indexes [1]). A field that stays as it was costs no write."""
+        """Turns the index entries of the record with the stored value `old` into those of `payload`; None for no record
+        (catalog/indexes [1]). An unchanged field costs no write."""
         decode = topic.decode_indexed
         before = None if old is None else decode(old[PAYLOAD])
         after = None if payload is None else decode(payload)
@@ -449,7 +449,7 @@ class Draft:
             gone, come = changed_keys(index, before, after, key)
             for entry in gone:
                 puts.pop(entry, None)
-            # All deletes of a batch come before all puts: an entry that goes and comes again in one commit stays.
+            # All deletes of a batch come before all puts: an entry that is removed and put again in one commit stays.
             deletes += gone
             puts.update(dict.fromkeys(come, b""))
 
@@ -504,7 +504,8 @@ class Draft:
         self.batch.puts[RECORDS].pop(store_key, None)
         self.batch.deletes[RECORDS].append(store_key)
         if topic.acts and old.expire_time_micros != NEVER:
-            # Its own entry, if it has one, need not wait for the sweep. A later put in this commit wins over this.
+            # Its own entry, if there is one, need not wait for the sweep. A later put in this commit wins over this
+            # delete.
             entry = head[EXPIRE_TIME] + store_key
             if entry not in self.batch.puts[EXPIRY]:
                 self.batch.deletes[EXPIRY].append(entry)
@@ -528,7 +529,7 @@ class Draft:
         )
 
     def figures(self, topic: Topic) -> StoredStatistics:
-        """The topic's figures as this commit leaves them."""
+        """The topic's figures after this commit."""
         return self.statistics.setdefault(topic.id, topic.statistics)
 
     # -- finishing --------------------------------------------------------------------------------------------------
@@ -576,7 +577,7 @@ class Removed(NamedTuple):
     origins: Sequence[int]
     """Of the instances that wrote these versions."""
     previous: Sequence[int]
-    """Sequences of the records that go; 0 for BURY."""
+    """Sequences of the removed records; 0 for BURY."""
     sequences: Sequence[int]
     """Of the removals."""
     letters: bool = True
@@ -585,7 +586,7 @@ class Removed(NamedTuple):
 
 class RemovalHook(Protocol):
     """Adds the rows of one feature to a draft that removes records. Called for topics with `Topic.hears_removals`, and
-    for every BURY; it decides itself whether the topic is its business."""
+    for every BURY; it decides itself whether it applies to the topic."""
 
     def __call__(self, draft: Draft, topic: Topic, removed: Removed) -> None:
         """The records are removed from the draft already."""

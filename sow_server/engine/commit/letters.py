@@ -1,8 +1,8 @@
 """Dead letters in a commit: the copies of expired records, and of entries that a durable has set aside (rules T3, J15).
 
-[1]  A dead letter comes with its expiry, in one commit, and has consequences of its own: it may replace an overdue
-     record, or be due at once. So any expiry may change other topics, and even this one.
-[2]  The letters of an atomic request come after it: they are no part of it for those who follow its topic.
+[1]  A dead letter comes with its expiry, in one commit, and has effects in turn: it may replace an overdue record, or
+     be due at once. So any expiry may change other topics, and even this one.
+[2]  The letters of an atomic request come after it: for the followers of its topic they are not part of it.
 [3]  A letter is this instance's own change, whoever sent the record that expired.
 """
 
@@ -26,9 +26,9 @@ class Letters:
 
     def __init__(self) -> None:
         self.hops = 0
-        """How many deliveries are under way, each of them due to an expiry by the one before."""
+        """The number of deliveries under way, each caused by an expiry of the previous one."""
         self.posted = 0
-        """How many there were, whatever became of them."""
+        """The number of letters, whatever their outcome."""
 
 
 def on_removed(draft: Draft, topic: Topic, removed: Removed) -> None:
@@ -66,13 +66,13 @@ def undelivered(draft: Draft) -> Topic:
 
 
 def existing_undelivered(draft: Draft) -> Topic | None:
-    """The store's own topic of dead letters without a target, where it is there, or comes with this draft."""
+    """The store's own topic of dead letters without a target, if it exists, or is created in this draft."""
     made = (topic for topic in draft.new_topics if topic.id == UNDELIVERED_ID)
     return draft.topics.by_id.get(UNDELIVERED_ID) or next(made, None)
 
 
 def deliver_waiting(draft: Draft, box: Topic, target: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
-    """Moves to `target` those of the records of `box`, the store's own topic, that it can take."""
+    """Moves records of `box`, the store's own topic, to `target`, as far as it can take them."""
     keys: list[bytes] = []
     payloads: list[bytes] = []
     rivals = {key: [box.prefix + other for other in dead_letters.rivals(key[RECORD_KEY], target)] for key in store_keys}
@@ -86,8 +86,8 @@ def deliver_waiting(draft: Draft, box: Topic, target: Topic, store_keys: list[by
         there = target.prefix + key
         draft.fetch_heads([there])
         head = draft.live_head(target, key, there)
-        # A record that has come to that key since is newer: it would have replaced the copy, had that not been kept
-        # waiting. So would a newer copy that is waiting itself, wherever in the order of keys it is.
+        # A record that was put under that key since is newer: it would have replaced the copy, if that had not had to
+        # wait. The same holds for a newer copy that waits, too, wherever it is in the order of keys.
         others = rivals[store_key]
         outlived = any(waiting[other][PUBLISH_TIME] > value[PUBLISH_TIME] for other in others if other in waiting)
         if not outlived and (head is None or head[PUBLISH_TIME] < value[PUBLISH_TIME]):
@@ -98,7 +98,7 @@ def deliver_waiting(draft: Draft, box: Topic, target: Topic, store_keys: list[by
 
 
 def _post(draft: Draft, topic: Topic, keys: Sequence[bytes], values: Sequence[bytes], durable: str = "") -> None:
-    """Puts the dead letters of records that have just expired, or that a durable has set aside, where they belong."""
+    """Puts the dead letters of records that have just expired, or that a durable has set aside, into their targets."""
     if draft.part(Letters).hops == HOPS_MAX:
         _count(draft, Fate.DROPPED, len(keys))
         return
@@ -111,7 +111,7 @@ def _post(draft: Draft, topic: Topic, keys: Sequence[bytes], values: Sequence[by
 
 
 def _deliver(draft: Draft, target: Topic, keys: list[bytes], payloads: list[bytes]) -> None:
-    """Puts copies into their topic, which gives them their lifetime. A record that is there is replaced."""
+    """Puts copies into their topic, which gives them their lifetime. An existing record is replaced."""
     letters = draft.part(Letters)
     expire_time = lifetimes.expire_time(target.settings, ABSENT, draft.now)
     store_keys = [target.prefix + key for key in keys]

@@ -10,29 +10,30 @@ from sow_server.engine.journal.builder import ChunkBuilder
 
 
 class Committed(NamedTuple):
-    """What one commit did to topics, for those who follow changes."""
+    """The effect of one commit on topics, for the followers of changes."""
 
     last_sequence: int
     commit_time_micros: int
     chunks: Sequence[ChunkBuilder]
     control: bool = False
-    """Whether it may have changed topics: what there are, or their settings."""
+    """Whether it may have added, removed or altered topics."""
     dropped: Sequence[Topic] = ()
-    """Topics that were deleted; of them nothing follows."""
+    """Topics that were deleted; they have no later changes."""
 
 
 Follow = Callable[[Sequence[Committed], int], None]
-"""Hears on the deliverer's thread, in order, which commits have become durable, and up to which sequence all are."""
+"""Called on the deliverer's thread, in order, with the commits that have become durable, and the sequence up to which
+all are."""
 
 
 class Observer(Protocol):
-    """Hears of the work of the writer (the metrics). Called from the writer thread; must be quick."""
+    """Called with the work of the writer (the metrics). Called from the writer thread; must be quick."""
 
     def committed(self, records: int, seconds: float) -> None:
         """A commit of `records` applied records took `seconds`, sync included."""
 
     def expired(self, lags_micros: list[int]) -> None:
-        """Records were expired, so long after their expire time."""
+        """Records were expired, the given time after their expire time."""
 
     def stalled(self) -> None:
         """A write found RocksDB stalled."""

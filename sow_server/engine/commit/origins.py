@@ -1,8 +1,8 @@
 """The names of the instances that wrote records: a record's `origin` is an index into them (rule K7).
 
 [1]  A name keeps its number for the life of the data. New names are stored with the commit that first uses them.
-[2]  Data that were made or restored get a number of their own, and so does an instance with another name. So its
-     earlier records, under the same name, can be told from those that it writes now.
+[2]  New or restored data get a new number, and so does an instance with another name. So its earlier records, under the
+     same name, differ from the records that it writes now.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Origins:
         self.names = names
         """By number. Replaced, never changed."""
         self.own: Final = own
-        """The number of this instance, for what it writes with these data."""
+        """The number of this instance for its writes with these data."""
 
     def names_in(self, draft: Draft) -> tuple[str, ...]:
         """The names by their numbers, as a commit leaves them."""
@@ -45,7 +45,7 @@ class Origins:
 
     def stage(self, draft: Draft, names: Sequence[str]) -> list[int]:
         """The numbers of the instances that another one names; new names are stored with the commit. This instance's
-        own name stands for what it wrote with earlier data ([2]), and has a number of its own."""
+        own name means its writes with earlier data ([2]), and has a separate number."""
         known = list(self.names_in(draft))
         numbers = {name: number for number, name in enumerate(known) if number != self.own}
         new = [name for name in dict.fromkeys(names) if name not in numbers]

@@ -1,13 +1,13 @@
-"""What is remembered of publishers, so that a retry is never applied twice (rule P6).
+"""The memory of publishers, so that a retry is never applied twice (rule P6).
 
 A publisher's row holds its epoch, its highest sequence, the refusals among its last 1,000 sequences, the versions and
-stamps of its last records, and which unit of work it finished last. The row is written in the same batch as the records
-that it covers. Pure, but for the bounded cache.
+stamps of its last records, and its last finished unit of work. The row is written in the same batch as the records that
+it covers. Pure, except for the bounded cache.
 
     [1]  A unit is finished in the batch that holds the last records of its last request, or not at all.
     [2]  A unit is finished only when no record of its last request was refused, however long ago.
-    [3]  Once a unit is finished, nothing of it or of an earlier one is applied; a new epoch changes nothing of that.
-    [4]  What is told of a duplicate is what was answered when it was applied, or that it is forgotten: never a guess.
+    [3]  Once a unit is finished, no record of it or of an earlier unit is applied, even in a new epoch.
+    [4]  The answer to a duplicate is the answer of its first attempt, or that this is forgotten: never a guess.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sow_server.engine.values.model import OpenedPublisher, PublisherPosition, R
 OUTCOMES_KEPT: Final = 1000
 """Refusals are kept for this many of a publisher's last sequences."""
 RUNS_KEPT: Final = 32
-"""Runs of applied records that are remembered: as many as a client has requests under way (16), each of them in two."""
+"""Runs of applied records that are kept: two for each request that a client has under way (16)."""
 EPOCH_MAX: Final = 2**63 - 1
 _CACHED_MAX: Final = 10_000
 
@@ -34,7 +34,7 @@ _CACHED_MAX: Final = 10_000
 @dataclass(slots=True)
 class Run:
     """Records that were applied one after the other: the next one has the next publisher sequence, version and journal
-    sequence. A run is what a commit does of a request, where nothing was refused or expired in between."""
+    sequence. A run is the part of a request in one commit, if no record in between was refused or expired."""
 
     # Not frozen: `_put_each` makes one grow record by record.
     first: int
@@ -46,7 +46,7 @@ class Run:
     """Of all of them; `SEVERAL`: they differ, and are forgotten."""
 
     def grow(self, other: Run) -> bool:
-        """Takes over a run that continues this one; False where it does not."""
+        """Appends a run that continues this one; False if it does not."""
         count = self.count
         if (
             other.first != self.first + count
@@ -70,7 +70,7 @@ _RUN: Final = Struct(">qiqqq")
 def _packed(before: bytes, runs: Sequence[Run]) -> bytes:
     """The last runs, as stored."""
     if before:
-        # What a stream has in one commit is one run, though it comes in many requests.
+        # The records of a stream in one commit are one run, even of many requests.
         last = Run(*_RUN.unpack_from(before, len(before) - _RUN.size))
         if last.grow(runs[0]):
             before = before[: -_RUN.size]
@@ -86,22 +86,23 @@ class Publisher(NamedTuple):
     last_use_micros: int = 0
     refusals: tuple[Refusal, ...] = ()
     unit: int = 0
-    """The last unit that is finished; 0: none."""
+    """The last finished unit; 0: none."""
     unit_records: int = 0
-    """How many records it had, in the attempt that finished it."""
+    """The number of its records, in the attempt that finished it."""
     open_unit: int = 0
     """The unit of the epoch's last records."""
     open_records: int = 0
-    """How many records of it have been applied in this epoch."""
+    """The number of its records that were applied in this epoch."""
     refused_sequence: int = 0
     """The highest sequence of the epoch that was refused: it is known for longer than the refusal itself ([2])."""
     runs: bytes = b""
     """The last runs of records that were applied in this epoch, packed ([4])."""
 
     def open(self, unit: int, publisher_id: str, now_micros: int) -> tuple[Publisher, OpenedPublisher]:
-        """The publisher in a new epoch, in which `unit` (0: none) is to be published; as it was, when it is finished.
+        """The publisher in a new epoch, in which `unit` (0: none) is to be published; unchanged if the unit is
+        finished.
 
-        Raises StoreError INVALID_ARGUMENT where there is no epoch above the present one.
+        Raises StoreError INVALID_ARGUMENT if the present epoch is the highest possible one.
         """
         if 0 < unit <= self.unit:
             records = self.unit_records if unit == self.unit else 0
@@ -118,9 +119,9 @@ class Publisher(NamedTuple):
     def admit(self, position: PublisherPosition, count: int) -> Publisher:
         """The publisher as a request of `count` records at `position` finds it.
 
-        Raises StoreError PUBLISHER_FENCED, and UNIT_DONE for what belongs to a unit that is finished. A request that
-        was decided before is let pass: it is answered as a duplicate, so that whoever has missed the answer of the
-        request that finished the unit is told the truth.
+        Raises StoreError PUBLISHER_FENCED, and UNIT_DONE for records of a finished unit. A request that was decided
+        before passes: it is answered as a duplicate, so a client that has missed the answer to the request that
+        finished the unit learns the outcome.
         """
         if position.epoch < self.epoch:
             raise StoreError(
@@ -138,20 +139,20 @@ class Publisher(NamedTuple):
         return self if position.epoch == self.epoch else self._in_epoch(position.epoch)
 
     def check_acting(self, position: PublisherPosition) -> None:
-        """Before something else than publishing is done in the name of a publisher. Raises StoreError PUBLISHER_FENCED,
-        and UNIT_DONE once the unit is finished."""
+        """Called before another operation than publishing in the name of a publisher. Raises StoreError
+        PUBLISHER_FENCED, and UNIT_DONE once the unit is finished."""
         # No sequence of it was decided: it has none.
         self.admit(position._replace(first_sequence=self.highest_sequence + 1), 1)
 
     def _in_epoch(self, epoch: int) -> Publisher:
-        """Sequences begin anew; what is finished stays finished ([3])."""
+        """Sequences begin anew; finished units stay finished ([3])."""
         return Publisher(epoch=epoch, unit=self.unit, unit_records=self.unit_records)
 
     def _decided(self, position: PublisherPosition, count: int) -> bool:
         """Whether all of a request was decided before, in this epoch."""
         if position.epoch != self.epoch or position.first_sequence + count - 1 > self.highest_sequence:
             return False
-        # One without records has no sequence that tells; of the last unit it says nothing but the truth.
+        # A request without records has no sequence to check; about the last unit its answer is correct.
         return count > 0 or position.unit == self.unit
 
     def advance(
@@ -188,8 +189,8 @@ class Publisher(NamedTuple):
         )
 
     def check_finish(self, position: PublisherPosition) -> None:
-        """Before anything of a request that ends its unit is applied. Raises StoreError OUTCOME_UNKNOWN where one of
-        its records was refused in an earlier try, so long ago that its answer could not tell ([2])."""
+        """Called before a request that ends its unit is applied. Raises StoreError OUTCOME_UNKNOWN if one of its
+        records was refused in an earlier attempt that is too long ago for its answer to show it ([2])."""
         if position.first_sequence <= self.refused_sequence <= self.highest_sequence - OUTCOMES_KEPT:
             raise StoreError(
                 Reason.OUTCOME_UNKNOWN,
@@ -210,12 +211,12 @@ class Publisher(NamedTuple):
         return None
 
     def known_runs(self) -> list[Run]:
-        """What is remembered of applied records, the newest first."""
+        """The runs of applied records that are kept, the newest first."""
         return [Run(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """A stored row. Fields are only ever added behind the others, with a default: rows from before are shorter."""
+    """A stored row. New fields are only added at the end, with a default: older rows are shorter."""
 
     epoch: int
     highest_sequence: int

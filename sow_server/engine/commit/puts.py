@@ -94,11 +94,12 @@ def _skip_duplicates(
     start: int,
     stop: int,
 ) -> int:
-    """Answers the records that were decided before with their original outcome; returns where new ones begin."""
+    """Answers the records that were decided before with their original outcome; returns the position of the first new
+    one."""
     first_new = min(stop, max(start, publisher.highest_sequence + 1 - position.first_sequence))
     runs = publisher.known_runs() if start < first_new else []
     for index in range(start, first_new):
-        # The same request as then: also an atomic one may have been refused for another reason than its records'.
+        # The same request as before: an atomic one may have been refused for another reason than its records', too.
         conditional = request.atomic or (request.conditions is not None and request.conditions[index] is not None)
         refusal = publisher.refusal_of(position.first_sequence + index, conditional=conditional)
         key = job.keys[index]
@@ -130,8 +131,8 @@ def _skip_duplicates(
 
 
 def _remembered(runs: Sequence[Run], sequence: int) -> tuple[int, int, int]:
-    """Version, journal sequence and stamp that a publisher's sequence got when it was applied; 0, 0 and SEVERAL where
-    that is forgotten."""
+    """Version, journal sequence and stamp that a publisher's sequence got when it was applied; 0, 0 and SEVERAL if they
+    are forgotten."""
     for run in runs:
         if 0 <= (offset := sequence - run.first) < run.count:
             return run.version + offset, run.sequence + offset, run.expire_time_micros
@@ -142,7 +143,7 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     """Puts the records of a slice: runs of plain ones column by column, the others one by one.
 
     One by one: records without a key, with a refused or already-over lifetime, or replacing an overdue record; and all
-    of them where the request has conditions, keeps stamps, merges, is atomic, or wants results.
+    records if the request has conditions, keeps stamps, merges, is atomic, or wants results.
     """
     count = stop - start
     if (
@@ -194,7 +195,7 @@ def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, s
     given = request.lifetimes[start:stop]
     if (stamps_alike := _stamps_of_one_kind(topic, given, now_micros)) is not None:
         return stamps_alike
-    # Publishers use few different lifetimes, so each is worked out once.
+    # Publishers use few different lifetimes, so each stamp is computed once.
     stamps = {lifetime: stamp(lifetime) for lifetime in set(given) if lifetime.kind is not LifetimeKind.ABSENT}
     return [stamps.get(lifetime, common) for lifetime in given]
 
@@ -202,8 +203,8 @@ def _expire_times(request: Publish, topic: Topic, now_micros: int, start: int, s
 def _stamps_of_one_kind(topic: Topic, given: Sequence[Lifetime], now_micros: int) -> list[int] | None:
     """The stamps of lifetimes that are all ttls, or all expire times, and none of them refused; None for others.
 
-    A lifetime column often has another one for each record. A stamp rises with its lifetime, so the shortest and the
-    longest tell whether any is refused or bounded, and the rest is an addition.
+    A lifetime column often has a different value for each record. A stamp rises with its lifetime, so the shortest and
+    the longest show whether any is refused or bounded, and the rest is an addition.
     """
     kinds = list(map(_KIND, given))
     kind = kinds[0]
@@ -239,8 +240,8 @@ def _put_plain(
 ) -> None:
     """The hot path: unconditional puts with expire times ahead, over nothing overdue. Publishing is as fast as this.
 
-    It does to each record what `Draft.put` does, column by column instead of record by record, so that the interpreter
-    runs a few bytecodes a record and C the rest; the property tests hold the two together.
+    It has the same result as `Draft.put` for each record, but works column by column, so that the interpreter runs only
+    a few bytecodes per record and C the rest. Property tests compare the two.
     """
     keys, payloads, store_keys = job.keys[start:stop], request.payloads[start:stop], job.store_keys[start:stop]
     count, version, sequence = stop - start, draft.next_version, draft.next_sequence
@@ -282,7 +283,7 @@ def _put_plain(
 
 
 def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
-    """Puts record by record: conditions, lifetimes of their own, kept stamps, deltas, results."""
+    """Puts record by record: conditions, own lifetimes, kept stamps, deltas, results."""
     for index in range(start, stop):
         key = job.keys[index]
         result: Result
@@ -354,7 +355,8 @@ class HandOver:
         self._seconds = TAKING_SECONDS_MAX
 
     def takers(self, topic: Topic, key: bytes, value: bytes) -> int:
-        """How many attached subscribers a record is for; those that were not asked in time do not count."""
+        """The number of attached subscribers that a record matches; subscribers that were not evaluated in time do not
+        count."""
         if topic.takers is None or self._seconds <= 0:
             return 0
         begin = time.perf_counter()
@@ -365,7 +367,7 @@ class HandOver:
 
 
 def failed_condition(condition: Condition, head: bytes | None, index: int) -> Refusal | None:
-    """Why a condition does not hold; None when it does (rule P3)."""
+    """The reason why a condition does not hold; None if it holds (rule P3)."""
     current = 0 if head is None else read_header(head).version
     if condition.kind is ConditionKind.IF_ABSENT:
         holds, wanted = head is None, "to be absent"
@@ -386,7 +388,7 @@ def ttl_ignored(topic: Topic, lifetime: Lifetime) -> bool:
 
 _NEVER_BYTES: Final = i64(NEVER)
 TAKING_SECONDS_MAX: Final = 0.05
-"""Of one commit: asking filters to whom records that are due at once are handed. The writer does nothing else
-meanwhile."""
+"""The time in one commit for evaluating the filters of subscribers on records that are due at once. The writer does
+nothing else meanwhile."""
 PLAIN_RECORDS_MIN: Final = 8
-"""Going column by column has a price of its own, which this many records earn back."""
+"""The number of records from which on working column by column is cheaper, despite its fixed cost."""

@@ -31,7 +31,7 @@ class WriteQueue:
         self.backlog: Final[deque[Item]] = deque()
         """Items that the writer has taken and not finished, in order."""
         self.failure: StoreError | None = None
-        """Why nothing is queued any more."""
+        """The reason why no more items are accepted."""
         self.stopping = False
 
     def submit(self, item: Job | QueuedStep) -> None:
@@ -70,7 +70,7 @@ class WriteQueue:
             return bool(self.backlog)
 
     def settle(self, item: Job | QueuedStep) -> None:
-        """An item has its answer: it does not count any more."""
+        """An item has its answer: it no longer counts."""
         with self._admission:
             self._requests -= 1
             self._bytes -= item.size
@@ -99,11 +99,11 @@ class WriteQueue:
 
 
 class QueuedStep:
-    """A step in the queue: staged on a draft of its own, committed and synced before `done` hears of it.
+    """A step in the queue: staged on a separate draft, committed and synced before `done` is called.
 
-    `sweep_first`: overdue records are expired before, in commits of their own, between which others have their turn.
-    One of a `size` counts for the bounds of the queue as a publish of so many bytes does. Without `sync` it is durable
-    as a BUFFERED publish is.
+    `sweep_first`: overdue records are expired before, in separate commits, between which other items get their turn. A
+    step with a `size` counts for the bounds of the queue like a publish of so many bytes. Without `sync` it is as
+    durable as a BUFFERED publish.
     """
 
     __slots__ = ("begun_micros", "done", "size", "step", "sweep_first", "sync")
@@ -123,7 +123,7 @@ class QueuedStep:
         self.size = size
         self.sync = sync
         self.begun_micros = NEVER
-        """When it first came to its turn."""
+        """The time of its first turn."""
 
 
 class Stop:

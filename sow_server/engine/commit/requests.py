@@ -46,7 +46,7 @@ Done = Callable[[Outcome | StoreError], None]
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """What one commit does of a job, or would have done."""
+    """The part of a job in one commit, written or dropped."""
 
     count: int
     applied: int = 0
@@ -60,7 +60,7 @@ class Slice:
     first_sequence: int | None = None
     """The publisher's sequence of the job's first record; None: there is no publisher."""
     runs: list[Run] = field(default_factory=list)
-    """What the publisher remembers of the records that were applied."""
+    """The applied records, for the memory of the publisher."""
 
     def add(self, result: Result) -> None:
         """Adds the result of one record."""
@@ -121,7 +121,7 @@ class Job:
 
     @property
     def alone(self) -> bool:
-        """Whether the job needs a commit of its own: undoing an atomic request undoes the whole commit."""
+        """Whether the job needs a separate commit: undoing an atomic request undoes the whole commit."""
         return isinstance(self.request, Publish) and self.request.atomic and len(self.request.payloads) > 1
 
     @property
@@ -130,7 +130,7 @@ class Job:
         return len(self.keys) - self.position
 
     def merge(self, part: Slice) -> None:
-        """Takes over what a commit has done."""
+        """Merges the result of a commit."""
         outcome = self.outcome
         self.position += part.count
         outcome.applied += part.applied
@@ -158,7 +158,7 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
         case Publish():
             check_size(request, job.size, limits)
             job.delta = _delta(request, topic, limits)
-            if request.payloads:  # else it ends a unit, and nothing more
+            if request.payloads:  # otherwise it only ends a unit
                 job.keys = _publish_keys(request, topic)
                 _check_lengths(job.keys, request.payloads, limits)
         case Touch():
@@ -213,7 +213,7 @@ def check_size(request: Publish, size: int, limits: Limits) -> None:
 
 
 def payload_key(topic: Topic, payload: bytes) -> bytes:
-    """The record key of the record that a delete means by its payload (rule D1). Raises StoreError."""
+    """The record key of the record that a delete selects by its payload (rule D1). Raises StoreError."""
     if topic.derive_keys is None:
         raise StoreError(
             Reason.KEY_REQUIRED,
@@ -227,7 +227,7 @@ def payload_key(topic: Topic, payload: bytes) -> bytes:
 
 
 def _check_topic(topic_id: int | None, topic: Topic) -> None:
-    """Raises StoreError TOPIC_NOT_FOUND for keys that were found in a topic that is gone."""
+    """Raises StoreError TOPIC_NOT_FOUND for keys that were found in a topic that was removed."""
     if topic_id is not None and topic_id != topic.id:
         raise StoreError(
             Reason.TOPIC_NOT_FOUND, f"topic: {topic.name} was deleted meanwhile, this is another one", field="topic"
@@ -352,4 +352,4 @@ def store_keys(job: Job, count: int) -> list[bytes]:
 
 UNSET_PATHS_MAX: Final = 1000
 UNSET_CHARACTERS_MAX: Final = 64 << 10
-"""Of all paths of a request together: they are taken apart in the writer's thread."""
+"""Of all paths of a request together: the writer's thread parses them."""

@@ -2,8 +2,8 @@
 
 [1]  `stage` runs on the writer's thread. It changes nothing but the draft: a StoreError that it raises refuses the
      change, and a draft that is dropped has changed nothing.
-[2]  `committed` runs once after the commit, on the writer's thread and under the cut lock: nobody sees a cut
-     between the commit and what follows from it. Its result is the answer.
+[2]  `committed` runs once after the commit, on the writer's thread and under the cut lock: no cut falls between the
+     commit and its effects in memory. Its result is the answer.
 [3]  A commit that stalls is refused after a while, and the same step may be queued again. So `stage` begins anew
      each time, whatever an earlier call has left in the step.
 """
@@ -27,7 +27,7 @@ class Step(Protocol[T_co]):
         """Stages the change. Raises StoreError to refuse it."""
 
     def committed(self) -> T_co:
-        """Takes into memory what follows from the commit; returns the answer."""
+        """Applies the effects of the commit in memory; returns the answer."""
 
 
 class Staged(enum.Enum):
@@ -43,7 +43,7 @@ class StepInRounds(Protocol[T_co]):
     """A change that may need commits before its own."""
 
     def stage(self, draft: Draft) -> Staged:
-        """Stages the change, or something that has to be committed before it. Raises StoreError to refuse it."""
+        """Stages the change, or a part that has to be committed before it. Raises StoreError to refuse it."""
 
     def committed(self) -> T_co:
         """As `Step.committed`; only after the commit of a round that was DONE."""
@@ -68,17 +68,17 @@ class Round(Generic[T]):
 
 
 class Nothing:
-    """A step that changes nothing; its commit syncs what was written before it."""
+    """A step that changes nothing; its commit syncs all earlier writes."""
 
     def stage(self, draft: Draft) -> None:
         """Stages nothing."""
 
     def committed(self) -> None:
-        """Nothing follows."""
+        """Has no effects."""
 
 
 class StagedBy(Generic[T]):
-    """A step made of one function, which stages the change and returns what `committed` is to do."""
+    """A step made of one function, which stages the change and returns the function for `committed`."""
 
     __slots__ = ("_committed", "_stage")
 
@@ -91,6 +91,6 @@ class StagedBy(Generic[T]):
         self._committed = self._stage(draft)
 
     def committed(self) -> T:
-        """Calls what the function has returned."""
+        """Calls the returned function."""
         assert self._committed is not None, "a step is committed after it was staged"
         return self._committed()

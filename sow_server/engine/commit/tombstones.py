@@ -1,8 +1,8 @@
-"""Tombstones in a commit: what is left of records that go from a topic that peers share (rule R4).
+"""Tombstones in a commit: the traces of removed records of a topic that peers share (rule R4).
 
-[1]  A record that goes leaves its tombstone in the commit that removes it: with the version of the delete, or with
-     that of the record that expired.
-[2]  Tombstones of a draft are read from its batch, so a look-up sees what this commit leaves.
+[1]  A removed record leaves its tombstone in the commit that removes it: with the version of the delete, or of the
+     expired record.
+[2]  Tombstones of a draft are read from its batch, so a look-up sees the result of this commit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sow_server.engine.disk.rocks import TOMBSTONES
 
 
 def on_removed(draft: Draft, topic: Topic, removed: Removed) -> None:
-    """Leaves the tombstones of records that go ([1])."""
+    """Leaves the tombstones of removed records ([1])."""
     if not topic.replicated and removed.change != BURY:
         return
     kind = DELETE if removed.change == BURY else removed.change
@@ -30,7 +30,7 @@ def on_removed(draft: Draft, topic: Topic, removed: Removed) -> None:
 
 
 def tombstone(draft: Draft, store_key: bytes) -> Tombstone | None:
-    """The tombstone of a key, as the commit leaves it ([2])."""
+    """The tombstone of a key after the commit ([2])."""
     (value,) = draft.rows(TOMBSTONES, [store_key])
     return None if value is None else decode_tombstone(value)
 
@@ -41,5 +41,5 @@ def may_have_tombstones(draft: Draft, topic: Topic) -> bool:
 
 
 def with_tombstone(draft: Draft, store_keys: Sequence[bytes]) -> set[bytes]:
-    """Those of the keys that have a tombstone."""
+    """The keys that have a tombstone."""
     return {key for key, value in zip(store_keys, draft.rows(TOMBSTONES, store_keys), strict=True) if value is not None}

@@ -1,7 +1,7 @@
 """The single writer: turns queued requests into atomic commits, in order.
 
 [1]  A request is acknowledged only after its records are as durable as it asked (rule P5).
-[2]  Expiries pass through this writer like any other change, in commits of their own.
+[2]  Expiries pass through this writer like any other change, in separate commits.
 [3]  A commit that fails on input or output ends all writing (rule X3): queued and later requests are refused, reads go
      on. A stalled commit is tried again, unchanged, and refused when the stall lasts.
 [4]  Versions and sequences are reserved on disk before they are used (rule K7).
@@ -46,7 +46,8 @@ from sow_server.engine.values.model import MICROS, NEVER, Delete, Durability, Ou
 log = structlog.get_logger(__name__)
 
 SWEEP_ENTRIES_MIN: Final = 20
-"""A commit of the sweep has room for this many entries, however slow the disk: below, it would be all overhead."""
+"""A commit of the sweep has room for at least this many entries, however slow the disk: fewer would be mostly
+overhead."""
 
 
 Deliver = Callable[[Callable[[], None]], object]
@@ -83,7 +84,7 @@ class Writer:
         self.create_topic: Callable[[str], Step[object]] | None = None
         """The step that creates a topic at the first publish to it; None: a publish creates none. Set before any."""
         self.cut_lock: Final = threading.Lock()
-        """Held while a commit is written: who holds it sees all column families between two commits."""
+        """Held while a commit is written: its holder sees all column families between two commits."""
         self.sweep: Final = Sweep(rocks, topics)
         self.heads: Final = heads
         self.publishers: Final = PublisherCache(lambda name: rocks.get(META, publisher_key(name)))
@@ -100,9 +101,9 @@ class Writer:
         self._thread: threading.Thread | None = None
         self.expired_total = 0
         self.letters_total: Final[dict[str, int]] = dict.fromkeys(Fate, 0)
-        """What has become of dead letters."""
+        """The outcomes of dead letters."""
         self.removals: Final = Removals()
-        """What was removed and not yet compacted; under the cut lock."""
+        """Removals that are not yet compacted; under the cut lock."""
 
     # -- the callers' side ------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Writer:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Up to where versions and sequences are reserved, on disk."""
+        """The bounds up to which versions and sequences are reserved, on disk."""
         return self._version_bound, self._sequence_bound
 
     def follow(self, follow: Follow) -> None:
@@ -139,7 +140,7 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Refuses new requests, finishes those that are queued, syncs, and ends the thread."""
+        """Refuses new requests, finishes queued ones, syncs, and ends the thread."""
         if not self.queue.stop():
             return
         if self._thread is not None:
@@ -149,7 +150,7 @@ class Writer:
         self._finish()
 
     def step(self) -> None:
-        """Without a thread (start-up, tests): does all that is queued, then returns."""
+        """Without a thread (start-up, tests): processes the whole queue, then returns."""
         while self.queue.take(0):
             if not self._turn():
                 break
@@ -158,7 +159,7 @@ class Writer:
         self._flush_answers()
 
     def sweep_now(self, entries_max: int | None = None) -> int:
-        """Without a thread: sweeps what is due, in bounded commits. Returns the entries visited."""
+        """Without a thread: sweeps due records, in bounded commits. Returns the entries visited."""
         visited = 0
         while self.queue.failure is None and self.sweep.next_due <= self._clock.now_micros():
             step = self._sweep_once(self._options.sweep_entries_max)
@@ -168,7 +169,7 @@ class Writer:
         return visited
 
     def sync_now(self) -> None:
-        """Without a thread: syncs what is written and not yet durable."""
+        """Without a thread: syncs the writes that are not yet durable."""
         if self._unsynced_since is not None and self.queue.failure is None:
             self._sync()
             self._flush_answers()
@@ -183,7 +184,7 @@ class Writer:
                 self._sweep_if_due()
                 self._sync_if_due()
                 self._flush_answers()
-        except BaseException as error:  # [5]: whatever it is, nobody may wait for a writer that is gone
+        except BaseException as error:  # [5]: whatever the exception, no caller may wait for a writer that has ended
             log.exception("writer_died")
             self._fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
         finally:
@@ -244,14 +245,14 @@ class Writer:
                     self.queue.backlog.popleft()
                 break
             if chosen and room < job.left <= self._options.commit_records_max:
-                break  # a request that fits into one commit is not spread over two (rule D2)
+                break  # a request that fits into one commit is not split over two (rule D2)
             count = min(job.left, room)
             if count < job.left and chosen and isinstance(job.request, Delete):
-                break  # up to the size of a commit a delete is atomic (rule D2), so it begins a commit of its own
+                break  # up to the size of a commit a delete is atomic (rule D2), so it begins a new commit
             chosen.append((job, count))
             room -= count
             if count < job.left:
-                break  # the rest of it stays at the head of the backlog, for the next commit
+                break  # its rest stays at the head of the backlog, for the next commit
             self.queue.backlog.popleft()
         return chosen
 
@@ -277,7 +278,7 @@ class Writer:
 
     def _commit_jobs(self, chosen: list[tuple[Job, int]], *, whole: bool = False) -> None:
         """Commits slices of jobs together; one that cannot be staged is committed or refused by itself. Unless `whole`,
-        some of it may be put back for the next commit."""
+        a part may be put back for the next commit."""
         started = time.perf_counter()
         draft = self._new_draft()
         draft.journal.atomic = chosen[0][0].alone
@@ -295,7 +296,7 @@ class Writer:
             return
         except Exception as error:  # noqa: BLE001  # a refused job, damage under one key, or a fault of ours ([5])
             if len(chosen) > 1:
-                # Who is to blame is found by staging them one by one; nothing has been written.
+                # Nothing has been written. Staging the slices one by one finds the one at fault.
                 for job, count in chosen:
                     if self.queue.failure is not None:
                         self._end(job, self.queue.refusal())
@@ -331,7 +332,7 @@ class Writer:
             if fits or not count:
                 taken.append((job, fits))
             if fits < count:
-                # The last of them may be still there, as only a part of it was chosen.
+                # The last one may still be in the backlog, because only a part of it was chosen.
                 for other, _ in reversed(chosen[at:]):
                     if not (self.queue.backlog and self.queue.backlog[0] is other):
                         self.queue.backlog.appendleft(other)
@@ -381,7 +382,7 @@ class Writer:
         self._finish_jobs(draft, [(job, part)], time.perf_counter())
 
     def _end(self, job: Job, error: StoreError) -> None:
-        """Refuses the rest of a job. Slices of it that were committed stand, and the answer says how many records."""
+        """Refuses the rest of a job. Its committed slices stay, and the answer has their number of records."""
         if self.queue.backlog and self.queue.backlog[0] is job:
             self.queue.backlog.popleft()
         self._answer(
@@ -407,9 +408,8 @@ class Writer:
         self._answers.append(lambda: queued.done(result))
 
     def _swept_for(self, queued: QueuedStep) -> bool:
-        """Sweeps what is overdue before a step; False: there is too much of it for one turn (rule L14).
-
-        What falls due meanwhile does not put it off any further.
+        """Sweeps overdue records before a step; False: there are too many for one turn (rule L14). Records that fall
+        due meanwhile do not delay the step any further.
         """
         queued.begun_micros = min(queued.begun_micros, self._clock.now_micros())
         visited = self.sweep_now(self._options.sweep_entries_max)
@@ -440,18 +440,18 @@ class Writer:
         limit = self._busy_entries if busy else self._options.sweep_entries_max
         visited = self._sweep_once(limit)
         if visited:
-            # What publishers wait for is the time that a commit of the sweep takes, so that is bounded; how many
-            # entries fit into it depends on the machine and on the records.
+            # Publishers wait while a commit of the sweep runs, so its time is bounded. The number of entries that fit
+            # into it depends on the machine and on the records.
             took = max(1, self._clock.now_micros() - now)
             fitting = visited * self._options.sweep_busy_micros // took
             self._busy_entries = min(max(SWEEP_ENTRIES_MIN, fitting), self._options.sweep_entries_max)
         if visited < limit:
-            # It has reached the end. A pause lets a steady trickle of expiries share commits; without one each of them
-            # would pay for a commit of its own.
+            # It has reached the end. A pause lets a steady trickle of expiries share commits; without it each would
+            # cost a commit.
             pause = self._options.sweep_pause_micros
         else:
-            # Between commits of a long sweep the event loop comes to its turn: it has answers to send, and requests to
-            # read that the next commit would otherwise miss.
+            # Between commits of a long sweep the event loop gets a turn: it has answers to send, and requests to read
+            # that the next commit would otherwise miss.
             pause = self._options.sweep_busy_pause_micros if busy else 0
         self._next_sweep = self._clock.now_micros() + pause
 
@@ -466,7 +466,7 @@ class Writer:
             return 0  # stalled or failed: tried again later, or never
         self.sweep.swept(draft)
         if draft.expire_times:
-            # Judged after the commit: the lag is until the record is gone, not until it is noticed.
+            # Measured after the commit: the lag ends when the record is removed, not when the sweep reads it.
             now = self._clock.now_micros()
             self._observer.expired([now - due for due in draft.expire_times])
         return visited
@@ -486,7 +486,7 @@ class Writer:
         )
 
     def _write(self, draft: Draft, *, sync: bool) -> StoreError | None:
-        """Writes a draft, and syncs; takes its counters over. Returns why nothing was written, or None."""
+        """Writes a draft, and syncs; adopts its counters. Returns the reason why nothing was written, or None."""
         if self.queue.failure is not None:
             return self.queue.refusal()  # it failed earlier in this turn: nothing may be written after a gap ([3])
         try:
@@ -504,7 +504,7 @@ class Writer:
             )
         except RocksError as error:
             return self._fail(as_store_error(error))
-        except Exception as error:  # [5]: perhaps written, perhaps not; what is in memory may be wrong
+        except Exception as error:  # [5]: perhaps written, perhaps not; the state in memory may be wrong
             log.exception("commit_failed")
             return self._fail(StoreError(Reason.STORE_FAILED, f"a commit met an unexpected error: {error!r}"))
         if self._unsynced_since is None:
@@ -516,7 +516,8 @@ class Writer:
         return None
 
     def _write_patiently(self, batch: Batch, draft: Draft | None = None) -> None:
-        """Writes, waiting out short stalls (rocks [6]). What follows from a commit is taken over under the cut lock."""
+        """Writes, waiting out short stalls (rocks [6]). The effects of a commit in memory are applied under the cut
+        lock."""
         give_up = time.monotonic() + self._options.stall_patience_micros / MICROS
         pause = 0.005
         while True:
@@ -567,7 +568,8 @@ class Writer:
         """Reserves versions and sequences on disk, synced, before a draft uses any beyond the bound ([4])."""
         if draft.next_version <= self._version_bound and draft.next_sequence <= self._sequence_bound:
             return
-        # Mostly from the clock: from the next version on, each crash would have versions lead it by so much more.
+        # Mostly from the clock: if reserved from the next version on, each crash would move versions further ahead of
+        # it.
         version = max(
             draft.now + self._options.version_reserve_micros,
             draft.next_version + self._options.version_reserve_micros // 4,
@@ -591,7 +593,8 @@ class Writer:
         self._synced_sequence = self._last_sequence
         if self._followers:
             committed, self._to_follow = self._to_follow, []
-            # Before the answers of the same turn: who has its answer finds that subscribers are about to have theirs.
+            # Before the answers of the same turn: a caller with its answer finds that subscribers are about to get
+            # their changes.
             self._answers += [partial(follow, committed, self._synced_sequence) for follow in self._followers]
         return None
 
@@ -602,7 +605,7 @@ class Writer:
             self._sync()
 
     def _finish(self) -> None:
-        """At an orderly stop: syncs, and gives back what was reserved and not used."""
+        """At an orderly stop: syncs, and returns unused reservations."""
         if self.queue.failure is not None:
             return
         try:
@@ -663,6 +666,6 @@ class Writer:
                 try:
                     answer()
                 except Exception:
-                    log.exception("answer_failed")  # its own matter: the others still want to hear theirs
+                    log.exception("answer_failed")  # a fault of this callback; the others still have to be called
 
         self._deliver(deliver)

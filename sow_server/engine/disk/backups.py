@@ -1,8 +1,8 @@
 """Backups on disk: how one is made, and how a start knows that it was given one (rule J14).
 
     [1]  A backup is everything up to one sequence, between two commits, and its directory appears whole or not at all.
-    [2]  It is marked. Whoever starts on it is another instance with another journal than the one it was made of: the
-        two must not take up each other's positions.
+    [2]  It is marked. A server that starts on it is another instance, with another journal than the original: the two
+         must not continue at each other's positions.
 
 A backup has the layout of a data directory, so restoring one is copying it, and starting a server on the copy.
 """
@@ -26,7 +26,8 @@ MARKER: Final = "SOW"
 BACKUP: Final = "BACKUP"
 """Says that it is a backup on which no server has been started yet."""
 _UNDER_WAY: Final = "backup.new"
-"""In the data directory, so that table files are linked and not copied; a start removes what a killed one has left."""
+"""In the data directory, so that table files are linked and not copied; a start removes the files of a killed
+backup."""
 
 
 class Made(NamedTuple):
@@ -37,8 +38,8 @@ class Made(NamedTuple):
 
 
 def make(data: Path, target: Path, *, instance: str, checkpoint: Callable[[Path], int]) -> Made:
-    """Makes a backup of the store in `data`; `checkpoint` makes the database, and returns up to which sequence it has
-    everything. Raises StoreError (INVALID_ARGUMENT) where the directory cannot be."""
+    """Makes a backup of the store in `data`; `checkpoint` makes the database, and returns the sequence up to which it
+    has everything. Raises StoreError (INVALID_ARGUMENT) if the directory is unsuitable."""
     if target.resolve().is_relative_to(data.resolve()):
         raise _impossible(target, "is in the data directory of this server")
     if os.path.lexists(target):
@@ -60,7 +61,7 @@ def make(data: Path, target: Path, *, instance: str, checkpoint: Callable[[Path]
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            # Another file system: beside its place first, so that nobody takes half of it for a whole one.
+            # Another file system: beside its place first, so that an incomplete copy is never taken for a backup.
             shutil.copytree(draft, copied)
             _sync_tree(copied)
             copied.rename(target)
@@ -74,7 +75,7 @@ def make(data: Path, target: Path, *, instance: str, checkpoint: Callable[[Path]
 
 
 def remove_unfinished(data: Path) -> None:
-    """Removes what a backup has left that did not come to its end."""
+    """Removes the files of a backup that did not complete."""
     shutil.rmtree(data / _UNDER_WAY, ignore_errors=True)
 
 

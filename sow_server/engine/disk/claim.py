@@ -10,8 +10,8 @@ from sow_server.engine.disk.rocks import Locked
 
 
 class Claim:
-    """A directory that nobody else may claim until it is released, or this process ends. RocksDB has a lock of its own,
-    but takes it only when it opens, and what is looked at and written before that must be safe, too."""
+    """A directory that no other process can claim until it is released, or this process ends. RocksDB takes its own
+    lock only when it opens, and the reads and writes before that must be safe, too."""
 
     def __init__(self, path: Path) -> None:
         """Raises Locked, or OSError where there is no such directory."""

@@ -1,6 +1,6 @@
 """The head cache: record key → 40-byte header, so that an update need not read the old record (owned by the writer).
 
-[1]  An entry is what is on disk: entries change only after their commit, and go with their record.
+[1]  An entry equals the header on disk: entries change only after their commit, and are removed with their record.
 [2]  About `capacity` entries, in two generations; the older goes when, after a commit, the younger is half full.
      That is nearly least-recently-used, and costs no bookkeeping per look-up.
 """
@@ -46,7 +46,7 @@ class HeadCache:
                 if heads[key] is None:
                     forget_young(key, None)
                     forget_old(key, None)
-            # Keys that were looked up and are not there have no place here either.
+            # Missing keys that were looked up are not kept here either.
             young.update({key: head for key, head in heads.items() if head is not None})
         else:
             young.update(heads)  # type: ignore[arg-type]  # there is no None among them

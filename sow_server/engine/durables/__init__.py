@@ -14,8 +14,8 @@ to J10, J15).
          position: no entry after it was handed over more often than an entry in front of it. So a short list of steps
          is enough. It is written when a consumer attaches or leaves, not for each delivery (rule J15).
 
-This room does not know what filters mean: a filter is text. `subscriptions.consumers` knows who is attached; a row only
-says that somebody is, so that a crash is not taken for idleness.
+This package does not interpret filters: a filter is text. `subscriptions.consumers` knows the attached consumers; a row
+only has the fact that one is attached, so that a crash is not taken for idleness.
 
     model     a durable, its gaps and deliveries, and the answers to its changes
     rows      durables as stored

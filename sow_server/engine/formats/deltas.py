@@ -2,9 +2,9 @@
 
 A path to a field is a tuple of names; an `UnsetTree` holds many of them, name by name.
 
-    [1]  What a delta does not touch keeps the bytes that were published, and the order of its fields; a merge that
-     changes nothing gives the base itself.
-    [2]  What is unset goes first, then the delta is merged. So an object is replaced whole where it is unset and given.
+    [1]  Fields that a delta does not change keep their published bytes and their order; a merge that changes nothing
+         gives the base itself.
+    [2]  Fields are unset first, then the delta is merged. So an object that is both unset and given is replaced whole.
     [3]  A difference, merged into the old document with null taken as a value, gives the content of the new one.
 """
 
@@ -18,34 +18,34 @@ import msgspec
 from sow_server.engine.values.keys import path_text
 
 LEVELS_MAX: Final = 32
-"""Down to here objects are merged and compared field by field. A level is read once for every level above it:
+"""Objects are merged and compared field by field down to this depth. A level is read once for every level above it:
 without a bound a small, deep delta to a large, deep document would keep the writer busy for seconds."""
 
 Fields: TypeAlias = dict[str, msgspec.Raw]
 Steps: TypeAlias = tuple[str, ...]
 UnsetTree: TypeAlias = "Mapping[str, UnsetTree | None]"
-"""What to unset at one level: None for the field itself, a tree for fields below it."""
+"""The fields to unset at one level: None for the field itself, a tree for fields below it."""
 
 NOTHING_UNSET: Final[UnsetTree] = {}
 
 
 class DeltaError(ValueError):
-    """Why a delta cannot be merged."""
+    """The reason why a delta cannot be merged."""
 
 
 class Difference(NamedTuple):
-    """What leads from one document to another."""
+    """The changes from one document to another."""
 
     payload: bytes
-    """The fields that changed, and the key fields; in it null is a value."""
+    """The changed fields and the key fields; null is a value here."""
     unset_paths: tuple[str, ...]
-    """The fields that are gone."""
+    """The removed fields."""
     changed: bool
     """False: the payload has the key fields alone."""
 
 
 def unset_tree(paths: Sequence[Steps]) -> UnsetTree:
-    """Many paths in one tree; what lies below an unset field is unset with it."""
+    """Many paths in one tree; fields below an unset field are unset with it."""
     below: dict[str, list[Steps]] = {}
     for path in paths:
         below.setdefault(path[0], []).append(path[1:])
@@ -53,7 +53,7 @@ def unset_tree(paths: Sequence[Steps]) -> UnsetTree:
 
 
 class Documents:
-    """Merges and compares documents of one encoding that nests objects, with values as the bytes that they are."""
+    """Merges and compares documents of one encoding that nests objects; values stay bytes."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Documents:
     # -- merging ----------------------------------------------------------------------------------------------------
 
     def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes:
-        """`base` without what is unset, with `delta` merged into it: objects field by field, everything else replaced;
-        null leaves a field as it is. Raises DeltaError for a delta that is too deep."""
+        """`base` without the unset fields, with `delta` merged into it: objects field by field, everything else
+        replaced; null leaves a field as it is. Raises DeltaError for a delta that is too deep."""
         fields = self._fields(base)
         changed = self._unset(fields, unset)
         changed = self._merge(fields, self._fields(delta), LEVELS_MAX) or changed
@@ -113,7 +113,7 @@ class Documents:
                 continue
             before = None if old is None else self._object(bytes(old))
             if before is None:
-                if self._null in value:  # perhaps; what a field that is not there keeps is its absence
+                if self._null in value:  # perhaps; a missing field stays missing
                     before = {}
                     self._merge(before, inner, levels - 1)
                     raw = msgspec.Raw(self._encode(before))  # noqa: PLW2901  # what is put is what was merged
@@ -136,7 +136,7 @@ class Documents:
     # -- comparing --------------------------------------------------------------------------------------------------
 
     def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
-        """What leads from `old` to `new`. Arrays and scalars are whole, objects field by field."""
+        """The changes from `old` to `new`. Arrays and scalars are whole, objects field by field."""
         before, after = self._top(old), self._top(new)
         gone: list[Steps] = []
         kept = self._compare(before, after, (), gone)
@@ -153,7 +153,7 @@ class Documents:
             return {}  # valid by its syntax, undecodable in fact: a document without fields, as everywhere
 
     def _compare(self, old: Fields, new: Fields, at: Steps, gone: list[Steps]) -> Fields:
-        """The fields of `new` that are not those of `old`; adds the paths of those that are gone."""
+        """The fields of `new` that differ from those of `old`; adds the paths of removed fields."""
         kept: Fields = {}
         for name, raw in new.items():
             before = old.get(name)
@@ -178,11 +178,11 @@ class Documents:
         return kept
 
     def _alike(self, one: bytes, other: bytes) -> bool:
-        """Whether two values differ in nothing but spaces, escapes, and the order of the fields in objects."""
+        """Whether two values differ only in spaces, escapes, and the order of the fields in objects."""
         try:
             return self._encode_sorted(self._whole(one)) == self._encode_sorted(self._whole(other))
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError):
-            return False  # what cannot be decoded, such as 1e400, is its bytes, and those differ
+            return False  # a value that cannot be decoded, such as 1e400, is compared by its bytes, and those differ
 
     def _include(self, kept: Fields, document: Fields, path: Steps) -> None:
         """Adds the field of `document` at `path` to the fields that are kept."""
@@ -205,8 +205,8 @@ class Documents:
 
 
 def merge_fields(base: bytes, delta: bytes, unset: UnsetTree, separator: bytes) -> bytes:
-    """`base` without the fields that are unset, each field of `delta` in the place of the base's first of that name, or
-    after them all. Of a name that is repeated in `delta` the first counts; other fields of `base` stay as they are."""
+    """`base` without the fields that are unset, each field of `delta` in the place of the base's first field of that
+    name, or at the end. If `delta` repeats a name, the first counts; other fields of `base` stay unchanged."""
     parts = base.split(separator)
     if unset:
         names = {name.encode() for name in unset}
@@ -221,7 +221,7 @@ def merge_fields(base: bytes, delta: bytes, unset: UnsetTree, separator: bytes) 
 
 
 def difference_fields(old: bytes, new: bytes, key_paths: Sequence[Steps], separator: bytes) -> Difference:
-    """What leads from `old` to `new`: whole fields, of repeated ones the first."""
+    """The changes from `old` to `new`: whole fields, and the first of repeated ones."""
     before, after = _first_fields(old, separator), _first_fields(new, separator)
     keys = {path[0].encode() for path in key_paths}
     changes = {name for name, part in after.items() if before.get(name) != part}

@@ -1,10 +1,10 @@
 """Payloads by message type (rule K2): check them, derive record keys from them, project, merge, compare them. Pure.
 
-A payload is stored exactly as published; what makes new ones of them is `project`, which answers a query, `merge`, for
-a delta publish, and `difference`, for a delta subscription.
+A payload is stored exactly as published. New payloads are made by `project` for a query, `merge` for a delta publish,
+and `difference` for a delta subscription.
 
 Each message type is a `Format`. Deriving keys is the hottest Python of a publish: it works on whole columns, decodes
-only the key fields of a JSON document, and answers bytes for a key and a `BadRecord` for a record that is refused.
+only the key fields of a JSON document, and returns bytes for a key and a `BadRecord` for a refused record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sow_server.engine.values.model import MessageType, TopicSettings
 
 
 class BadRecord(NamedTuple):
-    """Why a record has no key, or is no document of its message type."""
+    """The reason why a record has no key, or is no document of its message type."""
 
     reason: Reason
     message: str
@@ -47,17 +47,17 @@ _Raw = dict[str, msgspec.Raw]
 
 
 class Projection(NamedTuple):
-    """Which fields of a payload a query returns: only `include`, or all but `exclude` (rule Q2)."""
+    """The fields of a payload that a query returns: only `include`, or all except `exclude` (rule Q2)."""
 
     include: tuple[Steps, ...] = ()
     exclude: tuple[Steps, ...] = ()
 
 
 class Format(Protocol):
-    """What a message type can do."""
+    """The operations of a message type."""
 
     def check(self, payload: bytes) -> BadRecord | None:
-        """Why `payload` is no document of this type; None when it is one."""
+        """The reason why `payload` is no document of this type; None if it is one."""
 
     def derive_keys(self, paths: Sequence[Steps]) -> DeriveKeys:
         """A function from payloads to the keys that `paths` give them."""
@@ -69,13 +69,14 @@ class Format(Protocol):
         """The document, for filters and indexes. Empty where it is valid by its syntax, but undecodable in fact."""
 
     def decoder(self, names: Sequence[str]) -> Decode:
-        """A `decode` for who asks for no other top-level fields than `names`: it may leave out the others."""
+        """A `decode` for callers that read only the top-level fields `names`: it may leave out the others."""
 
     def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
-        """`base` without what is unset, with `delta` merged into it (rule P2); why that cannot be."""
+        """`base` without the unset fields, with `delta` merged into it (rule P2); or the reason why that is
+        impossible."""
 
     def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
-        """What leads from one document to another, with the fields of `key_paths` (rule S3)."""
+        """The changes from one document to another, with the fields of `key_paths` (rule S3)."""
 
 
 def malformed(detail: str) -> BadRecord:
@@ -110,8 +111,9 @@ def _key_of(values: Sequence[object], paths: Sequence[Steps]) -> bytes | BadReco
 # --- nesting ---------------------------------------------------------------------------------------------------------
 
 NESTING_MAX: Final = 256
-"""Levels of a document. What decodes it counts Python's own stack too, which differs from thread to thread: a document
-near that limit would be read here and not there, and have index entries or not. So the limit is well below."""
+"""Levels of a document. The decoder also counts Python's own stack, which differs from thread to thread: a document
+near that limit would be readable on one thread and not on another, and have index entries or not. So the limit is well
+below."""
 _JSON_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -237,7 +239,8 @@ class JsonFormat:
 
 
 def _decode_large(payload: bytes) -> dict[str, object]:
-    """A document with numbers that no float reaches: infinite, as such a literal of a filter is. Slow, and rare."""
+    """A document with numbers beyond the range of floats: they become infinite, like such a literal of a filter. Slow,
+    and rare."""
     try:
         document: dict[str, object] = json.loads(payload, parse_int=_integer)
     except (ValueError, RecursionError):
@@ -316,7 +319,7 @@ def _json_error(error: Exception, payload: bytes) -> BadRecord:
 
 
 def _not_decoded(error: Exception, payload: bytes, wanted: str) -> BadRecord:
-    """What msgspec's other errors say, with a position: of a truncated document it tells none."""
+    """The text of msgspec's other errors, with a position: for a truncated document it gives none."""
     if isinstance(error, RecursionError):
         return malformed(f"nested deeper than {NESTING_MAX} levels")
     text = str(error)
@@ -379,7 +382,7 @@ def _project_level(
     decode: Callable[[bytes], _Raw],
     encode: Callable[[object], bytes],
 ) -> _Raw:
-    """Projects one level of a document; values stay the bytes that were published."""
+    """Projects one level of a document; values keep their published bytes."""
     kept: _Raw = {}
     for name, raw in level.items():
         if projection.include:
@@ -558,7 +561,7 @@ class FieldFormat:
 
     def decoder(self, names: Sequence[str]) -> Decode:
         if any("\ufffd" in name for name in names):
-            return self.decode  # it may stand for bytes that are no UTF-8
+            return self.decode  # it may represent bytes that are not UTF-8
         wanted = {name.encode("utf-8", "surrogatepass"): name for name in names if name}
         separator = self._separator
 
@@ -619,7 +622,7 @@ INDEX_STEPS_MAX: Final = 32
 """How deep an indexed field may lie."""
 _SUBSCRIPT: Final = re.compile(r"\[[0-9]+\]\Z")
 _UNFIT_NAME: Final = re.compile(r'["\\\x00-\x1f]')
-"""What msgspec takes in no name of a struct field: its encoder writes names as they are."""
+"""Characters that msgspec refuses in the name of a struct field: its encoder writes names unescaped."""
 
 
 def format_of(settings: TopicSettings) -> Format:

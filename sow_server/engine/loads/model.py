@@ -33,7 +33,7 @@ class LoadOptions:
 
 
 class LoadPhase(enum.IntEnum):
-    """What a load is about to do; numbered as in `sow.v1.LoadPhase`."""
+    """The current phase of a load; numbered as in `sow.v1.LoadPhase`."""
 
     STAGING = 1
     APPLYING = 2

@@ -3,10 +3,10 @@
     [1]  A change of a source is merged by version, see `merging`.
     [2]  The position up to which a source has been applied moves in the commit that applies (rule R6); so does the
          progress of seeding a topic.
-    [3]  A peer is not sent changes that came from itself, as it is now (rule R7), nor expiries (rule R2).
-    [4]  A removal from a topic that peers share leaves a tombstone until nobody can bring the record back (rule R4), at
-         most for the grace, or until every peer that is to be heard first was heard. A peer that has missed a tombstone
-         that went by age is remembered, and is seeded anew.
+    [3]  A peer gets neither changes that came from it with its present id and epoch (rule R7) nor expiries (rule R2).
+    [4]  A removal from a topic that peers share leaves a tombstone until no instance can bring the record back (rule
+         R4), at most for the grace, or until every peer that has to be heard first was heard. A peer that has missed a
+         tombstone purged by age is remembered, and is seeded anew.
     [5]  The journal is kept for peers that are behind, within bounds (rule R9).
 
 An instance that this one sends to is a *peer*; one that it receives from is a *source*. Mostly each is both.

@@ -1,17 +1,18 @@
-"""What two instances compare of a topic: checksums over its live records, bucket by bucket, and versions (rule R10).
+"""The comparison of a topic between two instances: checksums over its live records, bucket by bucket, and versions
+(rule R10).
 
     [1]  Equal live records give equal checksums, whatever the order they were written in, and whatever the numbers that
          an instance gives to topics, sequences and origins: a checksum is over key, version, the origin's name, stamp
          and payload.
-    [2]  A change of any of these in one record changes the checksum of its bucket (but for one case in 2^64) and of no
-         other. The bucket depends on the key alone.
-    [3]  All of it is of one instant, and says what was there by `now_micros`: what is due by then is left out, whether
-         this instance acts on expiration or not, as the other one may have dropped it.
-    [4]  Two instances that answer for the same `now_micros` leave out the same. So an instance that acts on expiration
-         refuses (CLOCK_SKEW) when its own clock is beyond: it has dropped what the other one is to count.
+    [2]  A change of any of these in one record changes the checksum of its bucket (except for one case in 2^64) and of
+         no other. The bucket depends on the key alone.
+    [3]  All of it is of one instant, and shows the state at `now_micros`: records that are due by then are left out,
+         whether this instance acts on expiration or not, because the other one may have dropped them.
+    [4]  Two instances that answer for the same `now_micros` leave out the same records. So an instance that acts on
+         expiration refuses (CLOCK_SKEW) if its own clock is beyond: it has dropped records that the other one counts.
 
-What is computed here is compared with what another instance computes, perhaps of another release: the bucket and the
-layout that is hashed are part of the protocol.
+Another instance, perhaps of another release, computes the same: the bucket and the hashed layout are part of the
+protocol.
 
           bucket    CRC-32 of the record key, modulo the number of buckets
           checksum  BLAKE2b, 8 bytes, big-endian, of: version i64 | expire time i64 | origin length u16 | key length u16
@@ -40,9 +41,9 @@ from sow_server.engine.values.errors import Reason, StoreError
 
 BUCKETS_MAX: Final = 65_536
 VERSIONS_MAX: Final = 1_000_000
-"""Versions that one answer lists: some 200 MB. Who wants more asks for fewer buckets at a time."""
+"""Versions that one answer lists: some 200 MB. For more, a caller requests fewer buckets at a time."""
 CHUNK: Final = 500
-"""Records between two moments at which other threads may go on: some two milliseconds. The bytes of a chunk are bounded
+"""Records between two moments at which other threads may run: some two milliseconds. The bytes of a chunk are bounded
 as in every `fill`."""
 _MODULUS_MASK: Final = 2**64 - 1
 _LENGTHS: Final = Struct(">HH").pack
@@ -85,8 +86,8 @@ def versions(
     """The versions of the records in the `wanted` ones of so many buckets that are not due by `now_micros`, by key.
     Reads all of the topic, from any thread.
 
-    Raises StoreError as `checksums` does; INVALID_ARGUMENT, too, for a bucket that there is not, and RESULT_TOO_LARGE
-    for more than `versions_max`.
+    Raises StoreError as `checksums` does; INVALID_ARGUMENT, too, for an unknown bucket, and RESULT_TOO_LARGE for more
+    than `versions_max`.
     """
     _check_buckets(buckets)
     chosen = bytearray(buckets)
@@ -121,7 +122,8 @@ def _check_buckets(buckets: int) -> None:
 
 
 class Skips:
-    """Counts the records of a topic that are not compared. They are no news to who compares, so it logs nothing."""
+    """Counts the records of a topic that are not compared. It logs nothing, because the comparison reports their
+    number."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -145,7 +147,7 @@ def _chunks(
                 f"{topic!r} acts on expiration",
                 field="now_micros",
             )
-        # Names are only added, and before the records that point at them: those of the cut are all there.
+        # Names are only added, and before the records that refer to them: all names of the cut exist.
         names = {u16(number): name.encode() for number, name in enumerate(origins.names)}
         due = i64(now_micros)
         following: bytes | None = one.topic.prefix
@@ -157,14 +159,14 @@ def _chunks(
             if False in lasting:
                 keys, values = list(compress(keys, lasting)), list(compress(values, lasting))
             yield names, keys, values
-            time.sleep(0)  # lets go of the GIL; otherwise each wake-up of the event loop would wait for its interval
+            time.sleep(0)  # releases the GIL; otherwise each wake-up of the event loop would wait for its interval
     finally:
         cut.close()
 
 
 def _cut(cuts: Cuts, topic: str, skips: Skips) -> ManyCut:
-    """The one topic, looked up within the cut: one that is deleted at this moment must not look empty. And not with
-    `Cuts.records`, as comparing is no use of a topic (rule T1)."""
+    """The one topic, looked up within the cut: a topic that is deleted at this moment must not look empty. It does not
+    call `Cuts.records`, because comparing does not count as a use of a topic (rule T1)."""
     cut = cuts.many(lambda topics: [found for found in topics if found.name == topic], skipped=skips)
     if not cut.topics:
         cut.close()

@@ -1,7 +1,7 @@
-"""Changes of other instances, merged into this one's by version: in whatever order, and however often they come.
+"""Changes of other instances, merged into this one's by version: in any order, and any number of times.
 
-A change is applied if, and only if, its (version, origin) is greater than that of what is here, record or tombstone
-(rule R3). Versions, stamps and times of publish stay what they are (rule R2). On the writer's thread, on a `Draft`.
+A change is applied if, and only if, its (version, origin) is greater than that of the record or tombstone here (rule
+R3). Versions, stamps and times of publish stay unchanged (rule R2). On the writer's thread, on a `Draft`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEVER_BYTES: Final = i64(NEVER)
 
 @dataclass(slots=True)
 class Tally:
-    """Counts, as they come."""
+    """Counts while merging."""
 
     applied: int = 0
     superseded: int = 0
@@ -52,12 +52,12 @@ class Tally:
     refused: int = 0
 
     def counts(self) -> MergeCounts:
-        """What has been counted."""
+        """The result of a count."""
         return MergeCounts(self.applied, self.superseded, self.known, self.dropped, self.refused)
 
 
 class Dead(NamedTuple):
-    """A record that is dropped, or not taken, as it is dead by what has been purged (rule R4)."""
+    """A record that is dropped, or left out, because it is dead according to the purge mark (rule R4)."""
 
     key: bytes
     version: int
@@ -109,8 +109,8 @@ class Merge:
         buries: bool = True,
         snapshot: bool = False,
     ) -> None:
-        """`buries`: what is dead by the guard is to end wherever it lives. `snapshot`: these are records as they stand,
-        not changes as they were made."""
+        """`buries`: records that are dead by the guard have to end on every instance. `snapshot`: these are current
+        records, not single changes."""
         self._snapshot = snapshot
         self._draft = draft
         self._topic = topic
@@ -121,11 +121,11 @@ class Merge:
         self._buries = buries
         self._before = earlier_numbers(names, draft.origin)
         self.not_taken: list[Dead] = []
-        """What was not taken, as it is dead by the guard."""
+        """Records that were left out because they are dead by the guard."""
 
     def apply(self, changes: Changes, own: Sequence[int], found: Mapping[int, Fault] = NO_FAULTS) -> None:
-        """Merges a chunk; `own`: the numbers here of the origins that it points at; `found`: the changes that are not
-        taken, as something is wrong with them. Raises StoreError BATCH_DAMAGED."""
+        """Merges a chunk; `own`: the numbers here of the origins that it points at; `found`: the changes that are left
+        out because they are unsound. Raises StoreError BATCH_DAMAGED."""
         draft, topic = self._draft, self._topic
         if not changes.keys:
             return
@@ -162,7 +162,7 @@ class Merge:
         for index in sorted(alone):
             self._apply_one(rows, index)
         if draft.part(Letters).posted > letters:
-            # Something has expired, and its dead letter may have come to any key, of this topic, too.
+            # A record has expired, and its dead letter may have been put under any key, even of this topic.
             for index in every:
                 if index not in alone:
                     self._apply_one(rows, index)
@@ -173,9 +173,9 @@ class Merge:
             self._put_all(rows.picked([index not in alone for index in every]))
 
     def _taken(self, rows: Rows, found: Mapping[int, Fault]) -> list[bool]:
-        """Which changes are taken, of which something is wrong with those `found`. A removal under a key that no
-        publish could have made is taken where there is a record under this key: so one instance mends all. Where there
-        is none, nothing is to be done, as no put under that key will be taken."""
+        """The changes that are applied; the ones in `found` are unsound. A removal under a key that no publish could
+        have made is applied if there is a record under this key, so one instance repairs all. If there is none, nothing
+        is needed, because no put under that key will be applied."""
         taken = [index not in found for index in range(len(rows.keys))]
         removals = [
             index for index, fault in found.items() if rows.kinds[index] not in _PUTS and fault.reason in KEY_FAULTS
@@ -189,8 +189,8 @@ class Merge:
         return taken
 
     def _one_by_one(self, rows: Rows) -> set[int]:
-        """The rows that are merged one by one: all but puts of newer versions over older ones. Those are put column by
-        column, and decide the speed of replication."""
+        """The rows that are merged one by one: all except puts of newer versions over older ones. Such puts are made
+        column by column, and decide the speed of replication."""
         draft, topic = self._draft, self._topic
         heads = [draft.heads[key] for key in rows.store_keys]
         alone: set[int] = set()
@@ -198,7 +198,7 @@ class Merge:
             alone.update(index for index, kind in enumerate(rows.kinds) if kind != PUT)
         older = list(map(operator.gt, rows.versions, versions(heads)))
         if False in older:
-            # An equal version is known, or one of another instance: then names decide.
+            # An equal version is known already, or is of another instance: then names decide.
             alone.update(index for index, wins in enumerate(older) if not wins)
         if not self._before.isdisjoint(rows.origins):
             alone.update(i for i, origin in enumerate(rows.origins) if origin in self._before and heads[i] is not None)
@@ -287,8 +287,8 @@ class Merge:
         elif ours is None and kind == WITHDRAW:
             tally.known += 1
         elif self._snapshot and head is None and kind in _PUTS and topic.acts and rows.expire_times[index] <= draft.now:
-            # It is over, and what it may have replaced is not here: its expiry was told here, or is nobody's business.
-            # An instance that does not act on expiration keeps such rows for ever, and seeds them again and again.
+            # It is over, and a record that it may have replaced is not here: its expiry was reported here, or need not
+            # be. An instance that does not act on expiration keeps such rows for ever, and seeds them again and again.
             draft.bury(topic, key, store_key, version=theirs[0], origin=origin)
             tally.applied += 1
         else:
@@ -296,7 +296,7 @@ class Merge:
             if kind in _PUTS:
                 payload = rows.payloads[index]
                 if kind == TOUCH and (head is None or draft.body(store_key) != payload):
-                    kind = PUT  # what was touched has not been here
+                    kind = PUT  # the touched record has not been here
                 draft.put(
                     topic,
                     key,
@@ -315,9 +315,9 @@ class Merge:
                 draft.bury(topic, key, store_key, version=theirs[0], origin=origin)
 
     def _outrank(self, key: bytes, store_key: bytes, head: bytes | None, version: int) -> None:
-        """Puts what this instance has written, or the tombstone of what it has deleted, anew above a version that it
-        wrote with earlier data. Those writes came before all that it has written since, whatever its clock said, so a
-        greater version does not make them newer (rule K7)."""
+        """Puts a record of this instance, or the tombstone of its delete, anew above a version that it wrote with
+        earlier data. Those writes came before all its later writes, whatever its clock, so a greater version does not
+        make them newer (rule K7)."""
         draft, topic = self._draft, self._topic
         source, draft.journal.source = draft.journal.source, 0
         draft.next_version = max(draft.next_version, version + 1)
@@ -337,7 +337,7 @@ class Merge:
         draft.journal.source = source
 
     def _standing(self, head: bytes | None, store_key: bytes) -> tuple[int, int] | None:
-        """The version and the origin's number of what is here, record or tombstone."""
+        """The version and the origin's number of the record or tombstone here."""
         if head is not None:
             record = read_header(head)
             return record.version, record.origin
@@ -347,7 +347,7 @@ class Merge:
 
 
 def earlier_numbers(names: Sequence[str], own: int) -> set[int]:
-    """The numbers of the instance `own` for what it wrote with earlier data, under the same name (rule K7)."""
+    """The numbers of the instance `own` for its writes with earlier data, under the same name (rule K7)."""
     return {number for number, name in enumerate(names) if name == names[own] and number != own}
 
 

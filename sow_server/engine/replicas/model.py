@@ -2,11 +2,10 @@
 
 All rows are in `meta`, JSON except those of seeds:
 
-    "peer/" name      who it is, its acknowledged position, whether it has missed tombstones
-    "source/" name    who it is, its number in the journal, what it sends, how far that is applied, see `Source`
-    "seed/" name / topic u32
-                      state u8 | key: how far the topic has been merged, see `SeedState`
-    "next_source"     u32: numbers are never used again, so that a source that begins anew is another one
+    "peer/" name      its identity and acknowledged position, whether it has missed tombstones "source/" name    its
+    identity, its number in the journal, its topics, its applied position, see `Source` "seed/" name / topic u32 state
+    u8 | key: how far the topic has been merged, see `SeedState` "next_source"     u32: numbers are never used again, so
+    that a source that begins anew has a new one
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class PeerSettings(NamedTuple):
 
     name: str
     topics: str
-    """The pattern of the topics that it is sent."""
+    """The pattern of the topics that are sent to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """The instances that this one sends to, and bounds of that; bytes and microseconds."""
+    """The instances that this one sends to, and bounds for sending; bytes and microseconds."""
 
     peers: tuple[PeerSettings, ...] = ()
     max_clock_skew_micros: int = 10 * MICROS
@@ -46,7 +45,7 @@ class Source(NamedTuple):
 
     identity: Identity
     number: int
-    """The mark in the journal of changes that came from it, as it is now."""
+    """Its present number, which marks changes from it in the journal."""
     topics: str
     """The pattern of the topics that it sends."""
     filter: str
@@ -54,7 +53,7 @@ class Source(NamedTuple):
     cursor: int
     """The sequence of its journal up to which changes have been applied."""
     wait_for: int = 0
-    """Not 0: nothing of it is taken before it has acknowledged this sequence of ours."""
+    """Not 0: its changes are refused until it has acknowledged this sequence of ours."""
     missing_is_deleted: bool = False
     """True until every topic is seeded. Until then, a row that this instance lacks and whose version is at or below its
     purge mark counts as deleted (replicas [4])."""

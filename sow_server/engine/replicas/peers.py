@@ -34,8 +34,8 @@ class Peers:
         finally:
             rows.close()
         self._marking = threading.Lock()
-        """Held while a peer's state is replaced by one that follows from it: acknowledgements come on one thread, and
-        a purge marks missed tombstones on another."""
+        """Held while a peer's state is replaced by one derived from it: acknowledgements come on one thread, and a
+        purge marks missed tombstones on another."""
         self._unsaved: set[str] = set()
         """Peers whose rows are older than their states."""
         self._retention = Retention()
@@ -54,8 +54,8 @@ class Peers:
         """A peer has everything up to a sequence on its disk. `save` stores that."""
         with self._marking:
             before = self.peer(name)
-            # Another instance under the name, or its data restored. Tombstones that were purged because the one before
-            # had acknowledged them may belong to records that live in this one.
+            # Another instance under the name, or restored data. Tombstones that were purged because the previous
+            # instance had acknowledged them may belong to records that are alive in this one.
             missed = before.missed or (before.identity is not None and before.identity != identity)
             after = PeerState(identity, sequence, missed)
             if after != before:
@@ -138,4 +138,4 @@ class SavePeers:
             draft.batch.puts[META][peer_key(name)] = encode_peer(self._peers.peer(name))
 
     def committed(self) -> None:
-        """Nothing follows."""
+        """Has no effects."""

@@ -76,8 +76,8 @@ class PeerChanges:
         origins: Sequence[str],
         done: ReplicaDone,
     ) -> None:
-        """Applies changes of a source, and moves its cursor. Raises StoreError BATCH_DAMAGED at once. `done` hears
-        CLOCK_SKEW and every other refusal, and nothing is applied then."""
+        """Applies changes of a source, and moves its cursor. Raises StoreError BATCH_DAMAGED at once. `done` gets
+        CLOCK_SKEW and every other refusal; then nothing is applied."""
         changes_of = [(topic, decoded(topic, chunk)) for topic, chunk in chunks]
         self._commits.run(ApplyChanges(self, name, after, upto, changes_of, origins), done)
 
@@ -92,7 +92,8 @@ class PeerChanges:
         done: ReplicaDone,
     ) -> None:
         """Merges a part of a topic's snapshot, and remembers how far it is. Records in that range that only this
-        instance has go, if they are at or below the purge mark `purged` of the source (rule R4). Refused as `apply`."""
+        instance has are dropped if they are at or below the purge mark `purged` of the source (rule R4). Refused as
+        `apply`."""
         changes = decoded(part.topic, chunk) if chunk else None
         one_round = Round(MergeSeed(self, name, part, changes, origins, purged))
 
@@ -110,16 +111,16 @@ class PeerChanges:
     def merge_rows(self, topic: Topic, chunk: bytes, origins: Sequence[str], done: ReplicaDone, *, source: str) -> None:
         """Merges rows by version, for a repair with a peer; they go on to every peer.
 
-        A row that is not here, and not above the purge mark, is not taken: it may be deleted (rule R4). Or this
-        instance has lost it, and it lives on where it is. Raises StoreError BATCH_DAMAGED at once.
+        A row that is missing here, and not above the purge mark, is left out: it may have been deleted (rule R4). If
+        this instance has lost it instead, the row stays alive at the peer. Raises StoreError BATCH_DAMAGED at once.
         """
         self._commits.run(MergeRows(self, topic, decoded(topic.name, chunk), origins, source), done)
 
     # -- for the steps: the writer's thread -------------------------------------------------------------------------
 
     def stage_origins(self, draft: Draft, names: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The numbers here of a peer's origins, and the peer's numbers of those whose names no instance can have: these
-        are not remembered."""
+        """The numbers here of a peer's origins, and the peer's numbers of origins without a valid name of an instance,
+        which are not stored."""
         bad = bad_names(names)
         if not bad:
             return self.origins.stage(draft, names), bad
@@ -131,7 +132,7 @@ class PeerChanges:
     def find_faults(
         self, draft: Draft, source: str, topic: Topic, changes: Changes, bad_origins: Sequence[int]
     ) -> Mapping[int, Fault]:
-        """The changes that are not taken, because no publish could have made them (soundness [1])."""
+        """The changes that are left out because no publish could have made them (soundness [1])."""
         found = faults(topic, changes, bad_origins, self.limits, draft.now)
         if found:
             draft.on_commit.append(lambda: self._unsound.refuse(source, topic, changes, found, draft.now))
@@ -226,7 +227,7 @@ class MergeSeed:
         """The key from which the next round looks for records to drop."""
 
     def stage(self, draft: Draft) -> Staged:
-        """Drops records, or merges the rows and puts how far the seed is."""
+        """Drops records, or merges the rows and puts the progress of the seed."""
         owner, name, part, changes = self._owner, self._name, self._part, self._changes
         sources = owner.sources
         topic = sources.takeable(name, part.topic)
@@ -250,7 +251,7 @@ class MergeSeed:
             if following is not None:
                 self._position = following
                 return Staged.AGAIN
-            # A record that is deleted there is deleted here: others hear of it from this instance.
+            # A record that is deleted there is deleted here: this instance forwards the delete to others.
             self._raise_purge_mark(draft, topic)
         draft.journal.source = source.number
         if changes is not None:
@@ -269,7 +270,7 @@ class MergeSeed:
         return Staged.DONE
 
     def committed(self) -> MergeCounts:
-        """The outcomes of the rows; nothing where the topic cannot be taken."""
+        """The outcomes of the rows; empty if the topic is refused."""
         return self._counts
 
     def _raise_purge_mark(self, draft: Draft, topic: Topic) -> None:
@@ -281,7 +282,7 @@ class MergeSeed:
 
     def _drop(self, draft: Draft, topic: Topic) -> bytes | None:
         """Drops records in the range of the part that only this instance has, if they are at or below the source's
-        purge mark. Returns the key to go on from, with another commit; None at the end."""
+        purge mark. Returns the key to continue from, with another commit; None at the end."""
         owner, part, changes = self._owner, self._part, self._changes
         theirs = set(changes.keys) if changes is not None else set()
         stop = topic.stop if part.last else topic.prefix + part.upto_key + b"\0"
@@ -300,7 +301,8 @@ class MergeSeed:
         dead: list[Dead] = []
         for store_key, value in zip(keys, values, strict=True):
             head = read_header(value)
-            # A record that is past its stamp is here because this instance does not act on it: it keeps it (rule R2).
+            # A record past its stamp is here because this instance does not act on expiration: it keeps the record
+            # (rule R2).
             if (
                 store_key[RECORD_KEY] not in theirs
                 and head.expire_time_micros > draft.now

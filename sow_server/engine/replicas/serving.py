@@ -23,7 +23,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import RecordMatcher
 
 COMMITS_MAX: Final = 5000
-"""Commits that one read walks over, so that it comes back where few of them are for the peer."""
+"""Commits that one read visits at most, so that it returns even if few of them are for the peer."""
 ROWS_MAX: Final = 1000
 """Rows of one part of a seed: a part is one commit at the receiver, and others there wait for it."""
 SYNC_PATIENCE_SECONDS: Final = 10.0
@@ -54,8 +54,8 @@ class PeerReader:
     def read(
         self, peer: Identity, after: int, *, topics: Collection[str], select: SelectRecords, bytes_max: int
     ) -> JournalPart:
-        """The durable changes of some topics behind a sequence, without those that came from the peer itself
-        (replicas [3])."""
+        """The durable changes of some topics after a sequence, without changes that came from the peer itself (replicas
+        [3])."""
         upto = self._commits.synced_sequence
         source = self._sources.get(peer.name)
         own = source.number if source is not None and source.identity == peer else None
@@ -120,7 +120,7 @@ class PeerReader:
             sequence = self._commits.last_sequence
             records = self._rocks.cursor(RECORDS, fill_cache=False)
             tombstones = self._rocks.cursor(TOMBSTONES, fill_cache=False)
-        # A row with an empty key is never sent (rule R13): as the last one of a part it would say that this is the end.
+        # A row with an empty key is never sent (rule R13): as the last one of a part it would mark the end.
         start = topic.prefix + after_key + b"\0"
         keys: list[bytes] = []
         values: list[bytes] = []

@@ -15,7 +15,7 @@ _matcher: Final = functools.lru_cache(maxsize=200)(matcher)
 
 
 class SharedTopics:
-    """Answers which topics are shared, by the patterns of all links."""
+    """Decides which topics are shared, by the patterns of all links."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -41,7 +41,7 @@ class SharedTopics:
         return [kind_of(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
 
     def kinds(self, names: Collection[str]) -> list[TopicKind]:
-        """The kinds of the topics with these names, of those that exist."""
+        """The kinds of the existing topics with these names."""
         by_name = self._topics.by_name
         return [kind_of(by_name[name]) for name in sorted(names) if name in by_name]
 

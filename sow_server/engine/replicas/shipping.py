@@ -1,4 +1,4 @@
-"""Changes and rows, packed for other instances: in the layout of the journal, without what is not for them.
+"""Changes and rows, packed for other instances: in the layout of the journal, without changes that are not for them.
 
 Expiries are not shipped: every instance expires by itself (rule R2). On a link with a filter, a record that does not
 match is withdrawn where the peer may have had it.
@@ -35,9 +35,10 @@ _PUTS: Final = frozenset((PUT, TOUCH))
 
 
 def pack_changes(value: bytes, first_sequence: int, matches: RecordMatcher | None) -> bytes:
-    """A chunk of the journal as peers get it: as it is, or without what is not for them; empty when nothing is left."""
+    """A chunk of the journal for peers: unchanged, or without changes that are not for them; empty if none is left."""
     kinds = changes_kinds(value)
-    # Nor do peers get what was removed: a delete of many large records makes a commit that no message could carry.
+    # Peers do not get removed records either: a delete of many large records makes a commit that no message could
+    # carry.
     if matches is None and EXPIRE not in kinds and DELETE not in kinds:
         return value
     changes = decode_changes(first_sequence, value)
@@ -79,7 +80,7 @@ def _stored(changes: Changes) -> list[bytes]:
 
 
 def _pack(changes: Changes, chosen: Sequence[int], kinds: bytes) -> bytes:
-    """Some of the changes of a chunk; those that remove something without what they remove."""
+    """Some of the changes of a chunk; removals come without the removed records."""
 
     def picked(column: Column) -> Column:
         numbers = column.tolist()
@@ -106,8 +107,8 @@ def _pack(changes: Changes, chosen: Sequence[int], kinds: bytes) -> bytes:
 def pack_rows(
     keys: list[bytes], values: list[bytes], dead: Mapping[bytes, Tombstone], matches: RecordMatcher | None
 ) -> bytes:
-    """Records, in the order of keys, and tombstones as a chunk in that order; empty when there are none. Of a key that
-    has both the record counts: it came later. Column by column: peers are seeded as fast as that."""
+    """Records, in the order of keys, and tombstones as a chunk in that order; empty when there are none. If a key has
+    both, the record counts, because it came later. Works column by column, which decides the speed of seeding."""
     here = set(keys) if dead else frozenset()
     buried = {key: stone for key, stone in dead.items() if key not in here}
     stones = buried.values()

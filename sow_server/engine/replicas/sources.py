@@ -1,4 +1,4 @@
-"""Sources: how far each has been applied, which of its topics can be taken, and how far they are seeded."""
+"""Sources: the applied position of each, its accepted topics, and the progress of their seeds."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ class Sources:
         finally:
             rows.close()
         self._kinds: dict[str, dict[str, TopicKind]] = {}
-        """By source: its topics, as it has told them."""
+        """By source: the topics that it has announced."""
         self._all_seeded: set[str] = set()
         """Sources whose topics have all been seeded, so that `missing_is_deleted` ends for them. Stored with their next
         cursor."""
         self._passed_over: dict[str, list[bytes]] = {}
-        """By source: rows of seeds that do not hold any more once its cursor moves on."""
+        """By source: rows of seeds that become invalid once its cursor moves."""
         self._seeds_version = 0
         """Rises whenever a topic is seeded, or is to be."""
         self.cover()
 
     @property
     def version(self) -> int:
-        """Rises whenever the topics, or the answers about them, may have changed. Cheap to ask: there may be thousands
+        """Rises whenever the topics, or the answers about them, may have changed. Cheap to read: there may be thousands
         of topics."""
         return self._topics.version + self._seeds_version
 
@@ -85,7 +85,7 @@ class Sources:
 
     def answers(self, name: str, kinds: Sequence[TopicKind]) -> list[TopicAnswer]:
         """The answers about a source's topics, which are all that it sends. From here on changes of other topics are
-        passed over, so the progress of their seeds is forgotten."""
+        skipped, so the progress of their seeds is forgotten."""
         self._kinds[name] = {kind.name: kind for kind in kinds}
         found = [self.answer(name, kind) for kind in kinds]
         source = self.by_name.get(name)
@@ -117,14 +117,15 @@ class Sources:
         return TopicAnswer(kind.name, wanted, row[SEED_UPTO] if wanted else b"")
 
     def check(self, kind: TopicKind) -> TopicAnswer:
-        """Says whether this instance can take a topic of another instance (rule R12)."""
+        """Whether this instance can accept a topic of another instance (rule R12)."""
         refusal = self._refusal(kind)
         if refusal is None:
             return TopicAnswer(kind.name)
         return TopicAnswer(kind.name, reason=refusal.reason, message=refusal.message)
 
     def _refusal(self, kind: TopicKind) -> StoreError | None:
-        """Why a topic of another instance cannot be taken (rule R12); None: it can. Both ends show the message."""
+        """The reason why a topic of another instance is refused (rule R12); None: it is accepted. Both ends show the
+        message."""
         topic = self._topics.by_name.get(kind.name)
         if topic is None or topic.reserved:
             return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
@@ -140,7 +141,7 @@ class Sources:
         return None
 
     def takeable(self, source: str, name: str) -> Topic | None:
-        """The topic of this instance for a source's; None where it has none, or another one."""
+        """The topic of this instance for a source's; None if it has none, or one of another kind."""
         kind = self._kinds.get(source, {}).get(name)
         if kind is None or self._refusal(kind) is not None:
             return None
@@ -158,13 +159,13 @@ class Sources:
         missing_is_deleted: bool,
         done: ReplicaDone,
     ) -> None:
-        """Starts anew with a source: its changes come from behind `cursor`, and its topics are to be seeded."""
+        """Starts anew with a source: its changes continue after `cursor`, and its topics have to be seeded."""
         # The number is given when the step is staged.
         source = Source(identity, 0, topics, filter_text, cursor, missing_is_deleted=missing_is_deleted)
         self._commits.run(BeginSource(self, self._rocks, source), done)
 
     def wait_for(self, name: str, sequence: int, done: ReplicaDone) -> None:
-        """Takes nothing of a source before it has acknowledged a sequence of ours (replicas [4])."""
+        """Refuses the changes of a source until it has acknowledged a sequence of ours (replicas [4])."""
         self._commits.run(WaitForSource(self, name, sequence), done)
 
     def begun(self, name: str) -> None:
@@ -175,7 +176,7 @@ class Sources:
             topic.replicated = self._shared.covers(topic.name)
 
     def ready(self, name: str) -> Source:
-        """A source of which changes may be taken now. Raises StoreError RESEED_PENDING (replicas [4])."""
+        """A source whose changes are accepted now. Raises StoreError RESEED_PENDING (replicas [4])."""
         source = self.by_name[name]
         if source.wait_for:
             raise StoreError(
@@ -202,14 +203,14 @@ class Sources:
         self.stage(draft, name, source._replace(cursor=cursor, missing_is_deleted=missing_is_deleted))
 
     def stage_waits(self, draft: Draft, names: Collection[str]) -> None:
-        """Takes nothing of these sources before they have acknowledged everything up to this commit."""
+        """Refuses the changes of these sources until they have acknowledged everything up to this commit."""
         for name in names:
             source = self.by_name.get(name)
             if source is not None:
                 self.stage(draft, name, source._replace(wait_for=draft.next_sequence - 1))
 
     def stage_unseeded(self, draft: Draft, source: str, name: str) -> None:
-        """Changes of a topic are passed over: once it can be taken, it has to be seeded."""
+        """Changes of a topic are skipped: once it is accepted, it has to be seeded."""
         topic = self._topics.by_name.get(name)
         if topic is not None:
             draft.batch.deletes[META].append(seed_key(source, topic.id))
@@ -232,7 +233,7 @@ class BeginSource:
         self._source = source
 
     def stage(self, draft: Draft) -> None:
-        """Puts the source under a number of its own, and removes the progress of its seeds."""
+        """Puts the source under a new number, and removes the progress of its seeds."""
         number = int.from_bytes(self._rocks.get(META, NEXT_SOURCE_KEY) or u32(1), "big")
         if number > SOURCES_MAX:
             raise StoreError(
@@ -265,7 +266,7 @@ class WaitForSource:
         self._sources.stage(draft, self._name, source._replace(wait_for=max(source.wait_for, self._sequence)))
 
     def committed(self) -> MergeCounts:
-        """Nothing follows."""
+        """Has no effects."""
         return MergeCounts()
 
 

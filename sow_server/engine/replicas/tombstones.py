@@ -1,4 +1,4 @@
-"""Tombstones: their purge in the order of making, and the purge marks of topics (replicas [4])."""
+"""Tombstones: their purge in the order of creation, and the purge marks of topics (replicas [4])."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sow_server.engine.replicas.sources import Sources
 
 PURGE_MAX: Final = 1000
 PURGE_VISITS_MAX: Final = 20_000
-"""Tombstones that one step of purging looks at, where few of them may go."""
+"""Tombstones that one step of purging visits at most, if few of them can be purged."""
 MADE_END: Final = MADE_ORDER + b"\xff" * 8
 
 
@@ -44,7 +44,7 @@ class Tombstones:
         self.sources: Final = sources
         self._commits = commits
         self.purge_from = MADE_ORDER
-        """Where the next step of purging goes on."""
+        """The key at which the next step of purging continues."""
         self.purged_total = 0
 
     def purged(self, topic: Topic) -> Purged:
@@ -57,15 +57,15 @@ class Tombstones:
     def purge(
         self, upto: int, *, held: Collection[str], made_before_micros: int, unread: Collection[str], done: ReplicaDone
     ) -> None:
-        """Removes a bounded number of the oldest tombstones. A tombstone goes when its sequence is at or below `upto`
-        and its topic is not `held`, or when it was made before a time, whatever peers have. In the latter case nothing
-        of the sources `unread` is taken before they have acknowledged this commit (replicas [4]). `done` hears how
-        many were removed."""
+        """Removes a bounded number of the oldest tombstones. A tombstone is purged if its sequence is at or below
+        `upto` and its topic is not `held`, or if it was made before a time, whatever peers have. In the latter case
+        changes of the sources `unread` are refused until they have acknowledged this commit (replicas [4]). `done` gets
+        the number removed."""
         self._commits.run(PurgeTombstones(self, upto, held, made_before_micros, unread), done)
 
     def stage_refound(self, draft: Draft, topic: Topic) -> None:
-        """A topic takes records of another kind from this commit on. Its tombstones, also those of this commit, are of
-        other records, whatever their keys. They count until it is their turn to be purged."""
+        """A topic accepts records of another kind from this commit on. Its tombstones, including those of this commit,
+        belong to other records, whatever their keys. They count until their turn to be purged."""
         draft.batch.ranges.append((TOMBSTONES, topic.prefix, topic.stop))
         left = draft.batch.puts[TOMBSTONES]
         for store_key in [key for key in left if key.startswith(topic.prefix)]:
@@ -117,14 +117,14 @@ class PurgeTombstones:
         self._following, self._gone = start, purge.gone
 
     def committed(self) -> MergeCounts:
-        """The next step goes on behind this one."""
+        """The next step continues after this one."""
         self._tombstones.purge_from = self._following or MADE_ORDER
         self._tombstones.purged_total += self._gone
         return MergeCounts(applied=self._gone)
 
 
 class PurgedTombstones:
-    """The tombstones that one step purges. It looks at them in the order of making."""
+    """The tombstones that one step purges, visited in the order of creation."""
 
     def __init__(
         self,
@@ -143,19 +143,21 @@ class PurgedTombstones:
         self._made_before = made_before_micros
         self.gone = 0
         self.missed = 0
-        """The highest sequence of tombstones that go by age alone; 0: none does."""
+        """The highest sequence of tombstones purged by age alone; 0: none."""
         self.by_all = False
-        """Whether one of a held topic goes by age: no peer is known to have it."""
+        """Whether a tombstone of a held topic is purged by age: no peer is known to have it."""
 
     def stage_rows(self, rows: Sequence[bytes], found: Sequence[bytes | None]) -> bool:
-        """Looks at some tombstones: their rows in the order of making, and the values under their keys. False: none of
-        those that follow may go."""
+        """Visits some tombstones: their rows in the order of creation, and the values under their keys. False: no later
+        one can be purged."""
         for row, value in zip(rows, found, strict=True):
             sequence, store_key = unpack_i64(row[MADE_SEQUENCE]), row[MADE_STORE_KEY]
             topic = self._topics.get(unpack_u32(store_key[TOPIC]))
             tombstone = None if value is None else decode_tombstone(value)
             if tombstone is None or tombstone.sequence != sequence:
-                self._remove(topic, row, store_key, None)  # it went with its topic, or a later one took its place
+                self._remove(
+                    topic, row, store_key, None
+                )  # it was removed with its topic, or a later one has replaced it
                 continue
             held = topic is not None and topic.name in self._held
             if sequence > self._upto or held:

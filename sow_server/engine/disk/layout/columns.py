@@ -55,7 +55,7 @@ class Column:
         """The numbers from one position to another, without making a list of all."""
         if self._numbers is not None:
             return self._numbers[start:stop].tolist()
-        # Without min and max, whose calls are most of what this costs.
+        # Without min and max, whose calls would be most of the cost.
         if stop > self._length:
             stop = self._length
         if self._step:
@@ -140,4 +140,4 @@ class Column:
 
 
 Numbers: TypeAlias = "int | range | array[int] | Column"
-"""Numbers for a column: one that is the same for all, consecutive ones, any, or another column."""
+"""Numbers for a column: one number for all, consecutive ones, any, or another column."""

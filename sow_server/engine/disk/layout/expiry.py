@@ -14,7 +14,7 @@ DUE: Final = slice(0, 8)
 DUE_STORE_KEY: Final = slice(8, None)
 """Of an entry: the store key of its record."""
 DUE_TOPIC_AT: Final = 8
-"""Of an entry: where the prefix of its topic begins."""
+"""Of an entry: the start of the prefix of its topic."""
 
 
 def expiry_entry(expire_time: int, store_key: bytes) -> bytes:

@@ -6,8 +6,8 @@
            2 number   the nearest float64, no NaN, no -0; its sign bit inverted, if negative all its bits
            3 text     the first 256 bytes of its UTF-8, 0 as 0 255 | 0 0
 
-Entries are in the order of values: booleans, numbers by value, texts by code point, and those of one value by record
-key.
+Entries are in the order of values: booleans, numbers by value, texts by code point. Entries of one value are in the
+order of record keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sow_server.engine.disk.layout.words import u16, u32
 from sow_server.engine.values.fields import Kind, Scalar, as_float
 
 TEXT_BYTES_MAX: Final = 256
-"""A longer text has only its beginning in its entry."""
+"""The entry of a longer text has only its beginning."""
 PREFIX_BYTES: Final = 6
 _FLOAT: Final = Struct(">d")
 _WORD: Final = Struct(">Q")
@@ -53,7 +53,7 @@ def index_value(kind: Kind, value: Scalar) -> bytes:
 
 
 def indexed_keys(entries: Sequence[bytes]) -> list[bytes]:
-    """The record keys of entries that stand in order."""
+    """The record keys of entries, which are in order."""
     if not entries:
         return []
     kind = entries[0][PREFIX_BYTES]

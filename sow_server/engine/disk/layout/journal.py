@@ -42,11 +42,11 @@ class Changes(NamedTuple):
     """Consecutive changes of one topic in one commit, in columns of equal length.
 
     The payload is the new record's for PUT and TOUCH, the removed record's for DELETE and EXPIRE; `previous` is the
-    sequence of the key's previous change, 0 when there was no live record (rule J1). A DELETE has a version of its own,
-    an EXPIRE that of the record; `removed_version` and `removed_origin` are those of the record that went, else 0.
-    `atomic`: all of it belongs to one atomic request. `source`: where it came from, 0 for here, see `replicas.py`; an
-    EXPIRE is of here in any case. `entries_before` and `bytes_before` are what was ever
-    journaled of the topic in front of this chunk, so that what lies between two positions is a subtraction (rule J7).
+    sequence of the key's previous change, 0 when there was no live record (rule J1). A DELETE has a new version, an
+    EXPIRE the version of the record; `removed_version` and `removed_origin` are those of the removed record, else 0.
+    `atomic`: the whole chunk belongs to one atomic request. `source`: the instance that sent it, 0 for this one, see
+    `replicas.py`; an EXPIRE always has 0. `entries_before` and `bytes_before` count everything ever journaled of the
+    topic before this chunk, so the amount between two positions is a subtraction (rule J7).
     """
 
     first_sequence: int
@@ -68,7 +68,7 @@ class Changes(NamedTuple):
 
 
 def journal_key(topic_id: int, first_sequence: int) -> bytes:
-    """Where the changes of one topic in one commit stand."""
+    """The place of the changes of one topic in one commit."""
     return u32(topic_id) + i64(first_sequence)
 
 
@@ -194,7 +194,7 @@ def decode_entry(value: bytes, index: int) -> Entry:
 
 
 class ChangesHead(NamedTuple):
-    """What is in front of the columns; the fields are those of `Changes`."""
+    """The part before the columns; the fields are those of `Changes`."""
 
     entries: int
     commit_time_micros: int
@@ -208,7 +208,7 @@ def changes_head(value: bytes) -> ChangesHead:
 
 
 def changes_source(value: bytes) -> int:
-    """Where the changes of a journal value came from."""
+    """The source of the changes of a journal value."""
     return _U16.unpack_from(value, 2)[0]  # type: ignore[no-any-return]  # "H" is an int
 
 

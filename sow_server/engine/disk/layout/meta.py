@@ -69,17 +69,17 @@ _STATS: Final = Struct(">12q")
 
 
 def publisher_key(publisher_id: str) -> bytes:
-    """Where a publisher is."""
+    """The key of a publisher."""
     return PUBLISHER_KEY + publisher_id.encode()
 
 
 def policy_key(name: str, *, operator: bool) -> bytes:
-    """Where a policy is."""
+    """The key of a policy."""
     return (OPERATOR_POLICY_KEY if operator else POLICY_KEY) + name.encode()
 
 
 def durable_key(topic_id: int, name: str) -> bytes:
-    """Where a durable is."""
+    """The key of a durable."""
     return DURABLE_KEY + u32(topic_id) + name.encode()
 
 
@@ -90,12 +90,12 @@ def read_durable_key(key: bytes) -> tuple[int, str]:
 
 
 def peer_key(name: str) -> bytes:
-    """Where a peer that this instance sends to is."""
+    """The key of a peer that this instance sends to."""
     return PEER_KEY + name.encode()
 
 
 def source_key(name: str) -> bytes:
-    """Where a peer that this instance gets changes from is."""
+    """The key of a peer that sends to this instance."""
     return SOURCE_KEY + name.encode()
 
 
@@ -105,7 +105,7 @@ def seeds_prefix(source: str) -> bytes:
 
 
 def seed_key(source: str, topic_id: int) -> bytes:
-    """Where the seed of a topic from a source is."""
+    """The key of the seed of a topic from a source."""
     return seeds_prefix(source) + u32(topic_id)
 
 
@@ -122,13 +122,13 @@ def encode_bounds(reserved: Reserved) -> bytes:
 
 
 def decode_bounds(row: bytes | None) -> Reserved:
-    """The bounds of a row; of none in a new store."""
+    """The bounds of a row; a new store has no row."""
     return Reserved() if row is None else Reserved(unpack_i64(row[:8]), unpack_i64(row[8:]))
 
 
 class StoredStatistics(NamedTuple):
-    """What is counted per topic, in the same batch as what it counts. Of the journal it is what was ever appended and
-    what of that was let go (at or below the floor; bytes chunk by chunk): both only grow."""
+    """Figures of a topic, written in the same batch as the counted changes. For the journal they count everything that
+    was ever appended, and the discarded part (at or below the floor; bytes chunk by chunk): both only grow."""
 
     records: int = 0
     record_bytes: int = 0
@@ -141,7 +141,7 @@ class StoredStatistics(NamedTuple):
     last_sequence: int = 0
     """Of the last journaled change; 0 when there was none."""
     tombstones: int = 0
-    """Made and not yet purged; one that was replaced by another counts until its own turn."""
+    """Tombstones that are not yet purged; a replaced one counts until its own turn."""
     purged_version: int = 0
     """The highest version among the purged tombstones; 0: there were none."""
     purged_origin: int = 0
@@ -157,7 +157,7 @@ class StoredStatistics(NamedTuple):
         return self.appended_bytes - self.trimmed_bytes
 
     def trimmed(self, floor: int) -> StoredStatistics:
-        """As they are when everything journaled so far is let go: the floor is at least `floor`."""
+        """The figures after everything journaled so far is discarded: the floor is at least `floor`."""
         return self._replace(
             trimmed_entries=self.appended_entries,
             trimmed_bytes=self.appended_bytes,

@@ -28,8 +28,8 @@ STAGED_BYTES: Final = _STAGED.size
 
 
 class AttemptCounts(NamedTuple):
-    """What one attempt at a part of a load has done: rows seen, refused ones included; rows staged; their bytes; and
-    whose they are, where that was told."""
+    """The counts of one attempt at a part of a load: rows seen, including refused ones; rows staged; their bytes; and
+    the stager, if it was named."""
 
     seen: int = 0
     staged: int = 0
@@ -38,13 +38,13 @@ class AttemptCounts(NamedTuple):
 
 
 def staged_keys(load: int, keys: Sequence[bytes], part: int, attempt: int) -> list[bytes]:
-    """Where the rows of record keys are staged."""
+    """The ranges of the staged rows of record keys."""
     front, back, length = u32(load) + _ROW, _ATTEMPT.pack(part, attempt), u16
     return [front + length(len(key)) + key + back for key in keys]
 
 
 def staged_range(load: int) -> tuple[bytes, bytes]:
-    """Where all rows of a load are: from, and to (excluded)."""
+    """The range of all rows of a load: from, and to (excluded)."""
     return u32(load) + _ROW, u32(load) + bytes((_ROW[0] + 1,))
 
 
@@ -66,12 +66,12 @@ def read_staged(value: bytes) -> tuple[int, int, bytes]:
 
 
 def attempt_key(load: int, part: int, attempt: int) -> bytes:
-    """Where the counts of an attempt are."""
+    """The key of the counts of an attempt."""
     return u32(load) + _COUNTS + _ATTEMPT.pack(part, attempt)
 
 
 def attempts_range(load: int) -> tuple[bytes, bytes]:
-    """Where the counts of all attempts of a load are."""
+    """The range of the counts of all attempts of a load."""
     return u32(load) + _COUNTS, u32(load) + bytes((_COUNTS[0] + 1,))
 
 
@@ -92,17 +92,17 @@ def decode_attempt(value: bytes) -> AttemptCounts:
 
 
 def mark_key(load: int, key: bytes) -> bytes:
-    """Where it is noted that others have removed a record since the load was opened."""
+    """The key of the note that others have removed a record since the load was opened."""
     return u32(load) + _MARK + key
 
 
 def marks_range(load: int) -> tuple[bytes, bytes]:
-    """Where all such notes of a load are."""
+    """The range of all such notes of a load."""
     return u32(load) + _MARK, u32(load) + bytes((_MARK[0] + 1,))
 
 
 def named_key(load: int) -> bytes:
-    """Where the attempts that count are."""
+    """The key of the attempts that count."""
     return u32(load) + _NAMED
 
 

@@ -1,4 +1,4 @@
-"""Column family `tombstones`: what is left of records that were deleted or have expired (rule R4).
+"""Column family `tombstones`: the traces of records that were deleted or have expired (rule R4).
 
 key    topic u32 | record key
 value  version i64 | sequence i64 | made i64 | origin u16 | kind u8 (DELETE or EXPIRE)
@@ -20,7 +20,7 @@ _TOMBSTONE: Final = Struct(">qqqHB")
 
 
 class Tombstone(NamedTuple):
-    """What is left of a record that was deleted, or expired: an older version must not bring it back (rule R4)."""
+    """The trace of a record that was deleted or has expired: an older version must not bring it back (rule R4)."""
 
     version: int
     sequence: int
@@ -32,7 +32,7 @@ class Tombstone(NamedTuple):
 
 
 MADE_ORDER: Final = b"\xff\xff\xff\xff"
-"""In front of the keys that say in which order tombstones were made; no topic has this id."""
+"""The prefix of the keys that keep the order in which tombstones were made; no topic has this id."""
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:

@@ -1,4 +1,4 @@
-"""The integers that all layouts are made of: big-endian, so that keys sort as their numbers do. Pure."""
+"""The integers of all layouts: big-endian, so that keys sort like their numbers. Pure."""
 
 from __future__ import annotations
 
