@@ -158,10 +158,10 @@ class NoLinks(InstanceLinks):
         return ()
 
     async def start(self, report: Callable[[admin_pb2.GetReplicationStatusResponse], None]) -> None:
-        """Nothing to dial or report."""
+        """Dials and reports nothing."""
 
     async def stop(self) -> None:
-        """Nothing to end."""
+        """Ends nothing."""
 
     def sync_peers(self, topic: str) -> int:
         """None."""

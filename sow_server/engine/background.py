@@ -1,11 +1,11 @@
 """Work on all stored records of a topic, done some records at a time in commits between those of others.
 
-[1]  How far a work has come is a row in `meta`, which moves in the commit that does a part. So a stop or a crash
-     loses nothing: the next start resumes.
-[2]  The row is put in the commit that makes the work necessary, and goes with the last part, or with its topic or
+[1]  The progress of a work is a row in `meta`, which moves in the commit that does a part. So a stop or a crash loses
+     nothing: the next start resumes.
+[2]  The row is put in the commit that makes the work necessary, and removed with the last part, or with its topic or
      index. Work without a row has nothing to do.
-[3]  Background work never waits in the way of requests: a part is bounded, and is not queued while the store is
-     stopping or has failed.
+[3]  Background work never blocks requests: a part is bounded, and is not queued while the store is stopping or has
+     failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sow_server.engine.values.model import NEVER
 log = structlog.get_logger(__name__)
 
 REARM_CHUNK: Final = 1000
-"""Records that one commit looks at, as the next two."""
+"""Records that one commit visits, as the next two."""
 INDEX_CHUNK: Final = 1000
 LETTERS_CHUNK: Final = 250
 
@@ -84,14 +84,14 @@ class Background:
     # -- indexes ----------------------------------------------------------------------------------------------------
 
     def build(self, topic: Topic, index: Index) -> None:
-        """Puts the entries of the records that were there before the index."""
+        """Puts the entries of the records that are older than the index."""
         self._run(IndexBuild(self._rocks, topic, index))
 
     # -- dead letters -----------------------------------------------------------------------------------------------
 
     def stage_delivery(self, draft: Draft, topic: Topic) -> bool:
-        """For a topic that is new, or takes other payloads now. True when dead letters may have waited for it, so that
-        `deliver` has to follow the commit."""
+        """For a topic that is new, or accepts other payloads now. True if dead letters may have waited for it, so that
+        `deliver` has to be called after the commit."""
         box = letters.existing_undelivered(draft)
         if box is None or not draft.statistics.get(box.id, box.statistics).records:
             return False
@@ -105,7 +105,7 @@ class Background:
     # -- running ----------------------------------------------------------------------------------------------------
 
     def _run(self, work: ChunkedWork, *, then: Callable[[], None] = lambda: None) -> None:
-        """Runs a work to its end, and then something else, also when the work cannot be done."""
+        """Runs a work to its end, and then a function, even if the work cannot be done."""
         if not self._begun:
             return  # the row is there, and `begin` finds it
 
@@ -113,7 +113,7 @@ class Background:
             if more is True or (isinstance(more, StoreError) and more.reason is Reason.WRITE_STALLED):
                 self._commits.run_quietly(work, chunk_done)
             elif isinstance(more, StoreError) and more.reason is not Reason.STOPPING:
-                # The next start takes it up again.
+                # The next start resumes it.
                 log.warning("work_interrupted", topic=work.topic_name, row=work.row.hex(), reason=more.reason.name)
                 then()
             elif more is False:
@@ -192,8 +192,8 @@ class Rearming(ChunkedWork):
 
 
 class IndexBuild(ChunkedWork):
-    """Puts the entries of the records that were there before an index. A change that comes meanwhile puts its own
-    entries, so that after the last chunk the index is complete."""
+    """Puts the entries of the records that are older than an index. A change meanwhile puts its own entries, so that
+    after the last chunk the index is complete."""
 
     def __init__(self, rocks: Rocks, topic: Topic, index: Index) -> None:
         super().__init__(rocks, topic, INDEX_KEY + index.prefix, records_max=INDEX_CHUNK)
@@ -227,5 +227,5 @@ class LetterDelivery(ChunkedWork):
         return self._target.name
 
     def stage_records(self, draft: Draft, keys: list[bytes], values: list[bytes]) -> None:
-        """Moves those that the target can take."""
+        """Moves the letters that the target can take."""
         letters.deliver_waiting(draft, self._topic, self._target, keys, values)

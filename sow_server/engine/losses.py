@@ -1,14 +1,14 @@
 """Settles a store that has lost the end of its write-ahead log, once an operator has accepted the loss (rule X4).
 
 RocksDB writes the column families to table files one by one. So after such a loss one family has changes that another
-one lacks. The records count; everything else is made to fit them:
+one lacks. The records count; everything else is adapted to them:
 
-    [1]  Figures, expiry entries and indexes are made anew from the records. A record that has a newer tombstone goes:
+    [1]  Figures, expiry entries and indexes are made anew from the records. A record with a newer tombstone is removed:
          its delete was not lost.
-    [2]  The journal is let go, and the epoch and the id of the instance are new: bookmarks are refused, durables are
-         told of a gap, peers begin anew with it. Their topics are seeded anew, as the position up to which their
+    [2]  The journal is discarded, and the epoch and the id of the instance are new: bookmarks are refused, durables are
+         told of a gap, peers begin anew with it. Their topics are seeded anew, because the position up to which their
          changes were applied does not tell which of them are left.
-    [3]  Versions, sequences and ids of topics go on above all that may have been given out.
+    [3]  Versions, sequences and ids of topics continue above all that may have been given out.
     [4]  Loads that had not ended are dropped.
     [5]  An interrupted settling is done again from the start.
 """
@@ -63,14 +63,15 @@ from sow_server.engine.disk.rocks import (
 from sow_server.engine.values.model import NEVER, Record
 
 MARGIN: Final = 10_000_000
-"""How far above the marked bounds versions (10 s) and sequences go on: the mark may be a second old."""
+"""The distance above the marked bounds at which versions (10 s) and sequences continue: the mark may be a second
+old."""
 TOPICS_MARGIN: Final = 1_000
 CHUNK: Final = 1_000
 _END: Final = b"\xff" * 32
 
 
 def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bounds:
-    """Makes the rest of a store fit its records; returns the bounds above which versions and sequences go on.
+    """Makes the rest of a store fit its records; returns the bounds above which versions and sequences continue.
     `identity`: the new one. Raises RocksError."""
     topics = {key[len(TOPIC_KEY) :]: json.loads(value) for key, value in _rows(rocks, TOPIC_KEY)}
     batch = Batch()
@@ -159,7 +160,8 @@ def _settle_records(rocks: Rocks, topics: dict[bytes, Any], found: _Found) -> No
 
 
 def _ends(tombstone: Tombstone, one: Record) -> bool:
-    """Whether a tombstone is of this record, or of a later one under its key. An expiry has the record's version."""
+    """Whether a tombstone belongs to this record, or to a later one under its key. An expiry has the record's
+    version."""
     return tombstone.version > one.version or (tombstone.version == one.version and tombstone.kind == EXPIRE)
 
 

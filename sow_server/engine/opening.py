@@ -1,8 +1,8 @@
-"""Opening a data directory: checks that all of it is there and whole, and tells which instance it is.
+"""Opening a data directory: checks that it is complete and sound, and determines its instance.
 
-[1]  A directory that cannot be opened is left as it is, and the error says why and what to do.
-[2]  A backup becomes an instance of its own (rule J14): bookmarks of the instance that it was made of are refused,
-     and peers begin anew with it. Durables keep their positions, which are in the data.
+[1]  A directory that cannot be opened is left unchanged, and the error names the reason and the remedy.
+[2]  A backup becomes a separate instance (rule J14): bookmarks of the original instance are refused, and peers begin
+     anew with it. Durables keep their positions, which are in the data.
 [3]  Each step is done again when the process was killed in it.
 """
 
@@ -64,9 +64,9 @@ class Instance:
     id: str
     name: str
     epoch: str
-    """Of the journal: a position is good for the epoch that it was given out in."""
+    """Of the journal: a position is valid in the epoch in which it was given out."""
     authoritative: bool
-    """The data of this epoch were restored, and are to be taken as they are (rule J14)."""
+    """The data of this epoch were restored, and are to be adopted unchanged (rule J14)."""
 
     def bookmark(self, sequence: int) -> str:
         """A position in this store's journal, as clients see it (rule J14)."""
@@ -75,14 +75,14 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What the operator accepts at this start."""
+    """The exceptions that the operator accepts at this start."""
 
     clock: bool = False
     """The clock is right, though the data have seen a later time."""
     loss: bool = False
-    """The store goes on where the end of the log is missing (rule X4)."""
+    """The store continues although the end of the log is missing (rule X4)."""
     authoritative: bool = False
-    """Peers take the data of a restored backup as they are (rule J14)."""
+    """Peers adopt the data of a restored backup unchanged (rule J14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ def closed_if_refused(path: Path, rocks: Rocks) -> Iterator[None]:
 
 
 def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks, bool, Mark | None]:
-    """Claims the directory, holds it against its mark and opens the database; says whether it is new, and how it is
-    marked. Raises OpenError."""
+    """Claims the directory, compares it with its mark and opens the database; returns whether it is new, and its mark.
+    Raises OpenError."""
     database = path / backups.DATABASE
     claim: Claim | None = None
     try:
@@ -197,9 +197,9 @@ def _tables_and_logs(database: Path) -> Iterator[Path]:
 
 
 def _held_against_mark(path: Path, marked: Mark, *, accept_loss: bool) -> Mark:
-    """Holds a database against its mark; returns the mark, with the loss that is accepted. Raises OpenError."""
+    """Compares a database with its mark; returns the mark, with the accepted loss. Raises OpenError."""
     if marked.accepted_after is not None:
-        return marked  # a start that was to settle it has been interrupted
+        return marked  # an earlier start was interrupted before it settled the loss
     try:
         check(path, marked, lambda: first_log_needed(path / backups.DATABASE))
     except Differs as error:
@@ -231,7 +231,7 @@ def _initialise(rocks: Rocks) -> None:
 def _check_format(rocks: Rocks, path: Path) -> None:
     found = rocks.get(META, FORMAT_KEY)
     if found is None:
-        # Killed between making the database and its first row: there is nothing in it yet.
+        # Killed between making the database and its first row: it is still empty.
         if any(_first_key(rocks, family) for family in FAMILIES):
             raise OpenError(f"{path}: this is no sow data, or its format is missing")
         _initialise(rocks)
@@ -259,7 +259,7 @@ def _write_marker(marker: Path) -> None:
 
 
 def _instance_row(rocks: Rocks) -> dict[str, Any]:
-    """The row that says which instance this is."""
+    """The row with the identity of this instance."""
     row = rocks.get(META, INSTANCE_KEY)
     assert row is not None, "_initialise has written it"
     instance: dict[str, Any] = json.loads(row)
@@ -268,11 +268,11 @@ def _instance_row(rocks: Rocks) -> dict[str, Any]:
 
 def _load_instance(rocks: Rocks, name: str) -> tuple[Instance, tuple[str, ...], int]:
     """The instance, the names of the instances that wrote records (a record's `origin` is an index into them), and the
-    index of this instance. Data that were made or restored get an index of their own, and so does an instance with
-    another name: its earlier records, under the same name, can be told from those that it writes now (rule K7)."""
+    index of this instance. New or restored data get a new index, and so does an instance with another name: its earlier
+    records, under the same name, differ from the records that it writes now (rule K7)."""
     row = _instance_row(rocks)
     origins: list[str] = row["origins"]
-    origin = row.get("origin")  # data from before there was such an index have none
+    origin = row.get("origin")  # data of a release without such an index have none
     if origin is None or origins[origin] != name:
         origin = len(origins)
         origins.append(name)
@@ -284,7 +284,7 @@ def _load_instance(rocks: Rocks, name: str) -> tuple[Instance, tuple[str, ...], 
 
 
 def _restore(rocks: Rocks, path: Path, *, authoritative: bool) -> None:
-    """Makes a backup an instance of its own ([2])."""
+    """Makes a backup a separate instance ([2])."""
     instance = _instance_row(rocks) | _new_identity() | {"authoritative": authoritative}
     batch = Batch()
     batch.puts[META][INSTANCE_KEY] = json.dumps(instance).encode()
@@ -300,8 +300,8 @@ def _new_identity() -> dict[str, str | None]:
 
 
 def _high_water(rocks: Rocks) -> int:
-    """The latest time that the data have seen: the clock's mark, or the last commit's time, unless an operator has said
-    since that it was wrong."""
+    """The latest time that the data have seen: the clock's mark, or the last commit's time, unless an operator has
+    declared it wrong since."""
     mark = unpack_i64(rocks.get(META, CLOCK_KEY) or bytes(8))
     last = _last_commit(rocks)
     if last is None or last.last_sequence <= unpack_i64(rocks.get(META, ACCEPTED_KEY) or bytes(8)):

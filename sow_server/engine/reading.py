@@ -38,7 +38,7 @@ COUNT_CHUNK: Final = 1000
 
 
 Skipped = Callable[[Topic, Sequence[bytes], int], None]
-"""Hears of the keys that a read of a topic has passed over, and of the time."""
+"""Called with the keys that a read of a topic has skipped, and the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,10 @@ class Cut:
     indexes: Mapping[Steps, IndexCursor] = field(default_factory=dict)
     """The complete ones among the requested indexes (catalog/indexes [3]), by the steps of their paths."""
     total: Total | None = None
-    """The number of records, where it was asked for."""
+    """The number of records, if requested."""
     skipped: Skipped | None = None
-    """Rows whose key cannot be told are passed over, and reported here (soundness [2]). None: they are read, too."""
+    """Rows whose key cannot be put into a message are skipped, and reported here (soundness [2]). None: they are read,
+    too."""
 
     def find(self, key: bytes) -> bytes | None:
         """The stored value of the live record of `key`."""
@@ -73,7 +74,7 @@ class Cut:
         """Reads the next `limit` stored records from the store key `start` on, up to `stop` (excluded; None: to the end
         of the topic), and appends the live ones.
 
-        Returns the store key to go on at (None at the end) and the number of stored records read.
+        Returns the store key to continue at (None at the end) and the number of stored records read.
         """
         found_keys: list[bytes] = []
         found: list[bytes] = []
@@ -128,7 +129,7 @@ class IndexCursor:
 
     def fill(self, start: bytes, stop: bytes, limit: int, keys: list[bytes]) -> bytes | None:
         """Appends the record keys of the next `limit` entries from `start` to `stop` (excluded), as `indexes.interval`
-        gives them, in their order; returns where to go on, None at the end.
+        gives them, in their order; returns where to continue, None at the end.
 
         One record may have several entries in a range, or in several ranges. The records may be overdue.
         """
@@ -144,7 +145,7 @@ class IndexCursor:
 
 
 class Total:
-    """The number of live records of a topic at one instant (rule L16): those stored, less the overdue ones."""
+    """The number of live records of a topic at one instant (rule L16): stored records minus overdue ones."""
 
     __slots__ = ("_cut", "_now", "_stored", "_sweep", "_topic")
 
@@ -157,7 +158,7 @@ class Total:
         self._sweep = sweep
 
     def count(self) -> int:
-        """The number; asked once, and without the cut lock, as it may take a while."""
+        """The number; called once, and without the cut lock, because it may take a while."""
         if self._cut is None:
             return self._stored
         if isinstance(self._cut, Cut):
@@ -196,7 +197,7 @@ class Cuts:
         self._unsound = unsound
 
     def used(self, topic: Topic) -> None:
-        """Notes that somebody uses a topic (rule T1); opening a cut does so itself, unless it says otherwise."""
+        """Notes a use of a topic (rule T1); opening a cut does so itself, unless stated otherwise."""
         topic.last_use_micros = self._clock.now_micros()
 
     # -- records ----------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ class Cuts:
         self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
     ) -> Cut:
         """The records of a topic, cut between two commits, with its complete indexes on `index_paths`. `counted`: with
-        their total. `unreadable`: also the records whose key cannot be told (soundness [2])."""
+        their total. `unreadable`: also the records whose key cannot be put into a message (soundness [2])."""
         with self._writer.cut_lock:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
@@ -240,8 +241,9 @@ class Cuts:
     def many(
         self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None
     ) -> ManyCut:
-        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. That is no use of
-        the topics. `skipped` hears of the keys that cannot be told, in place of `unsound`."""
+        """The records of several topics, cut at one instant; `choose` picks them out of all, quickly. That does not
+        count as a use of the topics. `skipped` is called, in place of `unsound`, with the keys that cannot be put into
+        a message."""
         with self._writer.cut_lock:
             now, sequence, records = self._clock.now_micros(), self._writer.last_sequence, self._rocks.cursor(RECORDS)
             topics = choose(tuple(self._topics.by_id.values()))
@@ -250,7 +252,7 @@ class Cuts:
             return ManyCut(now, sequence, records, tuple(cuts))
 
     def publisher_position(self, publisher_id: str) -> tuple[int, int]:
-        """(epoch, highest sequence) of a publisher, (0, 0) for one that is not known."""
+        """(epoch, highest sequence) of a publisher, (0, 0) for an unknown one."""
         row = self._rocks.get(META, publisher_key(publisher_id))
         if row is None:
             return 0, 0
@@ -273,7 +275,7 @@ class Cuts:
         )
 
     def ledger(self, topic: Topic) -> Ledger:
-        """The journal of a topic as it is counted, cut between two commits. Raises StoreError TOPIC_DELETED."""
+        """The counts of a topic's journal, cut between two commits. Raises StoreError TOPIC_DELETED."""
         synced = self._writer.synced_sequence
         self.used(topic)
         with self._writer.cut_lock:
@@ -294,7 +296,7 @@ class Cuts:
         sweep = self._writer.sweep
         cut: OverdueCut | Cut | None = None
         if topic.acts and is_rearming(self._rocks, topic):
-            # Its expiry index is not complete yet, so its records are asked; this lasts for moments after enabling.
+            # Its expiry index is not complete yet, so its records are read; this lasts for moments after enabling.
             cut = Cut(topic, now_micros, 0, acts=True, records=self._rocks.cursor(RECORDS, fill_cache=False))
         elif topic.acts and sweep.next_due <= now_micros:
             cut = sweep.overdue_cut([topic])
@@ -314,7 +316,7 @@ class Cuts:
 
 
 def is_rearming(rocks: Rocks, topic: Topic) -> bool:
-    """Whether the topic's expiry index is not complete yet, as its expiration has just been enabled."""
+    """Whether the topic's expiry index is still incomplete, because its expiration has just been enabled."""
     return rocks.get(META, REARM_KEY + topic.prefix) is not None
 
 

@@ -1,6 +1,6 @@
 """The store: opens a data directory, builds the parts in one visible order, starts and closes them.
 
-    [1]  A part is handed out when it is whole: whoever holds a `Store` may use every part of it.
+    [1]  A part is handed out only once it is complete: the holder of a `Store` may use every part of it.
     [2]  Everything that was opened is closed: cursors, column families, the lock on the directory.
 
 Changes go through `commits` (and the parts that use it) to the writer's thread. Reads go through `cuts` and may come
@@ -56,7 +56,7 @@ class StoreOptions:
     verify_at_start_bytes: int = 16 * 2**20
     publisher_ttl_micros: int = 7 * 86_400 * MICROS
     defaults: Declared = field(default_factory=lambda: NOTHING)
-    """Settings of topics that neither they nor a policy declare (rule T2)."""
+    """Settings of topics for which neither the topic nor a policy declares a value (rule T2)."""
     replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
     loads: LoadOptions = field(default_factory=LoadOptions)
     writer: WriterOptions = field(default_factory=WriterOptions)
@@ -74,19 +74,19 @@ class Store:
         """Of records and requests (rule K8)."""
         self.instance: Final = opened.instance
 
-        # What there is: topics, policies, origins.
+        # Topics, policies, origins.
         self.topics: Final = _load_topics(rocks, clock.now_micros())
         policies = PoliciesInForce(load_policies(rocks), options.defaults)
         self.origins: Final = Origins(rocks, opened.origins, opened.origin)
         self.unsound: Final = Reports()
 
-        # The writer, the doors to it, and reading.
+        # The writer, the ways to it, and reading.
         self.writer: Final = _make_writer(opened, self.topics, clock, options, observer)
         self.commits: Final = Commits(self.writer, self.topics)
         self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
         self.background: Final = Background(rocks, self.commits, self.topics)
 
-        # Those who follow a topic beside subscribers: other instances, and durables.
+        # The followers of topics beside subscribers: other instances, and durables.
         self.replicas: Final = Replicas(
             rocks,
             opened.path,
@@ -155,9 +155,9 @@ class Store:
         accept_loss: bool = False,
         authoritative: bool = False,
     ) -> Store:
-        """Opens, or makes, the store in the directory `path`. A backup becomes an instance of its own there (rule J14);
-        `authoritative`: one whose data peers take as they are. `accept_loss`: goes on where the end of the log is
-        missing (rule X4). Raises OpenError with one clear message."""
+        """Opens, or makes, the store in the directory `path`. A backup becomes a separate instance there (rule J14);
+        `authoritative`: peers adopt its data unchanged. `accept_loss`: continues although the end of the log is missing
+        (rule X4). Raises OpenError with one clear message."""
         options = options or StoreOptions()
         clock = clock or GuardedClock()
         opened = open_database(
@@ -175,7 +175,7 @@ class Store:
             return store
 
     def _resolve_settings(self, path: Path) -> None:
-        """The server's defaults may be others than the last process had. Raises OpenError."""
+        """The server's defaults may differ from those of the last process. Raises OpenError."""
         answers: list[bool | StoreError] = []
         if self.administration.resolve_all(answers.append):
             self.writer.step()
@@ -212,18 +212,18 @@ class Store:
         return answers[0]
 
     def sweep(self) -> int:
-        """Expires what is due. Returns the index entries visited."""
+        """Expires due records. Returns the index entries visited."""
         return 0 if self._clock.paused else self.writer.sweep_now()
 
     def sync(self) -> None:
-        """Makes what is written durable, as the thread does within moments."""
+        """Makes all writes durable, as the thread does within moments."""
         self.writer.sync_now()
 
 
 def _load_topics(rocks: Rocks, now_micros: int) -> Topics:
     topics = Topics()
     for topic in load_topics(rocks):
-        topic.last_use_micros = now_micros  # nothing is known of its use before the start (rule T1)
+        topic.last_use_micros = now_micros  # its use before the start is unknown (rule T1)
         topics.add(topic)
     return topics
 

@@ -1,4 +1,4 @@
-"""Upkeep: work that timers and operators ask for: pruning, forgetting, reclaiming, scrubbing, backups, marks.
+"""Upkeep: work requested by timers and operators: pruning, forgetting, reclaiming, scrubbing, backups, marks.
 
 [1]  Changes of rows are bounded steps, so that publishers never wait for long. The long rest never runs on the
      event loop, and can be ended between its parts.
@@ -45,13 +45,13 @@ from sow_server.engine.values.model import MICROS
 log = structlog.get_logger(__name__)
 
 PRUNE_TOPICS: Final = 100
-"""Topics that one step of pruning looks at, most of which cost no read."""
+"""Topics that one step of pruning visits, most of which cost no read."""
 PRUNE_READS: Final = 32
-"""Topics that one step of pruning reads, so that it never holds publishers up for long."""
+"""Topics that one step of pruning reads, so that it never delays publishers for long."""
 PUBLISHERS_CHUNK: Final = 1000
-"""Rows of publishers that one step of forgetting looks at."""
+"""Rows of publishers that one step of forgetting visits."""
 RECLAIM_BYTES: Final = 128 * 2**20
-"""Table files that one part of a compaction is about: seconds, for which a stop has to wait."""
+"""Table files of one part of a compaction: some seconds, for which a stop has to wait."""
 SCRUB_KEYS: Final = 1000
 """Keys that a scrub reads between two pauses."""
 
@@ -111,8 +111,8 @@ class Upkeep:
     # -- the mark outside of the database ---------------------------------------------------------------------------
 
     def keep_mark(self) -> None:
-        """Writes down, outside of the database, how much of it is on disk (rule X4): once a second, and not from the
-        event loop, as it syncs."""
+        """Records, outside of the database, how much of it is on disk (rule X4): once a second, and not from the event
+        loop, as it syncs."""
         try:
             self.write_mark()
         except (OSError, ValueError) as error:  # the latter: somebody has changed a file under the database
@@ -126,8 +126,8 @@ class Upkeep:
         """As `keep_mark`. Raises OSError, ValueError."""
         writer = self._writer
         sequence, bounds = writer.synced_sequence, writer.bounds
-        # Between two commits: of a write that fails half-way RocksDB takes back what it has added to a log. One may
-        # have failed just before, and that is known once the logs are synced.
+        # Between two commits: if a write fails half-way, RocksDB removes its bytes from the log. A write may have
+        # failed just before, which is known once the logs are synced.
         with writer.cut_lock:
             sizes = self._marker.log_sizes()
         self._marker.write(sizes, sequence, Bounds(*bounds), lambda: writer.queue.failure is None)
@@ -135,9 +135,9 @@ class Upkeep:
     # -- backups ----------------------------------------------------------------------------------------------------
 
     def backup(self, directory: Path) -> backups.Made:
-        """Makes a backup in a directory that is not there yet: everything up to one sequence (rule J14). Raises
-        StoreError: INVALID_ARGUMENT where the directory cannot be, OVERLOADED while another one is made. Long, and not
-        from the event loop."""
+        """Makes a backup in a new directory: everything up to one sequence (rule J14). Raises StoreError:
+        INVALID_ARGUMENT if the directory is unsuitable, OVERLOADED while another one is made. Long, and not from the
+        event loop."""
         if self._writer.queue.failure is not None:
             raise self._writer.queue.failure
         if not self._backing_up.acquire(blocking=False):
@@ -162,7 +162,7 @@ class Upkeep:
 
     def reclaim(self, at_least: int, go_on: Callable[[], bool]) -> int:
         """Compacts the ranges that deserve it (rule L17), if so many records, journal entries or expiry entries have
-        been removed: part by part, while `go_on` says so. Returns the number of parts.
+        been removed: part by part, while `go_on` returns True. Returns the number of parts.
 
         Long, and without the GIL; not from the event loop. One at a time. Raises RocksError.
         """
@@ -186,7 +186,7 @@ class Upkeep:
         return done
 
     def _first(self, family: str, start: bytes) -> bytes | None:
-        """The first key from a place on: the rows before it were let go."""
+        """The first key of a place; the rows before it were discarded."""
         cursor = self._rocks.cursor(family, fill_cache=False)
         try:
             return next(cursor.keys(start, None, limit=1), None)
@@ -247,7 +247,7 @@ class Pruning:
         self._pruned_to: int | None = None
         """The topic that the last step ended with; None: the next step begins at the first."""
         self._first_kept: dict[int, int] = {}
-        """By topic: the first sequence that it retains, as this round has found it."""
+        """By topic: the first retained sequence that this round has found."""
         self._reached: int | None = None
         """The topic that the staged step ends with; None: it ends the round."""
 
@@ -256,7 +256,7 @@ class Pruning:
         topics = self._topics.by_id
         if self._pruned_to is None:
             self._first_kept.clear()
-        # Sorted, as the store's own topic has the lowest id and may be the last that was made.
+        # Sorted, because the store's own topic has the lowest id and may be the last created.
         ids = sorted(topic_id for topic_id in topics if self._pruned_to is None or topic_id > self._pruned_to)
         looked_at = 0
         heads_before = ChunkHeads.opened_total
@@ -270,7 +270,7 @@ class Pruning:
         more = looked_at < len(ids)
         self._reached = ids[looked_at - 1] if more else None
         if not more:
-            # A topic that has got its first entries since its turn keeps those that were not yet there.
+            # A topic that got its first entries after its turn keeps them.
             firsts = [first for topic_id, first in self._first_kept.items() if topic_id in topics]
             firsts += [
                 topic.statistics.floor_sequence + 1
@@ -286,8 +286,8 @@ class Pruning:
 
 
 class ForgetPublishers:
-    """The step that looks at some rows of publishers, and removes those that have been idle for long. Answers the row
-    to go on at; None: that was all."""
+    """The step that visits some rows of publishers, and removes publishers that have been idle for long. Answers the
+    row to continue at; None: that was all."""
 
     def __init__(self, rocks: Rocks, cache: PublisherCache, start: bytes, ttl_micros: int) -> None:
         self._rocks = rocks
@@ -298,7 +298,7 @@ class ForgetPublishers:
         self._following: bytes | None = None
 
     def stage(self, draft: Draft) -> None:
-        """Stages the removal of those that are idle."""
+        """Stages the removal of idle publishers."""
         keys: list[bytes] = []
         rows: list[bytes] = []
         cursor = self._rocks.cursor(META, fill_cache=False)
@@ -327,4 +327,4 @@ class MarkClock:
         draft.batch.puts[META][CLOCK_KEY] = i64(draft.now)
 
     def committed(self) -> None:
-        """Nothing follows."""
+        """Has no effects."""

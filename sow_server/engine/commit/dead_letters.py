@@ -274,7 +274,8 @@ def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Let
         return []
 
 
-# --- what may be set -------------------------------------------------------------------------------------------------
+# --- checks of settings
+# -------------------------------------------------------------------------------------------------
 
 
 def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared) -> None:

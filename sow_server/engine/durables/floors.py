@@ -18,7 +18,7 @@ class FloorTargets(NamedTuple):
     """How far the floor of a topic may rise, and how far it has to."""
 
     held: int
-    """Nothing holds the entries up to here."""
+    """No durable holds the entries up to here."""
     hard: int
     """A hard limit discards the entries up to here; 0: none does."""
     limit: str

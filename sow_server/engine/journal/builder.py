@@ -28,10 +28,9 @@ from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Batch
 
 @dataclass(slots=True)
 class ChunkBuilder:
-    """Collects consecutive changes of one topic. `Changes` says what the columns mean.
+    """Collects consecutive changes of one topic. `Changes` describes the columns.
 
-    Followers get this object, without a detour over the disk. So a topic that is followed has chunks even where it has
-    no journal.
+    Followers get this object, without a detour over the disk. So a followed topic has chunks even without a journal.
     """
 
     topic: Topic
@@ -40,10 +39,10 @@ class ChunkBuilder:
     atomic: bool = False
     """Whether all of it belongs to one atomic request."""
     source: int = 0
-    """The number of the peer it came from; 0: from here."""
+    """The number of the peer that sent it; 0: changes of this instance."""
     previous_values: list[bytes | None] | None = None
-    """Where a follower wants them: the stored values of the records that were replaced or removed, None where there was
-    no live one. Not journaled: a reader of the journal finds them by `previous`."""
+    """If a follower needs them: the stored values of the records that were replaced or removed, None if there was no
+    live one. Not journaled: a reader of the journal finds them by `previous`."""
     change: bytearray = field(default_factory=bytearray)
     version: Column = field(default_factory=Column)
     publish_time: Column = field(default_factory=Column)
@@ -109,7 +108,7 @@ class ChunkBuilder:
         self.payloads += payloads
 
     def finish(self, commit_time_micros: int, entries_before: int = 0, bytes_before: int = 0) -> Changes:
-        """The chunk; what was before counts in the journal only."""
+        """The chunk; the counts before it matter only in the journal."""
         return Changes(
             self.first_sequence,
             commit_time_micros,
@@ -140,13 +139,12 @@ class JournalDraft:
         self.atomic = False
         """Whether the changes that are being staged belong to one atomic request."""
         self.source = 0
-        """The number of the peer that the changes being staged come from; 0: from here."""
+        """The number of the peer that sent the changes being staged; 0: changes of this instance."""
         self._open = False
         """Whether the next change may go into the last chunk."""
 
     def chunk(self, topic: Topic, sequence: int) -> ChunkBuilder | None:
-        """The chunk of the change of `topic` with a sequence; None for a topic that nobody follows and that has no
-        journal."""
+        """The chunk of the change of `topic` with a sequence; None for a topic without followers and journal."""
         last = self.chunks[-1] if self._open else None
         if (
             last is not None

@@ -1,7 +1,7 @@
 """Reading the journal: between two commits (`JournalCut`), or the heads of its chunks (`ChunkHeads`).
 
-[1]  A topic's floor is the highest sequence ever discarded from it, and never falls. Nothing at or below it is read,
-     though its row may be there until the next prune.
+[1]  A topic's floor is the highest sequence ever discarded from it, and never falls. No entry at or below it is read,
+     although its row may exist until the next prune.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sow_server.engine.disk.rocks import JOURNAL, Cursor, Rocks
 
 
 class JournalCut:
-    """The journal between two commits, for those who read it. One thread at a time; close it.
+    """The journal between two commits, for readers. One thread at a time; close it.
 
-    Chunks and entries at or below a topic's floor are not there; whoever reads asks `floors` first (rule J1).
+    Chunks and entries at or below a topic's floor are missing; a reader checks `floors` first (rule J1).
     """
 
     def __init__(self, *, walk: Cursor, entries: Cursor, commits: Cursor, floors: Mapping[int, int]) -> None:
@@ -81,7 +81,7 @@ class JournalCut:
         return decode_entry(row[1], sequence - unpack_i64(row[0][FIRST_SEQUENCE]))
 
     def last_before(self, time_micros: int) -> int | None:
-        """The last sequence of the last commit before a time; None when all commits that are retained came later."""
+        """The last sequence of the last commit before a time; None if all retained commits came later."""
         # Commit times rise with the sequences, as the store's clock never runs backwards (rule L15).
         earliest = next(self._commits.rows(i64(0), None, limit=1), None)
         latest = self._commits.last()
@@ -98,7 +98,7 @@ class JournalCut:
         return self.commit_at(low).last_sequence
 
     def commit_at(self, sequence: int) -> Commit:
-        """The commit that a retained sequence belongs to, or the last one before it."""
+        """The commit of a retained sequence, or the last one before it."""
         row = self._commits.last_before(i64(sequence))
         assert row is not None, "there is a commit at or before it"
         return decode_commit(*row)
@@ -116,7 +116,7 @@ def _last_of(key: bytes, value: bytes) -> int:
 
 
 class StoredChunk(NamedTuple):
-    """What the head of a chunk says, and where it is."""
+    """The head of a chunk, and its position."""
 
     first_sequence: int
     entries: int
@@ -142,7 +142,7 @@ class ChunkHeads:
     """Reads heads of chunks, from a cursor that is opened when it is first needed. One thread; close it."""
 
     opened_total = 0
-    """How many were needed, in the whole process; what a step of pruning is measured by."""
+    """The number of reads in the whole process; it measures a step of pruning."""
 
     def __init__(self, rocks: Rocks) -> None:
         self._rocks = rocks
@@ -165,7 +165,7 @@ class ChunkHeads:
         return found if found is not None and found.last_sequence > position else self.from_(topic, position + 1)
 
     def entry(self, topic: Topic, sequence: int) -> Entry | None:
-        """The change with a sequence; None when its row is gone."""
+        """The change with a sequence; None if its row was removed."""
         row = self._open().last_before(journal_key(topic.id, sequence))
         if row is None or not row[0].startswith(topic.prefix) or _last_of(*row) < sequence:
             return None
@@ -184,10 +184,10 @@ class ChunkHeads:
         return JournalCounts(chunk.entries_before + position - chunk.first_sequence + 1, chunk.bytes_before)
 
     def first(self, topic: Topic, start: int, keeps: Callable[[StoredChunk], bool]) -> StoredChunk | None:
-        """The first chunk from `start` on that is kept; none behind it is not. None: none is kept.
+        """The first kept chunk from `start` on; all later ones are kept, too. None: none is kept.
 
-        From the front in steps that double, then by bisection between the last two: what it costs grows with the
-        logarithm of what is passed over.
+        From the front in steps that double, then by bisection between the last two: the cost grows with the logarithm
+        of the number of skipped chunks.
         """
         found = self.from_(topic, start)
         if found is None or keeps(found):
@@ -200,7 +200,7 @@ class ChunkHeads:
                 break
             low, step = probe.last_sequence + 1, step * 2
         stop = low + step if high is None else high.first_sequence
-        while low < stop:  # no chunk that begins before `low` is kept; what begins at `stop` or after it is known
+        while low < stop:  # chunks before `low` are not kept; chunks from `stop` on are known
             middle = (low + stop) // 2
             probe = self.from_(topic, middle)
             if probe is None or probe.first_sequence >= stop:
@@ -217,7 +217,7 @@ class ChunkHeads:
             self._cursor.close()
 
     def open(self) -> None:
-        """Opens the cursor now: from here on it sees what there is at this moment."""
+        """Opens the cursor now: from here on it sees the state of this moment."""
         self._open()
 
     def _open(self) -> Cursor:
@@ -228,8 +228,8 @@ class ChunkHeads:
 
 
 class Ledger:
-    """The journal of one topic as it is counted: where commits end, and what lies between two positions. One thread;
-    close it."""
+    """The counts of one topic's journal: the ends of commits, and the amounts between two positions. One thread; close
+    it."""
 
     def __init__(
         self, cut: JournalCut, heads: ChunkHeads, topic: Topic, figures: StoredStatistics, synced: int

@@ -1,8 +1,8 @@
 """How far back a journal is kept: the first sequence inside a period, a size or a number of entries (rule J3).
-`durables` decides what is let go.
+`durables` decides which entries are discarded.
 
 [1]  Entries outside the bounds once stay outside: times only rise and the journal only grows.
-[2]  A commit row goes once no topic retains a change from before it.
+[2]  A commit row is removed once no topic retains a change from before it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Retention:
     def first(
         self, heads: ChunkHeads, topic: Topic, figures: StoredStatistics, bounds: JournalBounds, now_micros: int
     ) -> int:
-        """The first sequence inside the bounds, above the floor; behind the last where there is none.
+        """The first sequence inside the bounds, above the floor; behind the last one if there is none.
 
-        An entry exactly at the cut-off is outside (rule J4). As times only rise and the journal only grows, what is
-        outside once stays outside.
+        An entry exactly at the cut-off is outside (rule J4). Because times only rise and the journal only grows, an
+        entry that is outside once stays outside.
         """
         if bounds == NO_BOUNDS or figures.last_sequence <= figures.floor_sequence:
             return figures.floor_sequence + 1
@@ -52,7 +52,7 @@ class Retention:
         if chunk is None:
             return figures.last_sequence + 1
         if chunk.entries_before <= figures.trimmed_entries:
-            return figures.floor_sequence + 1  # nothing lies in between
+            return figures.floor_sequence + 1  # no entries are in between
         return max(chunk.first_sequence, figures.floor_sequence + 1)
 
     def chunk(
@@ -113,7 +113,7 @@ def beyond_entries(heads: ChunkHeads, topic: Topic, figures: StoredStatistics, e
 
 
 def heads_start(heads: ChunkHeads, topic: Topic, figures: StoredStatistics) -> int:
-    """Where the first chunk with an entry above the floor begins."""
+    """The start of the first chunk with an entry above the floor."""
     reaching = heads.after(topic, figures.floor_sequence)
     return figures.floor_sequence + 1 if reaching is None else reaching.first_sequence
 

@@ -155,9 +155,7 @@ class PurgedTombstones:
             topic = self._topics.get(unpack_u32(store_key[TOPIC]))
             tombstone = None if value is None else decode_tombstone(value)
             if tombstone is None or tombstone.sequence != sequence:
-                self._remove(
-                    topic, row, store_key, None
-                )  # it was removed with its topic, or a later one has replaced it
+                self._remove(topic, row, store_key, None)  # removed with its topic, or a later one has replaced it
                 continue
             held = topic is not None and topic.name in self._held
             if sequence > self._upto or held:
