@@ -1,7 +1,7 @@
 """Rounds of load, end and check on one server: it is killed, or its power is cut, again and again.
 
-[1]  What was acknowledged is there afterwards. A power cut may take what was acknowledged as BUFFERED within the
-     last moments, and of each client the last of it (rule P5).
+[1]  Acknowledged changes are there afterwards. A power cut may take changes acknowledged as BUFFERED within the last
+     moments, and of each client the last of it (rule P5).
 [2]  Nothing expired is seen, and nothing that was never sent.
 [3]  Sequences and versions that were acknowledged, lost ones included, are never given out again (rule K7).
 [4]  A durable subscription goes on where the last confirmed acknowledgement put it, and is handed nothing from
@@ -76,7 +76,7 @@ class Load(Protocol):
         """Works until the server is gone, with the error that this is to a client."""
 
     def check(self, client: Client) -> None:
-        """Holds what is there against what was acknowledged, and takes over what is there."""
+        """Compares the stored state with the acknowledgements, and adopts it."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Acks:
     """Acknowledgements since the server was started."""
 
     lossy: bool = False
-    """Whether the end takes what was acknowledged as BUFFERED."""
+    """Whether the end takes changes acknowledged as BUFFERED."""
     all: list[tuple[int, int]] = field(default_factory=list)
     """Sequence and version of each."""
     kept: int = 0
@@ -208,7 +208,7 @@ class StreamLoad:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is known of a record: its number, None for a deleted one, and its stamp."""
+    """The expected state of a record: its number, None for a deleted one, and its stamp."""
 
     n: int | None
     expire_time_micros: int | None = None

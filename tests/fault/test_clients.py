@@ -20,7 +20,8 @@ from tests.support.server import ServerProcess, until
 
 MIB: Final = 2**20
 PATIENCE_SECONDS: Final = 30.0
-"""What another client waits at most for a small durable write; generous, as the flood runs on the same machine."""
+"""The longest time that another client waits for a small durable write; generous, as the flood runs on the same
+machine."""
 OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

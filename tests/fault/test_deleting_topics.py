@@ -45,7 +45,7 @@ def publish(topic: str, *, ttl: int, keys: int = 3, atomic: bool = False, result
 
 
 def rows_of(rig: Rig, topic_id: int) -> list[tuple[str, bytes]]:
-    """What the data still holds of a topic; entries of the expiry index are the sweep's to drop."""
+    """The rows of a topic that are still stored; entries of the expiry index are the sweep's to drop."""
     prefix = topic_id.to_bytes(4, "big")
     left = [
         (family, key)
@@ -185,7 +185,7 @@ def wait(start: Callable[[Callable[[object], None]], object]) -> object:
 
 
 def run(step: Callable[[], object], done: threading.Event, unexpected: list[object]) -> None:
-    """Does a step again and again; keeps what nobody expects."""
+    """Does a step again and again; keeps unexpected errors."""
     while not done.is_set():
         try:
             result = step()

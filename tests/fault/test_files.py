@@ -52,7 +52,7 @@ OUTCOMES: Final[dict[str, tuple[str, str, str, str]]] = {
     "db/LOCK": (HARMLESS,) * 4,
     "db/rocksdict-config.json": (HARMLESS,) * 4,
 }
-"""What a start makes of a file, by what has happened to it, in the order of `ACTS`; as in `docs/durability.md`."""
+"""The outcome of a start for each damage to a file, in the order of `ACTS`; as in `docs/durability.md`."""
 CELLS: Final = [
     pytest.param(name, act, outcome, id=f"{name}-{act}")
     for name, outcomes in OUTCOMES.items()
@@ -87,7 +87,7 @@ def busy(store: Store) -> bool:
 
 
 def killed(path: Path, keys: range) -> Path:
-    """What a process leaves that was killed a moment after its mark: records in tables and in several logs."""
+    """The files of a process that was killed a moment after its mark: records in tables and in several logs."""
     store = Store.open(path, options=options())
     store.administration.create_topic("kept", {"expiration": Expiration.ENABLED, "index": ("/n",)}, lambda _: None)
     store.writer.step()

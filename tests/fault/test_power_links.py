@@ -25,7 +25,7 @@ BATCH: Final = 10
 
 
 def acknowledge_links_before_the_sync() -> None:
-    """A mistake to plant: what comes over a link is acknowledged once it is written."""
+    """A mistake to plant: changes from a link are acknowledged once they are written."""
     run: Callable[..., None] = Commits.run
 
     def unsynced(self: Commits, *given: object, sync: bool = True, **more: object) -> None:

@@ -188,7 +188,7 @@ def test_counts_keys_and_pages_take_a_filter(stub: sow_pb2_grpc.SowServiceStub) 
     assert keys == expected(numbers)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_the_message_names_the_fault(stub: sow_pb2_grpc.SowServiceStub) -> None:

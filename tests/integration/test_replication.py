@@ -203,7 +203,7 @@ def test_a_topic_is_not_deleted_before_peers_have_it(tmp_path: Path, stack: Exit
 
 
 def test_a_restored_instance_gets_the_records_of_its_peer(tmp_path: Path, stack: ExitStack) -> None:
-    """J14: what was deleted since the backup stays deleted."""
+    """J14: records deleted since the backup stay deleted."""
     pair = Pair(tmp_path)
     a, b = started(stack, pair.a), started(stack, pair.b)
     until(lambda: streaming(a) and streaming(b), SECONDS, "both links to stream")

@@ -28,7 +28,7 @@ WORK = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions", "rocksd
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one cycle writes, and how much of it RocksDB keeps in memory."""
+    """The bytes that one cycle writes, and the part that RocksDB keeps in memory."""
 
     records: int
     record_bytes: int
@@ -46,7 +46,7 @@ LARGE = Load(50_000, 512, RocksOptions())
 
 
 def reclaim(store: Store) -> None:
-    """What the timer does when enough has been removed; here, anything."""
+    """The work of the timer after enough removals; here, anything."""
     assert store.upkeep.reclaim(1, lambda: True)
 
 

@@ -181,7 +181,7 @@ class Publisher:
 
 
 def settled(server: ServerProcess, subscribers: list[Subscriber], text: str) -> dict[str, dict[str, object]]:
-    """Waits until everybody has got everything; returns what a query shows."""
+    """Waits until all subscribers have everything; returns the records of a query."""
     with grpc.insecure_channel(server.address, options=OPTIONS) as channel:
         stub = sow_pb2_grpc.SowServiceStub(channel)
         # A subscriber that came last knows how far the journal has come by now.

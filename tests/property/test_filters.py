@@ -290,7 +290,7 @@ def test_the_compiler_agrees_with_the_naive_interpreter(
     ids=print_filter,
 )
 def test_the_small_world(field: Expression) -> None:
-    """Every simple condition on every kind of value, and what the bounds say about it."""
+    """Every simple condition on every kind of value, and its bounds."""
     for condition in small_conditions(field):
         yes, no = compile_filter(condition, key_paths=KEYS), compile_filter(Not(condition), key_paths=KEYS)
         plans, plans_of_not = plans_of(condition), plans_of(Not(condition))
@@ -333,7 +333,7 @@ plannable_conditions: st.SearchStrategy[Filter] = st.one_of(
 
 @st.composite
 def plannable_filters(draw: st.DrawFn, depth: int = 2) -> Filter:
-    """A field against literals, AND, OR, NOT: what plans are made of."""
+    """A field against literals, AND, OR, NOT: the parts of plans."""
     kind = draw(st.integers(0, 4)) if depth else 0
     if kind < 2:
         return draw(plannable_conditions)

@@ -87,7 +87,7 @@ class Modelled:
 
 
 class LoadsMachine(RuleBasedStateMachine):
-    """Drives a store, and works out beside it what the topic must hold."""
+    """Drives a store, and computes beside it the records that the topic must hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,11 +421,11 @@ def test_a_load_replaces_the_content_and_changes_by_others_win() -> None:
 
 
 def no_mark(self: Draft, topic: Topic, key: bytes, sequence: int) -> None:
-    """The mistake: nobody notes what others remove."""
+    """The mistake: removals by others are not noted."""
 
 
 def mark_all(self: Draft, topic: Topic, key: bytes, sequence: int) -> None:
-    """The mistake: what has expired counts as removed by others."""
+    """The mistake: expired records count as removed by others."""
     for load, _ in topic.loads:
         self.batch.puts[STAGING][mark_key(load, key)] = b""
 

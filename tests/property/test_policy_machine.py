@@ -54,7 +54,7 @@ policies = st.builds(
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Drives a store, and works out beside it what must be in force and alive."""
+    """Drives a store, and computes beside it the settings in force and the live records."""
 
     def __init__(self) -> None:
         super().__init__()

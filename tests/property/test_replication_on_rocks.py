@@ -62,7 +62,7 @@ def live(
 
 
 class AcknowledgesBeforeTheSync(RocksStore):
-    """What was received is acknowledged once it is written.
+    """Received changes are acknowledged once they are written.
 
     Story: with this mistake in the store all tests of replication passed: whatever killed a receiver, the operating
     system kept what it had written.

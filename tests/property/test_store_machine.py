@@ -745,7 +745,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._check_heads(handle)
 
     def _check_heads(self, topic: Topic) -> None:
-        """builder [3]: a chunk's head counts what was ever in front of it."""
+        """builder [3]: a chunk's head counts everything that was ever before it."""
         figures = topic.statistics
         entries, size = figures.trimmed_entries, figures.trimmed_bytes
         for _, value in journal_rows(self.rig.store, topic):

@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 
 
 def breaking_changes(old: FileDescriptorSet, new: FileDescriptorSet, *, package: str) -> list[str]:
-    """What the new contract takes away from users of the old one, one sentence each; empty when compatible."""
+    """The parts of the old contract that the new one breaks, one sentence each; empty when compatible."""
     old_traits, new_traits = _traits(old, package), _traits(new, package)
     changes = []
     for name, traits in old_traits.items():
@@ -45,7 +45,7 @@ def undocumented(contract: FileDescriptorSet, *, package: str) -> list[str]:
 
 
 def _traits(contract: FileDescriptorSet, package: str) -> dict[str, dict[str, object]]:
-    """Full name of each element -> what must stay as it is."""
+    """Full name of each element -> its parts that must not change."""
     traits: dict[str, dict[str, object]] = {}
     for file in contract.file:
         if file.package != package:

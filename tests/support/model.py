@@ -83,7 +83,7 @@ class ModelRecord:
 
 @dataclass(slots=True)
 class ModelTopic:
-    """A topic: what is stored, and what its journal retains."""
+    """A topic: its stored records, and its retained journal."""
 
     settings: TopicSettings
     records: dict[bytes, ModelRecord] = field(default_factory=dict)
@@ -459,7 +459,7 @@ class ModelStore:
         self._expire_if_due(self.topics[target], key, now)
 
     def put_letter(self, target: str, key: bytes, payload: bytes, now: int) -> None:
-        """Puts a dead letter over what is there."""
+        """Puts a dead letter over the existing record."""
         topic = self.topics[target]
         expire_time = stamp(topic.settings, ABSENT, now)
         assert isinstance(expire_time, int), "no lifetime is never refused"

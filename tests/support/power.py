@@ -58,7 +58,7 @@ class Power:
         server.first_arguments = [str(server.data.resolve()), str(self._side), plant]
 
     def cut(self, draw: random.Random) -> int:
-        """Kills the server and drops what was not synced; returns how many bytes of logs are gone."""
+        """Kills the server and drops the writes that were not synced; returns how many bytes of logs are gone."""
         self.server.kill9()
         return self.drop(draw)
 
@@ -80,7 +80,7 @@ class Power:
 
 @dataclass(slots=True)
 class Noted:
-    """What is durable."""
+    """The durable state."""
 
     logs: dict[str, int] = field(default_factory=dict)
     """Bytes of each log."""

@@ -146,7 +146,7 @@ class Operations(Protocol):
     def sweep(self) -> None: ...
     def prune(self, upto: int) -> None: ...
     def step(self, *, sync: bool = True) -> bool:
-        """Commits what is queued; the `done`s hear of it. Whether there was anything. Not `sync`: local changes are
+        """Commits the queue and calls each `done`. Returns whether there was anything. Not `sync`: local changes are
         committed, and not durable before the next sync."""
 
     def busy(self) -> bool: ...
@@ -154,7 +154,7 @@ class Operations(Protocol):
         """Whether a power cut would take something back."""
 
     def sync(self) -> None:
-        """Makes durable what was committed."""
+        """Makes all commits durable."""
 
     def save(self) -> None:
         """Writes down what peers have acknowledged; about once a second."""
@@ -843,11 +843,11 @@ class Storm(AssertionError):
 
 
 class Broken(AssertionError):
-    """A receiver does not have what it has acknowledged."""
+    """A receiver lacks changes that it has acknowledged."""
 
 
 class Promise(NamedTuple):
-    """What a receiver has acknowledged to a source."""
+    """The changes that a receiver has acknowledged to a source."""
 
     receiver: Identity
     source: Identity
@@ -866,7 +866,7 @@ class World:
         """Directed: who cannot reach whom."""
         self.history: list[Written] = []
         self.lost: list[Written] = []
-        """What power cuts have taken, in the last seconds."""
+        """The writes lost in power cuts, in the last seconds."""
         self._lost_until = 0
         self._make = make
         self._events: list[tuple[int, int, Callable[[], None]]] = []

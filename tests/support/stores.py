@@ -155,7 +155,7 @@ class Rig:
         return self._store
 
     def watch_syncs(self) -> None:
-        """Notes from now on what the store syncs."""
+        """Notes from now on the syncs of the store."""
         rocks = self.store._rocks
         sync = rocks.sync
 
@@ -186,7 +186,7 @@ class Rig:
         return self.open()
 
     def kill(self) -> None:
-        """The process is killed: what it has written so far stays, and nothing else is done. `path` is then a copy."""
+        """The process is killed: its writes so far stay, and nothing else is done. `path` is then a copy."""
         self._generation += 1
         copied = self._parent / f"data-{self._generation}"
         while not _copied_whole(self.path, copied):
@@ -357,7 +357,7 @@ class Rig:
             pass
 
     def answer(self, answers: list[T | StoreError]) -> T:
-        """Does what is queued and everything that follows from it; returns the answer to it, or raises it."""
+        """Does the queued work and everything that follows from it; returns the answer to it, or raises it."""
         self.store.writer.step()
         (answer,) = answers
         if isinstance(answer, StoreError):
@@ -365,7 +365,7 @@ class Rig:
         return answer
 
     def turn(self) -> None:
-        """Lets the writer do the first of what is queued, and no more."""
+        """Lets the writer do the first item of its queue, and no more."""
         writer = self.store.writer
         writer.queue.take(0)
         writer._turn()

@@ -237,7 +237,7 @@ class Subscribers:
     def browse(
         self, topic: str, name: str, *, after: int = 0, entries_max: int = 1000
     ) -> tuple[list[Row], list[int], int]:
-        """What a durable has not acknowledged, how often each was handed over, and up to where that is."""
+        """The unacknowledged changes of a durable, how often each was handed over, and up to where that is."""
         found = self.consumers.browse(self.rig.topic(topic), name, after, entries_max)
         frames: list[ChangeFrame] = []
         while not found.done:
@@ -259,7 +259,7 @@ class Subscribers:
         self.settle()
 
     def answer(self, answers: list[T | StoreError]) -> T:
-        """What has been heard once everything is settled; or raises it."""
+        """The answer once everything is settled; or raises it."""
         self.settle()
         (answer,) = answers
         if isinstance(answer, StoreError):
@@ -267,7 +267,7 @@ class Subscribers:
         return answer
 
     def sync(self) -> None:
-        """Makes durable what has been written, as the writer does within 50 ms."""
+        """Makes all writes durable, as the writer does within 50 ms."""
         writer = self.rig.store.writer
         writer.step()
         writer._sync()
@@ -329,7 +329,7 @@ class Follower:
         """The subscriber goes away."""
         self._machine.close()
 
-    # -- what it has got --------------------------------------------------------------------------------------------
+    # -- its messages --------------------------------------------------------------------------------------------
 
     def news(self) -> list[tuple[str, str, bytes]]:
         """The changes since this was asked last, each as (what happened, key, payload)."""
@@ -375,7 +375,7 @@ class DurableFollower(Follower):
         return first
 
     def gaps(self) -> list[tuple[str, int, int, int]]:
-        """What it was told of gaps: (reason, after, up to, entries)."""
+        """The gaps that it got: (reason, after, up to, entries)."""
         found = [frame for frame in self.frames if isinstance(frame, GapNotice)]
         return [(gap.reason.name, gap.after, gap.upto, gap.entries) for gap in found]
 

@@ -36,7 +36,7 @@ def run(client: FakeClient, *arguments: str) -> Result:
 def test_a_record_in_ndjson_has_the_documented_form(client: FakeClient) -> None:
     lines = run(client, "query", "orders").stdout.splitlines()
 
-    # The payload is what was published, to the digit; only its line ends are gone.
+    # The payload has the published digits; only its line ends are removed.
     assert lines[0] == (
         '{"topic":"orders","key":"1","version":11,"publish_time_micros":1899999995000000,'
         '"expire_time_micros":1900000012300000,"origin":"fake-1","sequence":1,"payload":{"id":1,"price":9.50}}'

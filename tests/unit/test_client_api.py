@@ -1,4 +1,4 @@
-"""What `sow_client` promises to be importable, and that its two clients offer the same."""
+"""The public names of `sow_client`, and that its two clients offer the same."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CUT_AFTER = 7  # requests of a stream, after which the server of the reconnect t
 
 
 class Store(sow_pb2_grpc.SowServiceServicer):
-    """Keeps payloads in order and drops what it has by publisher sequence (rule P6). Shared by restarted servers."""
+    """Keeps payloads in order and drops repeated ones by publisher sequence (rule P6). Shared by restarted servers."""
 
     def __init__(self, *, cut_streams: int = 0) -> None:
         self.payloads: list[bytes] = []
@@ -633,7 +633,7 @@ def test_a_call_that_a_stopping_server_gives_up_is_made_again_and_then_unreachab
 
 
 def test_a_publisher_survives_cuts_and_a_restart_with_every_record_once_and_in_order(address: str) -> None:
-    """The answers to applied requests are lost again and again; the server drops what is sent twice (rule P6)."""
+    """The answers to applied requests are lost again and again; the server drops repeated records (rule P6)."""
     store = Store(cut_streams=5)
     server = serve(store, address)
     total = 3_000
@@ -726,7 +726,7 @@ def test_a_lingering_record_of_an_asynchronous_publisher_is_sent(store: Store, a
 
 
 def test_an_asynchronous_publisher_that_waits_for_room_lets_the_loop_rest(address: str) -> None:
-    """Story: with `linger=0` what had lingered long enough was looked at again and again until there was room."""
+    """Story: with `linger=0` overdue records were checked again and again until there was room."""
     store = Store()
 
     async def use() -> None:

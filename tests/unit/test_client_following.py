@@ -48,7 +48,7 @@ END = "end"
 
 
 class Followed:
-    """Tells subscribers what its journal holds, and then what is committed. Shared by restarted servers.
+    """Sends subscribers the changes in its journal, and then new ones. Shared by restarted servers.
 
     The n-th call breaks after as many frames as `cuts` says, until those are used up.
     """

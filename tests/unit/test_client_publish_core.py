@@ -358,7 +358,7 @@ def columns(core: PublishCore, *args: object, **kwargs: object) -> None:
 
 
 def test_columns_go_out_in_requests_as_records_do() -> None:
-    """_publish_core [1]: in order with what was published before and after them."""
+    """_publish_core [1]: in order with the records published before and after them."""
     core = make()
     publish(core, b"0")
     kinds, micros = [1, 0, 3, 2], [5, 0, 0, 7]
@@ -493,7 +493,7 @@ def test_a_unit_with_a_refused_record_is_published_and_not_ended() -> None:
 
 
 def test_a_last_request_that_is_applied_in_part_ends_nothing_if_that_part_had_a_refusal() -> None:
-    """_publish_core [4], [6]: the server judges what it is sent, and what is left would look whole."""
+    """_publish_core [4], [6]: the server judges the records that it gets, and the rest would look complete."""
     core = make_unit()
     publish(core, b"1", b"2", b"3")
     core.end_unit()

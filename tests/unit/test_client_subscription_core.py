@@ -363,7 +363,7 @@ def test_a_permanent_error_is_raised_at_once(reason: str) -> None:
 
 
 def test_a_server_that_breaks_off_right_after_its_first_frame_is_not_tried_for_ever() -> None:
-    """Only what came of a call counts: a change, a snapshot, or having stood long enough for a second Progress."""
+    """Only the result of a call counts: a change, a snapshot, or having stood long enough for a second Progress."""
     core = core_of(request_of(), retry_for=10.0)
     now = 0.0
     for attempt in range(100):

@@ -176,7 +176,7 @@ def test_documents_cut_at_another_place_do_not_compare_as_equal(
 
 
 def test_a_checksum_is_the_one_that_the_protocol_says(two: tuple[Instance, Instance]) -> None:
-    """Instances of two releases compare each other: neither the bucket nor what is hashed can change."""
+    """Instances of two releases compare each other: neither the bucket nor the hashed layout can change."""
     one, _ = two
 
     one.holds([Row(b"key", version=7, origin="ab", expire_time=START + HOUR, payload=b"payload")])
@@ -269,7 +269,7 @@ def test_only_the_wanted_buckets_are_listed(two: tuple[Instance, Instance]) -> N
 
 
 def test_a_commit_in_the_middle_is_not_seen(two: tuple[Instance, Instance], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it is of one instant: what is written between two chunks belongs to the next look."""
+    """All of it is of one instant: a record written between two chunks belongs to the next look."""
     one, _ = two
     rows = [Row(b"%03d" % number) for number in range(20)]
     one.holds(rows)

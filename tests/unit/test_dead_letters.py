@@ -679,7 +679,7 @@ def test_nobody_but_the_store_writes_to_the_topic_of_undelivered_letters(rig: Ri
     assert rig.run(Delete(UNDELIVERED, [key.decode()])).applied == 1, "what nobody will ask for can be thrown away"
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -737,7 +737,7 @@ def test_a_topic_that_is_waited_for_cannot_be_created_unfit(rig: Rig) -> None:
         rig.create_topic("later", JSON, key=("/id",))
 
 
-# --- what followers see ----------------------------------------------------------------------------------------------
+# --- followers -------------------------------------------------------------------------------------------------------
 
 
 def test_followers_of_the_target_get_the_copy_and_those_of_the_topic_the_expiry(rig: Rig) -> None:

@@ -107,7 +107,7 @@ def refused(error: pytest.ExceptionInfo[StoreError]) -> Reason:
 def test_a_new_durable_begins_now_and_a_returning_client_continues_after_its_acknowledgements(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """J2: cumulative acknowledgement; what is not acknowledged comes again."""
+    """J2: cumulative acknowledgement; unacknowledged changes come again."""
     put(rig, "before")
     first = subscribers.attach("orders", "d")
     assert (first.begun.sequence, first.begun.created, first.begun.reset) == (1, True, False)
@@ -222,7 +222,8 @@ def test_deleting_a_topic_ends_its_consumers_and_removes_its_durables(rig: Rig, 
     assert [found.name for found in rig.store.durables.of(rig.topic("orders"))] == ["d", "e"]
 
 
-# --- what a filter leaves out (J2) -----------------------------------------------------------------------------------
+# --- changes that a filter leaves out (J2)
+# -----------------------------------------------------------------------------------
 
 
 def test_the_position_advances_over_changes_that_the_filter_leaves_out(rig: Rig, subscribers: Subscribers) -> None:
@@ -386,7 +387,7 @@ def test_a_longer_retention_does_not_bring_back_discarded_changes(rig: Rig, subs
 def test_acknowledged_and_retained_entries_are_neither_handed_over_nor_counted_until_a_rewind(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """FTL 3, FTL 6, FTL 7, J6, J7, RabbitMQ 7: ages stay what they are."""
+    """FTL 3, FTL 6, FTL 7, J6, J7, RabbitMQ 7: ages do not change."""
     follower = subscribers.attach("orders", "d")
     put(rig, "a", "b", "c")
     follower.news()
@@ -753,7 +754,7 @@ def test_evicting_acknowledges_the_oldest_of_the_slowest_down_to_nine_tenths(
 
 
 def test_evicting_by_age_and_telling_a_consumer_that_is_attached(rig: Rig, subscribers: Subscribers) -> None:
-    """Pulsar 5, J9: what it has not been handed is skipped."""
+    """Pulsar 5, J9: undelivered changes are skipped."""
     follower = subscribers.attach("orders", "d")
     rig.alter_topic("orders", backlog_quota_age_micros=100 * SECOND, backlog_action=BacklogAction.EVICT)
     put(rig, "a")
@@ -1064,7 +1065,7 @@ def test_a_consumer_that_returns_while_its_durable_is_deleted_begins_at_its_requ
 def test_a_bookmark_beyond_a_hard_limit_is_too_old_though_nobody_has_pruned_yet(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """S4, durables [4]. The durable was made behind what was discarded, and nobody was told."""
+    """S4, durables [4]. The durable began after the discarded changes, and no gap was reported."""
     rig.alter_topic("orders", max_age_micros=MINUTE)
     put(rig, "a", "b")
     rig.time.tick(MINUTE)
@@ -1149,7 +1150,7 @@ def test_a_filter_that_no_longer_fits_its_topic_keeps_nobody_from_pruning(rig: R
 
 
 def test_discards_are_counted_by_cause(rig: Rig, subscribers: Subscribers) -> None:
-    """J5. What retention no longer held counted for the hard limit that went further."""
+    """J5. Entries beyond retention counted for the hard limit that went further."""
     put(rig, "a", "b")
     rig.time.tick(HOUR)
     subscribers.attach("orders", "d").close()
@@ -1242,7 +1243,7 @@ def test_acknowledgements_share_commits(rig: Rig, subscribers: Subscribers) -> N
 
 
 def test_idle_upkeep_reads_nothing(rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The costs of a second are in proportion to what is due in it."""
+    """The cost of a second is in proportion to the entries due in it."""
     rig.alter_topic("orders", durable_idle_ttl_micros=HOUR, backlog_ttl_micros=HOUR)
     for number in range(50):
         subscribers.attach("orders", f"d{number}").close()
@@ -1328,7 +1329,7 @@ def test_deliveries_are_counted_over_crashes_of_the_server(rig: Rig, subscribers
 def test_a_consumer_that_comes_back_after_a_lost_connection_goes_on_with_its_delivery(
     rig: Rig, subscribers: Subscribers
 ) -> None:
-    """J15: it still has what it was handed, however often its connection breaks."""
+    """J15: it keeps its delivered changes, however often its connection breaks."""
     crash(subscribers)
     rig.alter_topic("orders", delivery_limit=1)
     put(rig, "a", "b")
@@ -1403,7 +1404,7 @@ def test_an_entry_set_aside_by_several_durables_makes_several_letters(rig: Rig, 
 
 
 def test_the_steps_of_deliveries_are_bounded(rig: Rig, subscribers: Subscribers) -> None:
-    """durables [5]: what was delivered most is exact, what was delivered least may count as less."""
+    """durables [5]: the highest delivery counts are exact, the lowest may be too low."""
     crash(subscribers)
     for _ in range(30):
         put(rig, "a")
@@ -1430,7 +1431,7 @@ def test_an_old_row_without_counts_is_read(rig: Rig, subscribers: Subscribers) -
 
 
 def test_browsing_shows_unacknowledged_changes_and_consumes_nothing(rig: Rig, subscribers: Subscribers) -> None:
-    """FTL 6: what is acknowledged and retained is not browsable. It works while a consumer is attached."""
+    """FTL 6: acknowledged retained entries are not browsable. It works while a consumer is attached."""
     crash(subscribers, filter="/px > 1")
     put(rig, "a", "b", px=2)
     put(rig, "left-out")
@@ -1491,7 +1492,7 @@ def test_evicting_by_entries_leaves_nine_tenths(rig: Rig, subscribers: Subscribe
 
 
 def test_a_quota_of_entries_refuses_new_ones_and_counts_entries_under_way(rig: Rig, subscribers: Subscribers) -> None:
-    """Pulsar 5: `reject` is what others call discard-new; nothing that is there is discarded."""
+    """Pulsar 5: `reject` equals discard-new of other systems; no existing entry is discarded."""
     crash(subscribers)
     rig.alter_topic("orders", backlog_quota_entries=2, backlog_action=BacklogAction.REJECT)
     admission = Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock)

@@ -55,7 +55,8 @@ def test_a_status_names_the_reason_the_field_and_when_to_retry() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 20_000, "é" * 10_000, "\n" * 5_000])
 def test_an_error_that_quotes_much_arrives_with_its_reason(text: str) -> None:
-    """X1: what a client takes of trailers is bounded; beyond that it said RESOURCE_EXHAUSTED, whatever it was."""
+    """X1: the size of trailers that a client accepts is bounded; beyond that it said RESOURCE_EXHAUSTED, whatever it
+    was."""
 
     async def refuse(request: bytes, context: Context) -> NoReturn:
         await abort(context, StoreError(Reason.INVALID_ARGUMENT, f"select: {text}", field="select"))

@@ -37,7 +37,7 @@ def load(rig: Rig, topic: str, count: int, ttl: int) -> None:
 
 
 def test_records_are_swept_in_the_order_of_their_deadlines_whatever_the_order_of_publishing(rig: Rig) -> None:
-    """RabbitMQ 3, L9: what lives long holds up nothing behind it."""
+    """RabbitMQ 3, L9: a long-lived record does not delay later ones."""
     rig.create_topic("orders")
     rig.put("orders", "long", ttl=DAY)
     rig.put("orders", "third", ttl=3 * SECOND)
@@ -50,7 +50,7 @@ def test_records_are_swept_in_the_order_of_their_deadlines_whatever_the_order_of
 
 
 def test_records_not_yet_due_cost_a_sweep_nothing(rig: Rig) -> None:
-    """L9: the sweep visits what is due, however much is not."""
+    """L9: the sweep visits only due entries, however many are not due."""
     rig.create_topic("orders")
     load(rig, "orders", 2000, DAY)
     rig.put("orders", "due", ttl=SECOND)
@@ -193,7 +193,7 @@ def test_refreshing_a_key_survives_the_sweep_of_its_old_deadline(rig: Rig) -> No
 
 def test_a_refresh_that_is_queued_with_its_sweep_is_not_lost(rig: Rig) -> None:
     """L10. A well-known project lost records here: the refresh stood in the very batch in which the sweep removed the
-    key, and the removal was decided on what was read before the batch."""
+    key, and the removal was decided on a value that was read before the batch."""
     rig.create_topic("orders")
     rig.put("orders", "a", b"1", ttl=SECOND)
     rig.time.tick(SECOND - 1)
@@ -330,7 +330,7 @@ def test_an_entry_at_the_time_of_the_floor_but_before_its_key_is_not_overlooked(
 
 
 def test_a_stamp_below_the_floor_after_the_clock_was_set_back_is_swept(rig: Rig) -> None:
-    """expiry [1], L15: an operator accepts a clock that is behind; the floor lies in what is now the future."""
+    """expiry [1], L15: an operator accepts a clock that is behind; the floor is in the future now."""
     rig.create_topic("orders")
     rig.put("orders", "a", ttl=DAY)
     rig.time.tick(DAY)
@@ -440,8 +440,8 @@ def test_disabling_ends_a_rearming_that_is_under_way(rig: Rig, monkeypatch: pyte
 def test_hidden_records_that_are_not_rearmed_yet_do_not_reappear_when_expiration_is_disabled(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    """L12. Disabling expired what the expiry index knew to be overdue. While the index was being made anew, the rest
-    had been hidden by the enabling, and was shown again."""
+    """L12. Disabling expired the records that were overdue in the expiry index. While the index was being made anew,
+    the rest had been hidden by the enabling, and was shown again."""
     monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.time.tick(MINUTE)
@@ -484,8 +484,8 @@ def test_a_disabling_that_waits_for_the_rearming_hears_why_it_cannot_be(
 
 
 def test_records_that_are_not_rearmed_yet_are_not_counted_either(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L8, L16. Counts subtract what the expiry index knows to be overdue: while the index was being made anew, they
-    counted what a query would not show."""
+    """L8, L16. Counts subtract the overdue records of the expiry index: while the index was being made anew, they
+    counted records that a query would not show."""
     monkeypatch.setattr(background, "REARM_CHUNK", 3)
     disabled_with_stamps(rig, 10)
     rig.submit_alter("orders", lambda _: None, {"expiration": Expiration.ENABLED})
@@ -586,8 +586,9 @@ def test_many_overdue_records_do_not_hold_up_the_start(tmp_path: Path) -> None:
 
 
 def test_a_count_is_of_one_instant_while_the_sweep_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stored records were counted first and the overdue ones looked up afterwards, so what the sweep removed in
-    between was subtracted by neither: right after a restart with 50,000 overdue records, `count` said 54,000 of 50,000.
+    """The stored records were counted first and the overdue ones looked up afterwards, so neither subtracted the
+    records that the sweep removed in between: right after a restart with 50,000 overdue records, `count` said 54,000 of
+    50,000.
     """
     rig.create_topic("sessions", expiration=Expiration.ENABLED)
     rig.put("sessions", "lasting", ttl=MINUTE)

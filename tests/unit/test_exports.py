@@ -213,7 +213,7 @@ def test_changes_after_the_cut_are_not_seen(rig: Rig) -> None:
 def test_records_that_go_between_the_cut_and_its_figures_are_exported(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer may work right after the cut: what its figures say then is no word on what was cut."""
+    """The writer may work right after the cut: its figures do not describe the cut then."""
     put(rig, range(50))
     cut = rig.store.cuts.records
 

@@ -322,7 +322,7 @@ def test_a_name_or_text_cannot_become_code() -> None:
         assert compile_filter(tree)({name: name}, META)
 
 
-# --- what a filter may cost ---
+# --- the cost of a filter ---
 
 
 def test_texts_do_not_grow_without_end() -> None:

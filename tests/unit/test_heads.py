@@ -65,7 +65,7 @@ def test_the_older_generation_goes_when_the_younger_is_full() -> None:
 
 
 def test_the_cache_stays_bounded() -> None:
-    """heads [2]: by its capacity, and what the last commits added at once."""
+    """heads [2]: by its capacity, and the entries that the last commits added at once."""
     cache = HeadCache(100)
     for start in range(0, 2000, 7):
         cache.update({b"%d" % index: b"1" for index in range(start, start + 7)}, [])

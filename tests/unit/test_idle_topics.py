@@ -210,7 +210,7 @@ def test_a_topic_with_auto_delete_goes_with_its_last_subscriber(keeper: Keeper) 
 
 
 def test_a_topic_with_auto_delete_stays_for_a_durable_subscriber_that_is_away(keeper: Keeper) -> None:
-    """T1: who is away comes back, and finds what it has not acknowledged."""
+    """T1: a consumer that returns finds its unacknowledged changes."""
     keeper.create("t", auto_delete=True)
     subscribers = Subscribers(keeper.rig)
     subscribers.attach("t", "d").close()

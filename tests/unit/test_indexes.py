@@ -297,7 +297,7 @@ def test_numbers_that_no_float_reaches_are_at_the_ends(rig: Rig) -> None:
 
 
 def test_a_topic_without_an_index_reads_no_old_records(rig: Rig) -> None:
-    """The head cache makes updates cheap; an index is what needs the bodies."""
+    """The head cache makes updates cheap; an index needs the bodies."""
     rig.create_topic("orders", ORDERS, index=())
     rig.create_topic("indexed", ORDERS)
     assert not rig.topic("orders").wants_previous

@@ -34,7 +34,7 @@ def chunks(rig: Rig, topic: str = "orders") -> list[int]:
     return [unpack_i64(key[4:]) for key, _ in journal_rows(rig.store, rig.topic(topic))]
 
 
-# --- what is in it ---------------------------------------------------------------------------------------------------
+# --- its contents ----------------------------------------------------------------------------------------------------
 
 
 def test_every_change_is_journaled_with_the_change_before_it(rig: Rig) -> None:

@@ -25,7 +25,7 @@ def test_a_column_gives_the_stamps_that_its_lifetimes_give(
     kinds: tuple[LifetimeKind, ...],
     refused: bool,
 ) -> None:
-    """L2 to L5: bounds, refusals, and what is over at once."""
+    """L2 to L5: bounds, refusals, and lifetimes that are over at once."""
     chance = random.Random(7)
     rig = Rig(tmp_path)
     low, high = bounds

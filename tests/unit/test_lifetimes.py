@@ -125,7 +125,7 @@ def test_without_a_default_the_maximum_is_the_lifetime_of_records_that_carry_non
 
 @pytest.mark.parametrize(("lifetime", "ahead"), [(ttl(5), 5), (ttl(60), 60), (PERMANENT, None), (ABSENT, None)])
 def test_a_topic_with_expiration_disabled_clamps_nothing(lifetime: Lifetime, ahead: int | None) -> None:
-    """Rule L3: what the record says is stored, not acted on."""
+    """Rule L3: the record's lifetime is stored without effect."""
     bounded = DISABLED._replace(min_ttl_micros=10 * SECOND, max_ttl_micros=20 * SECOND)
     assert seconds_ahead(bounded, lifetime) == ahead
 

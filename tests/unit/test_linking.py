@@ -1,4 +1,4 @@
-"""Between the services and replication: errors, credentials, and what the log is told."""
+"""Between the services and replication: errors, credentials, and log events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the servicer of loads and the tasks behind it see to: a committed load is applied, whoever is still there."""
+"""Duties of the servicer of loads and the tasks behind it: a committed load is applied, whoever is still there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads, step by step: what is staged, committed, applied and left alone (rule P9); `engine/loads`."""
+"""Loads, step by step: staging, commit, applying, and records left alone (rule P9); `engine/loads`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Loaded(Rig):
     """A rig that loads."""
 
     def heard(self, start: Callable[[LoadDone], None]) -> Load:
-        """Does what is started. Raises StoreError."""
+        """Completes the started work. Raises StoreError."""
         answers: list[Load | StoreError] = []
         start(answers.append)
         return self.answer(answers)
@@ -85,7 +85,7 @@ class Loaded(Rig):
         return found
 
     def payloads(self, topic: str = "t") -> dict[str, bytes]:
-        """What readers see."""
+        """The records that readers see."""
         return {key.decode(): record.payload for key, record in self.live(topic).items()}
 
 

@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES}
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Configuring the logs is global; what a test has set up goes with it."""
+    """The configuration of logs is global; a test's changes end with it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -40,7 +40,7 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """What the server was started with, instead of starting it."""
+    """Records the arguments of the start instead of starting a server."""
     found: list[Config] = []
 
     def run(settings: Config) -> int:
@@ -79,7 +79,7 @@ def test_without_options_it_starts_with_the_defaults(started: list[Config]) -> N
 def test_checking_warns_of_retention_without_a_bound_in_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """J17: allowed, and told; a hard limit, or no journal, is a bound. What [defaults] say holds for topics, too."""
+    """J17: allowed, and told; a hard limit, or no journal, is a bound. The [defaults] hold for topics, too."""
     file = tmp_path / "sow.toml"
     file.write_text(
         "[topics.forever]\nretain_time = 'unlimited'\nretain_bytes = 'unlimited'\n"

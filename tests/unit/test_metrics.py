@@ -1,4 +1,4 @@
-"""The metrics: each moves with what it measures, costs little, and is documented."""
+"""The metrics: each follows its quantity, costs little, and is documented."""
 
 from __future__ import annotations
 

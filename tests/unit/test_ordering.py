@@ -128,7 +128,7 @@ def test_a_topic_refuses_orders_that_it_cannot_evaluate() -> None:
     assert order(topic(MessageType.BINARY), "@version DESC").text == "@version DESC"
 
 
-# --- what is compared with what --------------------------------------------------------------------------------------
+# --- comparisons -----------------------------------------------------------------------------------------------------
 
 
 def test_nulls_are_last_in_both_directions() -> None:
@@ -203,7 +203,8 @@ def test_metadata_has_an_order() -> None:
     assert keys("@topic DESC") == b"abc"
 
 
-# --- what a sort holds -----------------------------------------------------------------------------------------------
+# --- the memory of a sort
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_sort_for_the_first_few_holds_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,7 @@ def expire_time(rig: Rig, topic: str, key: str) -> int:
 
 
 def test_a_topic_that_a_first_publish_makes_has_expiration_on_and_no_default(tmp_path: Path) -> None:
-    """AMPS 1: the exception to "off unless enabled" (rule K1): what has a lifetime expires there, what has none
-    stays."""
+    """AMPS 1: the exception to "off unless enabled" (rule K1): records with a lifetime expire there, others stay."""
     rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
     rig.put("made", "stays", b"{}")
     rig.put("made", "goes", b"{}", ttl=SECOND)
@@ -125,8 +124,8 @@ def test_subscribers_hear_of_an_expiry_as_of_a_delete(rig: Rig) -> None:
 
 
 def test_a_topic_that_the_file_disables_while_the_server_is_down_expires_nothing_any_more(rig: Rig) -> None:
-    """AMPS 11, L12: what was overdue when it was disabled goes first, as it could not be seen any more; the rest stays
-    for good, with the stamps that it had."""
+    """AMPS 11, L12: records overdue when it was disabled are removed first, as it could not be seen any more; the rest
+    stays for good, with the stamps that it had."""
     declare_topics(rig.store, {"t": {"expiration": Expiration.ENABLED}})
     rig.put("t", "overdue", b"{}", ttl=SECOND)
     rig.put("t", "later", b"{}", ttl=HOUR)
@@ -185,7 +184,7 @@ def test_retention_is_set_on_a_durable_or_on_a_template_and_refused_where_it_can
 
 def test_retention_changes_nothing_in_delivery_or_acknowledgement(tmp_path: Path) -> None:
     """FTL 2: the same story with none, a short and an unlimited retention gives the same frames, positions and figures
-    of what is unacknowledged."""
+    of unacknowledged entries."""
     stories = []
     for number, (time, size) in enumerate(((0, 0), (MINUTE, 10_000), (None, None))):
         rig = Rig(tmp_path / str(number))
@@ -426,8 +425,8 @@ def test_a_record_keeps_its_lifetime_however_often_it_is_handed_over(rig: Rig) -
 
 
 def test_a_policy_that_comes_later_changes_records_only_when_that_is_asked_for(rig: Rig) -> None:
-    """RabbitMQ 10, L12, L13: here explicit. The policy acts on what comes; a restamp brings the bound to what is
-    there."""
+    """RabbitMQ 10, L12, L13: here explicit. The policy acts on new records; a restamp applies the bound to existing
+    ones."""
     rig.create_topic("t", JSON)
     rig.put("t", "long", b"{}", ttl=10 * HOUR)
     rig.put("t", "none", b"{}")

@@ -256,7 +256,7 @@ def test_a_durable_that_wants_to_keep_something_does_not_get_one_zero_from_its_t
     assert (found.retain_time_micros, found.retain_bytes) == (HOUR, 256 * MIB)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 def refused(declared: Declared) -> StoreError:

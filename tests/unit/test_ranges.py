@@ -338,7 +338,7 @@ def test_shares_of_the_keys_have_every_change_and_those_of_a_key_in_order(rig: R
 
 
 def test_with_a_history_a_range_reads_the_same_after_earlier_changes_are_pruned(rig: Rig) -> None:
-    """J1: what a record was before is not known below the floor, which rises; from `history` on it never is."""
+    """J1: the previous value of a record is unknown below the floor, which rises; from `history` on it never is."""
     put(rig, "a", "b", px=1)
     begin = last(rig)
     rig.time.tick(9 * MINUTE)

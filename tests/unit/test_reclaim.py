@@ -162,7 +162,7 @@ def test_a_deleted_topic_is_given_back_whole(rig: Rig, compacted: Ranges) -> Non
 
 
 def test_a_stop_does_not_wait_for_more_than_one_range(rig: Rig, compacted: Ranges) -> None:
-    """reclaim [2]. What was not compacted still counts."""
+    """reclaim [2]. Removals that were not compacted still count."""
     rig.create_topic("t", PLAIN)
     expire(rig, "t", 4)
     assert rig.store.upkeep.reclaim(4, lambda: not compacted) == 1

@@ -158,7 +158,7 @@ def test_an_overdue_record_is_expired_before_a_change_of_a_peer(pair: tuple[Rig,
 
 
 def test_a_delete_of_a_missing_record_is_remembered_and_forwarded(tmp_path: Path) -> None:
-    """R4: a third instance may hold what was deleted; subscribers hear nothing."""
+    """R4: a third instance may hold the deleted record; subscribers get no message."""
     time = FakeTime()
     a, b, c = (instance(tmp_path, name, peers=["b"] if name != "b" else ["a", "c"], time=time) for name in "abc")
     for rig in (a, b, c):
@@ -257,7 +257,7 @@ def test_a_version_from_the_far_future_is_not_applied(pair: tuple[Rig, Rig]) -> 
 
 
 def test_a_received_version_moves_the_next_one_of_this_instance(pair: tuple[Rig, Rig]) -> None:
-    """K7: what is written here after it is above it, though this clock is behind."""
+    """K7: later writes here have higher versions, though this clock is behind."""
     a, b = pair
     ship(a, b)
     b.time = FakeTime(START - 5 * SECOND)
@@ -382,7 +382,8 @@ def test_an_interrupted_seed_goes_on_where_it_was(pair: tuple[Rig, Rig]) -> None
 
 
 def test_a_seed_has_buffered_writes_synced_rather_than_wait_for_that(pair: tuple[Rig, Rig]) -> None:
-    """S7: what is sent is durable. The time stands still, so that the sync of buffered writes never comes by itself."""
+    """S7: only durable changes are sent. The time stands still, so that the sync of buffered writes never comes by
+    itself."""
     a, _ = pair
     writer = a.store.writer
     a.store.commits.submit(Publish("t", [b"x"], ["1"], durability=Durability.BUFFERED), lambda _: None)
@@ -511,7 +512,7 @@ def test_tombstones_are_purged_in_the_order_of_making(pair: tuple[Rig, Rig]) -> 
 
 
 def test_a_purge_by_age_is_remembered_for_peers_that_missed_it(pair: tuple[Rig, Rig]) -> None:
-    """R4: the peer has not heard of the delete, and may hold what is older."""
+    """R4: the peer has not got the delete, and may hold an older record."""
     a, b = pair
     ship(a, b)
     ship(b, a)
@@ -529,7 +530,8 @@ def test_a_purge_by_age_is_remembered_for_peers_that_missed_it(pair: tuple[Rig, 
 
 
 def test_a_record_that_only_the_receiver_has_is_dropped_below_the_purge_mark(pair: tuple[Rig, Rig]) -> None:
-    """R4: written to a file first; what is newer is kept, what expired elsewhere and is kept here by disabling, too."""
+    """R4: written to a file first; newer records are kept, and so are records that expired elsewhere and are kept here
+    by disabling."""
     a, b = pair
     b.put("t", "dead", b"old")
     b.put("t", "known", b"old")
@@ -593,7 +595,7 @@ def test_many_dropped_records_take_several_commits(pair: tuple[Rig, Rig]) -> Non
 
 
 def test_a_row_at_or_below_the_purge_mark_is_not_taken_where_missing_is_deleted(pair: tuple[Rig, Rig]) -> None:
-    """R4: a source that was restored may hold what is dead here."""
+    """R4: a restored source may hold records that are dead here."""
     a, b = pair
     a.put("t", "dead")
     ship(a, b)
@@ -812,7 +814,8 @@ def test_a_delete_after_the_loss_wins_over_earlier_writes(pair: tuple[Rig, Rig],
 
 
 def test_a_newer_write_of_before_replaces_an_older_one_of_before(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
-    """K7: what came back from one peer is no write of the present life: a newer one that another peer has wins."""
+    """K7: a row that came back from one peer is no write of the present life: a newer one that another peer has
+    wins."""
     a, b = pair
     c = instance(tmp_path, "c", peers=["a"], time=b.time)
     c.create_topic("t")
@@ -828,7 +831,7 @@ def test_a_newer_write_of_before_replaces_an_older_one_of_before(pair: tuple[Rig
 
 
 def test_restored_data_get_the_rows_written_after_the_backup(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
-    """J14, K7: the backup is older than what the peers have, though both are by the same instance."""
+    """J14, K7: the backup is older than the rows of the peers, though both are by the same instance."""
     a, b = pair
     a.put("t", "1", b"in the backup")
     a.store.upkeep.backup(tmp_path / "backup")
@@ -845,8 +848,8 @@ def test_restored_data_get_the_rows_written_after_the_backup(pair: tuple[Rig, Ri
 def test_an_instance_that_takes_over_a_name_gets_the_rows_written_under_it(
     pair: tuple[Rig, Rig], tmp_path: Path
 ) -> None:
-    """K7. Story: what it had received of the one before counted as its own, and was put above newer writes of that one,
-    which had reached another peer alone: an acknowledged write was gone everywhere."""
+    """K7. Story: rows received from the previous instance counted as its own, and was put above newer writes of that
+    one, which had reached another peer alone: an acknowledged write was gone everywhere."""
     a, b = pair
     c = instance(tmp_path, "c", peers=["b"], time=a.time)
     c.create_topic("t")

@@ -92,7 +92,7 @@ def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> 
 def test_changes_acknowledged_to_a_sender_survive_a_power_cut(pair: tuple[Rig, Rig]) -> None:
     """R6, P5: the parts of a seed, and changes.
 
-    Story: an acknowledgement before the sync passed all tests, since the system keeps what a killed process wrote.
+    Story: an acknowledgement before the sync passed all tests, since the system keeps the writes of a killed process.
     """
     a, b = pair
     a.put("t", "seeded")
@@ -222,7 +222,8 @@ def test_tombstones_of_a_topic_do_not_outlive_the_kind_of_its_records(pair: tupl
 
 
 def test_a_repair_deletes_nothing_where_it_came_from(pair: tuple[Rig, Rig]) -> None:
-    """R4, R10: what the other end lacks may be dead, so it does not come back there; or lost, so it stays here."""
+    """R4, R10: a record that the other end lacks may be dead, so it does not come back there; or lost, so it stays
+    here."""
     a, b = pair
     a.put("t", "old")
     a.time.tick(MINUTE)

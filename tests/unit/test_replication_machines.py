@@ -18,7 +18,7 @@ from tests.support.replica_world import ModelStore
 
 
 class Pair:
-    """An instance a that sends to b, and what went over the line."""
+    """An instance a that sends to b, and the messages between them."""
 
     def __init__(self, *, mode: Mode = Mode.ASYNC, messages_max: int = 32, read_bytes_max: int = 1) -> None:
         self.now = 1_700_000_000 * SECOND

@@ -47,7 +47,7 @@ class Running:
         self.port = port
 
     def commit(self) -> None:
-        """Commits what is queued, as a writer would all the time."""
+        """Commits the queue, as a writer would all the time."""
         while self.store.step():
             self.replication.node.wake()
 

@@ -158,7 +158,7 @@ def test_without_the_journal_it_drops_records_below_the_purge_mark_and_offers_th
 
 
 def test_a_restored_instance_brings_nothing_dead_back_and_is_brought_up_to_date() -> None:
-    """Same name, new id and epoch, old data (rule J14). What it had sent since comes back to it."""
+    """Same name, new id and epoch, old data (rule J14). The changes that it had sent since come back to it."""
     world = world_of(*both("a", "b", "c"))
     put(world, "a", "gone", "one")
     put(world, "a", "kept", "one")
@@ -260,7 +260,7 @@ def test_a_topic_that_is_created_anew_at_the_receiver_is_seeded_anew() -> None:
 
 
 def test_another_pattern_begins_the_link_anew() -> None:
-    """What a narrower link passed over is not behind the cursor of a wider one."""
+    """Changes that a narrower link skipped are not before the cursor of a wider one."""
     world = world_of(("a", "b"))
     a = world.instances["a"]
     for instance in world.instances.values():
@@ -300,7 +300,7 @@ def test_a_change_from_the_future_stops_the_link_and_nothing_is_skipped() -> Non
 
 
 class Counting(ModelStore):
-    """Counts what is applied."""
+    """Counts applied changes."""
 
     applied = 0
 

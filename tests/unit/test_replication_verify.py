@@ -121,7 +121,7 @@ class FakeStore:
                 self.rows_of[topic][key] = row
                 applied += 1
         self.merges.append(len(rows))
-        # Durable a little later, as in life: who asks has to wait for it.
+        # Durable a little later, as in reality: a caller has to wait for it.
         asyncio.get_running_loop().call_soon(done, MergeCounts(applied, len(rows) - applied))
 
 
@@ -202,7 +202,7 @@ class World:
         return collected(verify(self.a, self.peer, list(self.a.kinds.values()), request, means=self.means))
 
     def verified(self) -> admin_pb2.VerifyReplicationResponse:
-        """What it answers of the one topic."""
+        """Its answer about the one topic."""
         (answer,) = self.verify()
         return answer
 
@@ -237,7 +237,7 @@ def called(work: Awaitable[T]) -> T:
 
 
 def refused(work: Callable[[], object]) -> tuple[str, str]:
-    """The reason and the message of what is refused."""
+    """The reason and the message of a refusal."""
     with pytest.raises(Refused) as error:
         work()
     return types_pb2.ErrorReason.Name(error.value.reason).removeprefix("ERROR_REASON_"), error.value.message
@@ -440,7 +440,7 @@ def test_records_due_soon_are_left_out_at_both_ends() -> None:
 
 @pytest.mark.parametrize("seconds", [-100, 2, 100, 1800])
 def test_clocks_that_differ_make_no_differences(seconds: int) -> None:
-    """The end with the clock ahead has expired what the other one still has."""
+    """The end with the clock ahead has expired records that the other one still has."""
     world = World()
     world.both({b"stays": Row(1)})
     world.b.now = START + seconds * SECOND

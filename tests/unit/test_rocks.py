@@ -286,7 +286,7 @@ def test_verifying_counts_the_rows_of_all_families(rocks: Rocks) -> None:
 
 
 class _Spy:
-    """Stands in front of the database and notes what a write and a sync ask of it."""
+    """A wrapper of the database that notes the calls of a write and a sync."""
 
     def __init__(self, db: rocksdict.Rdict) -> None:
         self._db = db
@@ -586,7 +586,7 @@ def test_an_error_that_is_translated_already_stays_the_same() -> None:
     assert rocks_module._translate(error) is error
 
 
-# --- rocks [11]: what must be there, and what must not ----------------------------------------------------------------
+# --- rocks [11]: existing and missing databases ----------------------------------------------------------------------
 
 
 def test_a_database_without_its_current_file_is_not_made_anew(rocks: Rocks, path: Path) -> None:

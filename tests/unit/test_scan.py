@@ -203,7 +203,7 @@ def test_changes_after_the_cut_are_not_seen(rig: Rig, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "true", "@version > 0"])
 def test_a_count_is_that_of_the_cut_however_it_is_found(rig: Rig, text: str) -> None:
-    """Q1, L8. What is known from the figures was asked of them later, when the header had been sent."""
+    """Q1, L8. Counts known from the figures were read later, when the header had been sent."""
     put(rig, {"id": 1}, {"id": 2})
     put(rig, {"id": 3}, {"id": 4}, {"id": 5}, ttl=SECOND)
     rig.time.tick(SECOND)
@@ -489,7 +489,7 @@ def test_a_token_belongs_to_its_topic_and_filter(rig: Rig) -> None:
         assert refused(rig, "/px >= 1", page_size=3, page_token=nonsense).reason is Reason.PAGE_TOKEN_INVALID
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 SELECT = Projection(include=(("a",),))
 

@@ -180,7 +180,7 @@ def test_a_policy_comes_through_a_message(given: Policy) -> None:
 def test_a_policy_that_makes_no_sense_is_refused_by_field(
     change: Callable[[admin_pb2.Policy], None], field: str
 ) -> None:
-    """X2: what applies to topics has no settings of durables, and the other way round."""
+    """X2: a policy for topics has no settings of durables, and the other way round."""
     message = convert.policy_message(Policy("p", ".*", {"max_entries": 1}), 0)
     change(message)
     with pytest.raises(StoreError) as caught:

@@ -57,7 +57,7 @@ def rig(tmp_path: Path) -> Rig:
     return made
 
 
-# --- what a peer sends -----------------------------------------------------------------------------------------------
+# --- rows from a peer ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -122,7 +122,7 @@ def test_lines_of_the_log_are_bounded_and_escape_the_key(rig: Rig) -> None:
 
 
 def test_limits_are_those_of_the_instance_that_takes_the_row(tmp_path: Path) -> None:
-    """R13: what a peer with larger limits has accepted is refused here, and counted."""
+    """R13: a row that a peer with larger limits has accepted is refused here, and counted."""
     rig = instance(tmp_path, "a")
     rig.create_topic("t", message_type=MessageType.BINARY)
     limits = rig.store.replicas.changes.limits
@@ -212,7 +212,7 @@ def test_a_removal_under_such_a_key_is_taken_where_there_is_a_row_and_is_nothing
     assert bad_rows.send(rig, "t", Bad(key=b"fine", kind=DELETE, payload=b"", version=-1)) == MergeCounts(refused=1)
 
 
-# --- what is there already -------------------------------------------------------------------------------------------
+# --- stored rows -----------------------------------------------------------------------------------------------------
 
 
 def found(rig: Rig, text: str = "") -> set[bytes]:

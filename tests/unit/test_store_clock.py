@@ -51,7 +51,7 @@ def test_while_paused_records_that_are_due_by_elapsed_time_are_hidden_and_stay(r
 
 
 def test_an_operator_confirms_a_jump(rig: Rig) -> None:
-    """L15: the store's time steps to the wall clock, and what is due by it expires."""
+    """L15: the store's time steps to the wall clock, and records due by it expire."""
     rig.put("orders", "a", ttl=MINUTE)
     rig.time.step_wall(DAY)
     assert rig.clock.accept() == (START, START + DAY)

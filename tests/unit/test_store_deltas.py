@@ -200,7 +200,7 @@ def test_field_payloads_are_merged_under_the_topics_separator(
     assert rig.get("fields", "IBM").payload == result  # type: ignore[union-attr]  # it is there
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def runs(rig: Rig) -> list[int]:
 
 
 def test_small_deltas_to_large_records_are_split_over_commits_in_order(rig: Rig) -> None:
-    """Each writes its record whole, so the bound is on what is merged into; what came behind waits its turn."""
+    """Each writes its record whole, so the bound is on the merged records; later requests wait their turn."""
     publish(rig, {"id": 1, "a": "x" * 170}, {"id": 2})
     requests = [
         delta(*[{"id": 1, "n": number} for number in range(12)]),
@@ -329,8 +329,8 @@ def test_records_are_read_for_a_delta_with_one_look_up(rig: Rig, monkeypatch: py
 
 
 def test_damage_met_after_a_commit_was_cut_to_size_is_answered_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """writer [1], writer [5]. What did not fit had gone back to the queue, and was then committed with the others
-    besides: its request was answered twice."""
+    """writer [1], writer [5]. The rest that did not fit had gone back to the queue, and was then committed with the
+    others besides: its request was answered twice."""
     publish(rig, {"id": 1, "a": "x" * 170}, {"id": 2, "a": "x" * 170})
     multi_get = rig.store._rocks.multi_get
 

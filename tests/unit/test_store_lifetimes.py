@@ -269,8 +269,7 @@ def test_a_record_that_is_due_at_once_supersedes_the_current_one_and_expires_in_
 
 
 def test_an_expired_record_is_never_returned_before_the_sweep_or_after_a_restart(rig: Rig) -> None:
-    """RabbitMQ 2: not by get, query or count; it fails the conditions of what is absent; a touch does not find it
-    (L8)."""
+    """RabbitMQ 2: not by get, query or count; conditions treat it as absent; a touch does not find it (L8)."""
     rig.create_topic("orders")
     rig.put("orders", "a", ttl=SECOND)
     rig.put("orders", "b")
@@ -321,7 +320,7 @@ def test_a_write_that_meets_an_overdue_record_expires_it_first(rig: Rig, meeting
 
 
 def test_changing_the_default_changes_no_stored_stamp_not_at_a_restart_either(rig: Rig) -> None:
-    """AMPS 11, RabbitMQ 10: limits and defaults act on what is published from then on."""
+    """AMPS 11, RabbitMQ 10: limits and defaults act on records published from then on."""
     rig.create_topic("orders", default_ttl_micros=30 * SECOND)
     rig.put("orders", "a")
     rig.alter_topic("orders", default_ttl_micros=50 * SECOND, min_ttl_micros=45 * SECOND, max_ttl_micros=50 * SECOND)

@@ -77,7 +77,7 @@ def test_a_policy_is_in_force_at_once_and_gone_when_it_is_deleted(rig: Rig) -> N
 
 
 def test_limits_act_at_once_and_stamps_never_change(rig: Rig) -> None:
-    """T4, L12, RabbitMQ 10: a policy applied later leaves what is there as it is."""
+    """T4, L12, RabbitMQ 10: a policy applied later leaves existing records unchanged."""
     rig.create_topic("orders")
     rig.put("orders", "before", ttl=HOUR)
     rig.put("orders", "for ever")
@@ -112,7 +112,7 @@ def test_disabling_by_policy_expires_overdue_records_first_and_enabling_later_on
 def test_a_policy_that_disables_while_the_expiry_index_is_being_filled_hides_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L12: what is overdue and not in the index yet goes first."""
+    """L12: overdue records that are not in the index yet are removed first."""
     monkeypatch.setattr(background, "REARM_CHUNK", 2)
     rig.create_topic("orders", PLAIN)
     for number in range(9):
@@ -166,7 +166,7 @@ def test_many_topics_are_enabled_one_after_the_other(tmp_path: Path) -> None:
 def test_a_topic_that_cannot_be_re_armed_does_not_keep_the_others_from_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L12: of the others what has become overdue is expired at once."""
+    """L12: of the others, records that have become overdue are expired at once."""
     for name in ("a", "b", "c"):
         rig.create_topic(name, PLAIN)
         rig.put(name, "key", ttl=SECOND)
@@ -228,7 +228,7 @@ def test_a_start_applies_changed_defaults(tmp_path: Path) -> None:
 
 
 def test_a_topic_of_an_older_version_declares_its_settings(rig: Rig) -> None:
-    """Rows from before there were policies say what was in force, and nothing of who declared it."""
+    """Rows of a release without policies have the settings in force, but not their sources."""
     rig.create_topic("orders", retain_bytes=5)
     (row,) = [(key, value) for key, value in rig.rows(META, TOPIC_KEY, TOPIC_KEY + b"\xff")]
     fields = json.loads(row[1])

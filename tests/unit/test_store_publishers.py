@@ -186,7 +186,7 @@ def test_duplicates_within_one_commit_are_found_too(rig: Rig) -> None:
 
 
 def test_requests_of_a_stream_in_one_commit_are_remembered_as_one_run(rig: Rig) -> None:
-    """So that many small requests under way do not push each other out of what is remembered."""
+    """So that many small requests under way do not push each other out of the memory."""
     requests = [batch(1 + 2 * number, "a", "b") for number in range(3 * RUNS_KEPT)]
     first = [outcome for outcome in rig.run_together(requests) if isinstance(outcome, Outcome)]
     again = [rig.run(request).last_duplicate_version for request in requests]
@@ -244,7 +244,7 @@ def test_a_higher_epoch_fences_older_holders_and_restarts_the_sequences(rig: Rig
 
 
 def test_a_fenced_request_harms_nobody_in_its_commit(rig: Rig) -> None:
-    """writer [5]: who is to blame is found one by one."""
+    """writer [5]: staging one by one finds the request at fault."""
     rig.run(batch(1, "a", epoch=2))
     answers = rig.run_together([batch(1, "x", name="q"), batch(2, "y"), batch(1, "z", name="r")])
     assert isinstance(answers[1], StoreError)
@@ -326,7 +326,7 @@ def test_a_duplicate_without_a_key_is_told_why_again(rig: Rig) -> None:
 
 
 def test_after_a_refused_request_nothing_of_its_stream_is_applied(rig: Rig) -> None:
-    """P6, P7: what comes behind must not overtake it; requests without the stream go on."""
+    """P6, P7: later requests must not overtake it; requests without the stream go on."""
     channel = PublishChannel()
     rig.run(batch(1, "x", epoch=2))
     stream = [replace(batch(first, key), channel=channel) for first, key in ((1, "a"), (2, "b"))]
@@ -517,7 +517,7 @@ def test_a_last_request_over_several_commits_finishes_its_unit_in_the_last_of_th
 
 
 def test_a_unit_that_is_stalled_is_finished_by_the_retry_alone(rig: Rig) -> None:
-    """P6: a refusal that may pass leaves it open; what follows in the stream cannot finish it."""
+    """P6: a temporary refusal leaves it open; later requests of the stream cannot finish it."""
     channel = PublishChannel()
     rig.run(batch(1, "x", epoch=1))
     answers = rig.run_together(

@@ -192,7 +192,7 @@ def test_a_condition_is_checked_with_the_write(rig: Rig, condition: Condition, t
 
 
 def test_one_of_two_writers_with_the_same_condition_wins(rig: Rig) -> None:
-    """P3: conditions see what stands before them in the same commit."""
+    """P3: conditions see the earlier changes of the same commit."""
     first, second = rig.run_together(
         [Publish("orders", [text], ["a"], conditions=[IF_ABSENT]) for text in (b"1", b"2")]
     )
@@ -312,7 +312,8 @@ def test_versions_follow_the_clock_and_rise_with_every_write(rig: Rig) -> None:
 
 
 def test_no_version_and_no_sequence_is_issued_twice_after_a_crash(tmp_path: Path) -> None:
-    """K7, S7, writer [4]: bounds are on disk before what they cover is used, though time stands still."""
+    """K7, S7, writer [4]: bounds are on disk before versions and sequences up to them are used, though time stands
+    still."""
     rig = Rig(tmp_path)
     rig.create_topic("orders")
     version = sequence = 0

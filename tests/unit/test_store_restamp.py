@@ -64,7 +64,7 @@ def restamp(rig: Rig, mode: RestampMode, lifetime: Lifetime = ABSENT, keys: str 
 
 
 def test_a_record_that_does_not_match_any_more_is_not_deleted(rig: Rig) -> None:
-    """D2: what was found was deleted and published anew meanwhile, or changed, or is as it was."""
+    """D2: the record that was found was deleted and published anew meanwhile, or changed, or is as it was."""
     for key in "abc":
         rig.put("t", key, b"old")
     delete = Delete("t", ["a", "b", "c"], matches=is_old)
@@ -76,7 +76,7 @@ def test_a_record_that_does_not_match_any_more_is_not_deleted(rig: Rig) -> None:
 
 
 def test_requests_queued_before_a_delete_take_effect_before_it(rig: Rig) -> None:
-    """In one commit: the predicate sees what the publish has just put."""
+    """In one commit: the predicate sees the record that the publish has just put."""
     rig.put("t", "a", b"old")
     rig.run_together(
         [
@@ -90,7 +90,7 @@ def test_requests_queued_before_a_delete_take_effect_before_it(rig: Rig) -> None
 
 
 def test_an_overdue_record_is_no_match_and_expires(rig: Rig) -> None:
-    """L10: a delete does not count what had expired."""
+    """L10: a delete does not count expired records."""
     rig.put("t", "a", ttl=SECOND)
     rig.time.tick(SECOND)
     assert rig.run(Delete("t", ["a"], matches=lambda key, value: True)).applied == 0

@@ -138,7 +138,7 @@ def test_a_topic_that_leaves_the_configuration_stays_as_if_an_administrator_had_
 
 
 def test_a_topic_may_enter_the_configuration(rig: Rig) -> None:
-    """K1: declaring what an administrator had made."""
+    """K1: declaring a topic that an administrator had created."""
     rig.create_topic("orders")
     rig.alter_topic("orders", in_config=True, max_ttl_micros=DAY)
     assert rig.topic("orders").in_config

@@ -311,7 +311,7 @@ def test_a_put_that_is_due_when_its_turn_comes_is_skipped_and_its_expiry_follows
 
 
 def test_a_put_that_falls_due_while_it_waits_to_be_sent_is_skipped(rig: Rig, subscribers: Subscribers) -> None:
-    """J12: handing over is what counts, not queueing."""
+    """J12: delivery counts, not queueing."""
     follower = subscribers.subscribe("orders")
     reader = subscribers.subscribe("orders", changes=True)
     rig.run_together([Publish("orders", [px(1)], ["a"], lifetime=_ttl(SECOND)), Publish("orders", [px(2)], ["b"])])
@@ -494,7 +494,7 @@ def test_a_record_that_came_and_went_within_one_interval_is_not_told_out_of_focu
     assert follower.news() == []
     rig.time.tick(SECOND)
     assert follower.news() == [("oof deleted", "kept", px(7)), ("put", "back", px(8))]
-    # What is sent by now goes as it should, also when it comes back and goes again before the interval is over.
+    # Changes sent by now leave as they should, also when it comes back and goes again before the interval is over.
     rig.delete("orders", "back")
     rig.put("orders", "back", px(9))
     rig.put("orders", "back", px(2))
@@ -558,7 +558,7 @@ def test_an_emission_of_conflated_messages_belongs_together(rig: Rig, subscriber
 
 
 def test_nobody_starts_at_a_time_that_has_not_come(rig: Rig, subscribers: Subscribers) -> None:
-    """S4: it was given what is published now. A little ahead is a difference of clocks, and means now."""
+    """S4: it got the changes published now. A little ahead is a difference of clocks, and means now."""
     rig.put("orders", "before", px(1))
     tolerated = rig.clock.now_micros() + AHEAD_MICROS_MAX
     follower = subscribers.subscribe("orders", start=Start(StartKind.TIME, time_micros=tolerated))
@@ -1147,7 +1147,7 @@ def test_a_subscriber_that_leaves_leaves_no_state_behind(rig: Rig, subscribers: 
 
 
 def test_on_a_failed_store_a_new_subscription_is_told_so(rig: Rig, subscribers: Subscribers) -> None:
-    """X3: what it would begin with may never become durable."""
+    """X3: its first changes may never become durable."""
     rig.run(Publish("orders", [px(1)], ["a"], durability=Durability.BUFFERED))
     rig.store.writer.fail(StoreError(Reason.STORE_FAILED, "for the test"))
     follower = subscribers.subscribe("orders", sow=True, settled=False)

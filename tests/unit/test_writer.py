@@ -140,7 +140,7 @@ def test_bounds_are_synced_before_the_writes_that_they_cover(rig: Rig) -> None:
 def test_a_commit_that_fails_ends_writing_and_reads_go_on(
     rig: Rig, error: Exception, expected: Reason, where: str
 ) -> None:
-    """X3, writer [3]: what shares the commit, what is queued behind it and what comes later is refused, each once."""
+    """X3, writer [3]: requests in the same commit, queued behind it or coming later are refused, each once."""
     rig.put("orders", "before", b"kept")
     rocks = FaultyRocks(rig)
     (rocks.writes if where == "write" else rocks.syncs).append(error)
@@ -312,7 +312,7 @@ def failing(key: bytes, original: Callable[..., object]) -> Callable[..., object
 
 
 def test_an_exception_while_staging_fails_its_request_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """writer [5], X2: INTERNAL without details; what shared its commit is committed."""
+    """writer [5], X2: INTERNAL without details; other requests of its commit are committed."""
     monkeypatch.setattr(Draft, "put", failing(b"bad", Draft.put))
     requests = [Publish("orders", [b"x"], [key], want_results=True) for key in ("a", "bad", "b")]
     answers = rig.run_together(requests)
@@ -486,7 +486,7 @@ def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
 def test_a_delete_and_a_touch_of_a_damaged_record_refuse_themselves_only(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """writer [5], X3: damage under one key is found by who reads it; the others go on."""
+    """writer [5], X3: damage under one key is found by its reader; other requests continue."""
     rig.put("orders", "a")
     rig.put("orders", "b")
     rig.reopen()
