@@ -131,7 +131,7 @@ def test_when_the_disk_is_full_writes_are_refused_and_reads_go_on(tmp_path: Path
             client.publish("kept", {"n": 1}, key="1")
 
 
-def test_a_disk_that_is_full_at_the_start_is_told_in_one_message(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_at_the_start_is_one_message(tmp_path: Path, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(24 * 2**20 - 8192))
     with ServerProcess(tmp_path, SMALL, start=False) as server:
         server.data = small_disk / "data"
@@ -261,19 +261,19 @@ def test_undamaged_it_opens(data: Path) -> None:
         pytest.param(lambda data: os.truncate(table_of_records(data), 10_000), id="table-short"),
     ],
 )
-def test_damage_is_told_when_opening(data: Path, spoil: Callable[[Path], None]) -> None:
+def test_damage_is_reported_when_opening(data: Path, spoil: Callable[[Path], None]) -> None:
     spoil(data)
     message = refusal(data)
     assert "damaged" in message
     assert "restore it from a backup" in message
 
 
-def test_a_missing_manifest_is_told_when_opening(data: Path) -> None:
+def test_a_missing_manifest_is_reported_when_opening(data: Path) -> None:
     files(data, "MANIFEST-*")[0].unlink()
     assert "MANIFEST-" in refusal(data)
 
 
-def test_data_whose_marker_is_gone_is_not_taken_for_an_empty_directory(data: Path) -> None:
+def test_data_without_their_marker_do_not_count_as_an_empty_directory(data: Path) -> None:
     (data / "SOW").unlink()
     assert "the file SOW is missing" in refusal(data)
 

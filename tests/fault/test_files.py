@@ -177,7 +177,7 @@ def test_the_files_of_a_killed_process_open(data: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "act", "outcome"), CELLS)
-def test_a_file_is_told_or_harmless(data: Path, other: Path, name: str, act: str, outcome: str) -> None:
+def test_damage_to_a_file_is_reported_or_harmless(data: Path, other: Path, name: str, act: str, outcome: str) -> None:
     found = newest(data, name)
     if act == "damaged":
         content = bytearray(found.read_bytes())
@@ -239,7 +239,7 @@ def test_other_damage_to_files_is_reported(data: Path, spoil: Callable[[Path], o
     assert SAID[said] in refusal(data), "and again, as the refusal has changed nothing"
 
 
-def test_the_database_of_an_empty_store_in_the_place_of_ours_is_told(data: Path, tmp_path: Path) -> None:
+def test_the_database_of_an_empty_store_in_place_of_the_own_is_reported(data: Path, tmp_path: Path) -> None:
     """RocksDB opens it, finds no table in it, and removes ours as needless."""
     opened(tmp_path / "empty").close()
     for pattern in ("MANIFEST-*", "CURRENT"):

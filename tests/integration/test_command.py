@@ -140,7 +140,7 @@ def test_a_subscriber_follows_over_a_restart_of_the_server(tmp_path: Path) -> No
                 following.communicate()
 
 
-def test_exit_code_1_the_server_said_no(server: ServerProcess) -> None:
+def test_a_refusal_of_the_server_gives_exit_code_1(server: ServerProcess) -> None:
     refused = sow(server.address, "query", "nowhere")
     assert refused.code == SAID_NO
     assert "TOPIC_NOT_FOUND" in refused.err

@@ -171,7 +171,7 @@ def test_a_stream_of_deltas_is_merged_in_order(stubs: Stubs, topic: str) -> None
     assert found["39"] == {"id": 39, **last}
 
 
-def test_merged_records_are_there_after_a_crash(stubs: Stubs, server: ServerProcess, topic: str) -> None:
+def test_merged_records_survive_a_crash(stubs: Stubs, server: ServerProcess, topic: str) -> None:
     put(stubs, topic, {"id": 1, "a": 1, "b": {"x": 1}})
     put(stubs, topic, {"id": 1, "b": {"y": 2}}, delta=True, unset_paths=["/a"])
     server.kill9()

@@ -145,7 +145,7 @@ def test_data_of_a_running_server_are_not_removed(tmp_path: Path) -> None:
     assert not (tmp_path / DATA_NAME).exists()
 
 
-def test_a_server_that_does_not_start_is_told_with_its_own_words(tmp_path: Path) -> None:
+def test_a_failed_start_of_a_server_is_reported_with_its_output(tmp_path: Path) -> None:
     (tmp_path / CONFIG_NAME).write_text("[server]\nlisen = 1\n")
 
     with ServerProcess(tmp_path) as server, pytest.raises(ServerTrouble) as raised:

@@ -234,7 +234,9 @@ def test_the_asynchronous_client_reads_parts_at_the_same_time(server: ServerProc
 
 
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_a_server_that_goes_in_the_middle_of_a_read_is_told_and_nothing_looks_whole(tmp_path: Path, way: str) -> None:
+def test_a_server_that_ends_during_a_read_is_reported_and_no_partial_result_looks_complete(
+    tmp_path: Path, way: str
+) -> None:
     with ServerProcess(tmp_path, CONFIG) as server, server.client() as client:
         publish_large(client)
         export: Export = client.open_export("large", parts=1)

@@ -57,7 +57,7 @@ def test_ready_says_where_and_as_whom(server: ServerProcess) -> None:
         assert {"time", "level", "event", "logger"} <= json.loads(line).keys()
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -66,7 +66,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             assert f"cannot listen on 127.0.0.1:{port}" in told(server)
 
 
-def test_a_second_server_on_a_port_is_told_and_the_first_goes_on(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_second_server_on_a_port_is_refused_and_the_first_continues(server: ServerProcess, tmp_path: Path) -> None:
     port = int(server.address.rpartition(":")[2])
     with ServerProcess(tmp_path / "second", CONFIG, port=port, start=False) as second:
         assert "cannot listen" in told(second)
@@ -74,7 +74,7 @@ def test_a_second_server_on_a_port_is_told_and_the_first_goes_on(server: ServerP
         assert client.status().state == "serving"
 
 
-def test_a_second_server_on_a_data_directory_is_told_and_the_first_goes_on(
+def test_a_second_server_on_a_data_directory_is_refused_and_the_first_continues(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     with ServerProcess(tmp_path / "second", CONFIG, start=False) as second:
@@ -102,14 +102,14 @@ def test_a_second_server_on_a_data_directory_is_told_and_the_first_goes_on(
         ("[metrics]\nlisten = 'nowhere'\n", ["[metrics]", "nowhere"]),
     ],
 )
-def test_a_bad_configuration_is_told_in_one_message(tmp_path: Path, config: str, words: list[str]) -> None:
+def test_a_bad_configuration_is_one_message(tmp_path: Path, config: str, words: list[str]) -> None:
     with ServerProcess(tmp_path, config, start=False) as server:
         message = told(server)
         for word in words:
             assert word in message
 
 
-def test_a_configuration_that_is_not_there_and_a_data_directory_that_cannot_be_made_are_told(tmp_path: Path) -> None:
+def test_a_missing_configuration_and_an_impossible_data_directory_are_reported(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, start=False) as server:
         server.config.unlink()
         assert str(server.config) in told(server)
@@ -127,7 +127,7 @@ def test_an_address_that_others_reach_needs_tls_or_the_word(tmp_path: Path) -> N
         assert server.terminate() == 0
 
 
-def test_a_topic_of_the_file_that_does_not_fit_its_data_is_told(server: ServerProcess) -> None:
+def test_a_topic_of_the_file_that_contradicts_its_data_is_reported(server: ServerProcess) -> None:
     with server.client() as client:
         client.publish("plain", {}, key="1")
     assert server.terminate() == 0

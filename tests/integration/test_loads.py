@@ -151,7 +151,7 @@ def test_a_lease_that_ends_drops_the_load(client: Client) -> None:
     assert error.value.reason == "LOAD_NOT_FOUND"
 
 
-def test_bad_requests_are_told_the_field(client: Client) -> None:
+def test_refusals_of_bad_requests_name_the_field(client: Client) -> None:
     stage = load_pb2.StageLoadRequest
     load = client.open_load("t").id
     assert refused(client, "OpenLoad", load_pb2.OpenLoadRequest(topic="t", lease_micros=-1)) == (

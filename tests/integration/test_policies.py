@@ -32,7 +32,7 @@ def told(client: Client, topic: str) -> dict[str, tuple[str, str]]:
     return {one.name: (one.value, one.origin) for one in client.describe_topic(topic).effective}
 
 
-def test_a_policy_is_set_told_listed_and_deleted_and_survives_a_kill(server: ServerProcess) -> None:
+def test_a_policy_is_set_shown_listed_and_deleted_and_survives_a_kill(server: ServerProcess) -> None:
     """Pulsar 3, RabbitMQ 1, T2, T4: set, get and remove by pattern; describe tells each value and its origin."""
     with server.client() as client:
         client.create_topic("orders.eu", dead_letter="dlq")

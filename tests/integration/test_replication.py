@@ -74,7 +74,7 @@ def contents(client: Client) -> list[tuple[str, bytes, int, int | None, str]]:
     ]
 
 
-def test_two_instances_have_the_same_records_whoever_was_written_to(tmp_path: Path, stack: ExitStack) -> None:
+def test_two_instances_have_the_same_records_whichever_took_the_writes(tmp_path: Path, stack: ExitStack) -> None:
     pair = Pair(tmp_path)
     a = started(stack, pair.a)
     a.publish("orders", {"id": "before"})  # seeded
@@ -135,7 +135,7 @@ def test_replicated_is_on_disk_at_the_peer_and_downgraded_when_it_is_down(tmp_pa
     assert b.count("orders") == 500  # acknowledged there: it need not be waited for
 
 
-def test_an_instance_that_is_not_accepted_is_told_why(tmp_path: Path, stack: ExitStack) -> None:
+def test_an_instance_that_is_not_accepted_gets_the_reason(tmp_path: Path, stack: ExitStack) -> None:
     port = free_port()
     a = started(stack, ServerProcess(tmp_path / "a", config("a", {"b": port}), start=False))
     wrong = config("b", {}, more='accept = ["c"]').replace('"secret"', '"other"')

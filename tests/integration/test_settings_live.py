@@ -37,7 +37,7 @@ def there(client: Client, topic: str) -> bool:
 
 
 @pytest.mark.parametrize("by", ["alter", "policy"])
-def test_a_topic_that_nobody_uses_goes(client: Client, by: str) -> None:
+def test_an_unused_topic_is_deleted(client: Client, by: str) -> None:
     """T1, T4, RabbitMQ 12: `idle_ttl` on a topic that is there."""
     client.create_topic(f"idle-{by}")
     if by == "alter":

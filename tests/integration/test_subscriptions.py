@@ -254,7 +254,7 @@ def test_the_state_of_every_subscriber_equals_a_query(server: ServerProcess, see
             subscriber.stop()
 
 
-def test_a_stopped_consumer_costs_bounded_memory_and_nobody_else_anything(tmp_path: Path) -> None:
+def test_a_stopped_consumer_costs_bounded_memory_and_does_not_affect_others(tmp_path: Path) -> None:
     """S6: it is served from the journal when it reads again, without a gap."""
     # RocksDB grows at first, which is not the subscriber's doing; so it gets little room.
     storage = '[storage]\nmemtable = "4MiB"\nother_memtable = "4MiB"\nblock_cache = "4MiB"\n'

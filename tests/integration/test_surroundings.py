@@ -157,7 +157,7 @@ def test_tls_serves_clients_that_trust_the_authority(tmp_path: Path, certificate
         assert not server.faults()
 
 
-def test_a_certificate_that_is_not_trusted_is_told_as_the_cause(tmp_path: Path, certificates: Path) -> None:
+def test_an_untrusted_certificate_is_named_as_the_cause(tmp_path: Path, certificates: Path) -> None:
     """Story: it looked like a server that is not there; what TLS had to say was in gRPC's log alone."""
     with ServerProcess(tmp_path, tls_config(certificates, mutual=False)) as server:
         tls = Tls(ca=certificates / "other-ca.pem")
@@ -177,7 +177,7 @@ def test_mutual_tls_serves_clients_with_a_certificate_of_the_authority(tmp_path:
         assert server.terminate() == 0
 
 
-def test_a_certificate_that_does_not_match_its_key_is_told_at_the_start(tmp_path: Path, certificates: Path) -> None:
+def test_a_certificate_that_does_not_match_its_key_is_reported_at_the_start(tmp_path: Path, certificates: Path) -> None:
     config = tls_config(certificates, mutual=False).replace("server.key", "client.key")
     with ServerProcess(tmp_path, config, start=False) as server:
         with pytest.raises(DidNotStart) as refused:

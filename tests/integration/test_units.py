@@ -54,7 +54,7 @@ def test_two_clients_that_open_a_publisher_at_the_same_time_get_different_epochs
     assert sorted(found) == list(range(1, 41))
 
 
-def test_a_publisher_that_was_fenced_is_told_at_once(client: Client) -> None:
+def test_a_fenced_publisher_gets_its_error_at_once(client: Client) -> None:
     """P6: a zombie that wakes up late."""
     old = client.open_publisher("p", unit=1).epoch
     zombie = client.publisher("orders", publisher_id="p", epoch=old, unit=1)

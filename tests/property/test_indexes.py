@@ -128,7 +128,7 @@ def test_a_change_brings_and_removes_just_the_entries_that_differ(before: object
 
 
 @given(value=values)
-def test_an_entry_is_there_for_every_scalar_of_the_field_and_for_the_number_of_a_numeric_text(value: object) -> None:
+def test_every_scalar_of_the_field_and_the_number_of_a_numeric_text_has_an_entry(value: object) -> None:
     assert len(entry_keys(INDEX, {"a": value}, b"k")) <= len(entries({"a": value}, ("a",)))
     for found in _scalars(value):
         kind = Kind.BOOLEAN if type(found) is bool else Kind.TEXT if type(found) is str else Kind.NUMBER

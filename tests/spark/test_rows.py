@@ -119,7 +119,7 @@ def test_keys_are_text_integers_or_dates() -> None:
     assert (step.keys, step.payloads) == (None, [b'{"v":1}'])
 
 
-def test_rows_that_are_no_records_are_told_apart() -> None:
+def test_rows_that_are_no_records_are_recognised() -> None:
     """given rows without a key, with lifetimes that are none, not UTF-8 / when planned / then the others go on
     (sow_spark/rows [2])"""
     columns = {

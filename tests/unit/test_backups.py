@@ -145,7 +145,7 @@ def test_a_backup_of_an_authoritative_store_is_a_backup_like_any_other(rig: Rig,
     rig.close()
 
 
-def test_a_directory_that_is_there_is_not_touched(rig: Rig, tmp_path: Path) -> None:
+def test_an_existing_directory_is_not_changed(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "backup").mkdir()
     with pytest.raises(StoreError, match="is there already") as caught:
         rig.store.upkeep.backup(tmp_path / "backup")

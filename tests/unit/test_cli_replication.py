@@ -123,7 +123,7 @@ def test_every_link_is_a_line_with_exact_values(client: FakeClient) -> None:
     }
 
 
-def test_a_table_tells_trouble_below_it_and_obeys_nobody(client: FakeClient) -> None:
+def test_a_table_shows_errors_below_it_without_control_characters(client: FakeClient) -> None:
     client.links = ReplicationStatus("nyc-1", 2_234, (OUT,), (IN,))
     shown = run(client, "replication", "status", "--format", "table").stdout
     assert "downgraded" in shown
@@ -136,7 +136,7 @@ def test_a_table_tells_trouble_below_it_and_obeys_nobody(client: FakeClient) -> 
     assert "\x1b[2J" not in shown
 
 
-def test_an_error_without_a_reason_is_told_without_an_empty_one(client: FakeClient) -> None:
+def test_an_error_without_a_reason_is_shown_without_an_empty_one(client: FakeClient) -> None:
     """It read "out b: : UNAVAILABLE: failed to connect to all addresses; …"."""
     lost = replace(OUT, topics=(), last_error_reason="", last_error="cannot reach 127.0.0.1:7552: connection refused")
     client.links = ReplicationStatus("nyc-1", 2_234, (lost,), ())
@@ -189,7 +189,7 @@ def test_verify_ends_with_0_when_nothing_differs(client: FakeClient) -> None:
     assert arguments_of(client, "verify_replication") == {"peer": "ldn-1", "topics": None, "keys_max": 100}
 
 
-def test_rows_that_could_not_be_compared_are_told_and_end_verify_with_1(client: FakeClient) -> None:
+def test_rows_that_could_not_be_compared_are_reported_and_end_verify_with_1(client: FakeClient) -> None:
     """R13: such a row may be at one end alone, and nobody could see it."""
     client.verified = [replace(VERIFIED[0], unreadable_there=2)]
     result = run(client, "replication", "verify", "ldn-1", "--format", "table")
@@ -244,7 +244,7 @@ def test_a_peer_that_is_not_configured_is_a_no(client: FakeClient) -> None:
     assert "PEER_NOT_FOUND" in result.stderr
 
 
-def test_a_write_that_stands_here_alone_is_a_no_and_not_a_server_out_of_reach(client: FakeClient) -> None:
+def test_a_write_stored_here_alone_is_a_refusal_and_not_an_unreachable_server(client: FakeClient) -> None:
     """UNAVAILABLE would be exit code 3, which scripts take for a reason to try again."""
     client.add("orders")
     publish = ("publish", "orders", "--data", '{"id": 1}', "--durability", "replicated")

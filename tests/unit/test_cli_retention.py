@@ -130,7 +130,7 @@ def test_alter_takes_settings_away_with_none(client: FakeClient) -> None:
         (("publish", "orders", "--data", "{}", "--ttl"), "never"),
     ],
 )
-def test_a_wrong_duration_is_told_the_words_that_stand_for_none(
+def test_the_message_of_a_wrong_duration_lists_the_words_for_none(
     client: FakeClient, command: tuple[str, ...], words: str
 ) -> None:
     """`--max-ttl never` was refused with "misses a number at position 0", which does not lead to `none`."""
@@ -140,7 +140,7 @@ def test_a_wrong_duration_is_told_the_words_that_stand_for_none(
     assert f"'forever' is not a duration or {words}: duration 'forever' misses a number" in refused.stderr
 
 
-def test_a_wrong_number_is_told_the_words_beside_it(client: FakeClient) -> None:
+def test_the_message_of_a_wrong_number_lists_the_allowed_words(client: FakeClient) -> None:
     """A delivery limit was told that it is no number of entries."""
     refused = run(client, "quota", "set", "orders", "--delivery-limit", "often")
 

@@ -280,9 +280,7 @@ def test_it_ends_after_its_time_though_nothing_comes(client: FakeClient) -> None
 
 
 @pytest.mark.parametrize("options", [(), ("--sow",)])
-def test_a_connection_that_is_lost_and_found_again_is_told_on_stderr(
-    client: FakeClient, options: tuple[str, ...]
-) -> None:
+def test_a_lost_and_restored_connection_is_reported_on_stderr(client: FakeClient, options: tuple[str, ...]) -> None:
     """Story: it was silent for up to five minutes, which looked as if nothing happened in the topic."""
     client.interruption = Unavailable("the subscription was cut off", reason="STREAM_CUT")
 

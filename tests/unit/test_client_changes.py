@@ -40,7 +40,7 @@ def test_starts_of_a_plan() -> None:
             of(wrong)
 
 
-def test_a_pin_is_kept_for_as_long_as_is_said() -> None:
+def test_a_pin_has_the_requested_lease() -> None:
     assert pin_request("t", "n", "e.1", None).idle_ttl_micros == 0
     assert pin_request("t", "n", "e.1", "5m").idle_ttl_micros == 300_000_000
 

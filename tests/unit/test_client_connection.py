@@ -498,7 +498,7 @@ def test_long_keys_do_not_make_a_message_of_a_publisher_too_large(store: Store, 
         assert len(client.publish_many("orders", [b"{}"] * 1000, keys=keys)) == 1000
 
 
-def test_an_answer_that_is_too_large_and_the_limit_of_another_server_are_told_alike(address: str) -> None:
+def test_an_oversized_answer_and_the_limit_of_another_server_give_the_same_error(address: str) -> None:
     """gRPC says RESOURCE_EXHAUSTED of its own limits, at either end, and nothing but a text that tells why."""
 
     class Large(Store):
@@ -558,7 +558,7 @@ def test_a_task_that_is_cancelled_stays_cancelled(store: Store, address: str) ->
     asyncio.run(use())
 
 
-def test_why_there_is_no_connection_is_told(address: str) -> None:
+def test_the_error_names_the_reason_for_no_connection(address: str) -> None:
     """Story: a refused connection, a wrong name and a certificate that is not trusted all looked the same."""
 
     async def use() -> str:

@@ -245,7 +245,7 @@ def test_a_durable_in_use_refuses_new_consumers_and_returning_ones_wait() -> Non
 
 
 @pytest.mark.parametrize("reason", ["DURABLE_TAKEN_OVER", "DURABLE_DETACHED"])
-def test_a_consumer_that_is_sent_away_is_told(reason: str) -> None:
+def test_a_detached_consumer_gets_an_error(reason: str) -> None:
     consumer = Consumer()
     consumer.follow(Kept(history(1)))
     with pytest.raises(Aborted) as caught:
@@ -266,7 +266,7 @@ def test_a_consumer_that_is_sent_away_is_told(reason: str) -> None:
         (sow_pb2.GAP_REASON_UNSPECIFIED, "unknown"),
     ],
 )
-def test_a_gap_is_told_in_its_place(reason: sow_pb2.GapReason.ValueType, name: str) -> None:
+def test_a_gap_is_reported_in_its_place(reason: sow_pb2.GapReason.ValueType, name: str) -> None:
     journal = Journal()
     for key in "abcdef":
         journal.commit(put(key, {}))
@@ -733,9 +733,7 @@ def test_closing_from_another_thread_ends_the_wait_and_keeps_acknowledgements(se
     assert durables.kept.at == 1
 
 
-def test_a_server_that_is_gone_is_not_waited_for_when_leaving(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_does_not_wait_for_a_server_that_has_ended(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sow_client._durable.CLOSE_SECONDS_MAX", 0.0)
     durables = Durables(kept_of("ab"))
     servers.start(durables)

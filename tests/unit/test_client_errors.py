@@ -106,7 +106,9 @@ def test_an_error_info_of_another_domain_is_not_ours() -> None:
         (grpc.StatusCode.UNIMPLEMENTED, InternalError, "UNIMPLEMENTED"),
     ],
 )
-def test_a_status_without_details_is_told_by_its_code(code: grpc.StatusCode, kind: type[SowError], reason: str) -> None:
+def test_a_status_without_details_is_described_by_its_code(
+    code: grpc.StatusCode, kind: type[SowError], reason: str
+) -> None:
     error = error_of_status(Ended(code, "somewhere"))
     assert type(error) is kind
     assert error.reason == reason

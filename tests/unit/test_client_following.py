@@ -306,7 +306,7 @@ def test_a_restart_of_the_server_is_not_noticed(servers: Servers) -> None:
     assert (first, set(others)) == ("", {"e0.1"})
 
 
-def test_a_subscription_stands_when_it_has_been_made(followed: Followed, servers: Servers) -> None:
+def test_a_subscription_is_attached_when_the_call_returns(followed: Followed, servers: Servers) -> None:
     """A record that the next line publishes is not missed, although nobody has asked for a change yet."""
 
     async def use() -> str:
@@ -369,7 +369,7 @@ def test_a_server_that_is_not_there_is_unreachable_within_the_connect_timeout(se
     assert time.monotonic() - started < 5
 
 
-def test_a_server_that_does_not_come_back_is_told_with_the_bookmark_and_that_is_the_end(servers: Servers) -> None:
+def test_a_server_that_stays_away_ends_the_command_with_the_bookmark(servers: Servers) -> None:
     followed = Followed(Journal())
     servers.start(followed)
     followed.commit("a")
@@ -384,7 +384,7 @@ def test_a_server_that_does_not_come_back_is_told_with_the_bookmark_and_that_is_
             next(changes)
 
 
-def test_a_journal_that_does_not_lead_on_is_told_with_the_bookmark(servers: Servers) -> None:
+def test_a_journal_that_no_longer_reaches_back_is_reported_with_the_bookmark(servers: Servers) -> None:
     followed = Followed(Journal())
     servers.start(followed)
     followed.commit("a", "b")

@@ -148,7 +148,7 @@ def put_once(journal: Journal, key: str) -> None:
         journal.commit(put(key, {}))
 
 
-def test_a_subscription_that_never_stood_starts_where_it_was_told_to() -> None:
+def test_a_subscription_that_never_attached_starts_at_its_requested_start() -> None:
     for start in ({"bookmark": "e0.0"}, {"earliest": True}, {"start_time_micros": 5}, {}):
         core = core_of(request_of(**start))
         first = core.request(now=0.0)
@@ -391,7 +391,7 @@ def test_time_to_try_counts_anew_once_something_came_of_a_call(good: str) -> Non
         core.ended(CUT, now=float(now) + 8, jitter=0.0)
 
 
-def test_an_interruption_is_told_once_and_its_end_too() -> None:
+def test_an_interruption_and_its_end_are_reported_once() -> None:
     interruptions: list[SowError | None] = []
     core = SubscriptionCore(request_of(), retry_for=30.0, connect_timeout=5.0, on_interruption=interruptions.append)
     journal = Journal()
@@ -412,7 +412,7 @@ def test_an_interruption_is_told_once_and_its_end_too() -> None:
     assert interruptions == [CUT, None, CUT]
 
 
-def test_a_subscription_that_is_given_up_is_not_told_as_interrupted() -> None:
+def test_a_cancelled_subscription_is_not_reported_as_interrupted() -> None:
     interruptions: list[SowError | None] = []
     core = SubscriptionCore(request_of(), retry_for=0.0, connect_timeout=5.0, on_interruption=interruptions.append)
     fed(core, *Journal().frames(core.request(now=0.0)))

@@ -190,7 +190,7 @@ def test_only_records_due_at_once_have_a_count_of_receivers(rig: Rig) -> None:
     assert rig.live("dead") == {}
 
 
-def test_a_touch_or_a_restamp_that_ends_a_life_leaves_a_dead_letter_whoever_is_attached(rig: Rig) -> None:
+def test_a_touch_or_a_restamp_that_ends_a_life_leaves_a_dead_letter_despite_subscribers(rig: Rig) -> None:
     """L7: the record was there for everybody; it expires as any other."""
     subscribers = Subscribers(rig)
     subscribers.subscribe("orders")
@@ -437,7 +437,7 @@ def test_the_list_is_a_field_of_an_nvfix_payload(rig: Rig, separator: bytes, key
 
 
 @pytest.mark.parametrize("kind", [MessageType.FIX, MessageType.BINARY])
-def test_where_there_is_no_room_the_payload_is_as_it_was(rig: Rig, kind: MessageType) -> None:
+def test_a_payload_without_room_for_letters_stays_unchanged(rig: Rig, kind: MessageType) -> None:
     rig.create_topic("rooms-dead", JSON, message_type=kind)
     rig.create_topic("rooms", JSON, message_type=kind, dead_letter="rooms-dead")
     outcome = rig.put("rooms", "k", b"55=IBM\x01", ttl=0)
@@ -653,7 +653,7 @@ def test_a_deleted_target_is_missing_again(rig: Rig) -> None:
     assert len(rig.live(UNDELIVERED)) == 1
 
 
-def test_where_nothing_is_to_be_retained_copies_are_dropped_and_counted(rig: Rig) -> None:
+def test_copies_are_dropped_and_counted_if_the_topic_does_not_retain_them(rig: Rig) -> None:
     rig.create_topic("lost", JSON, dead_letter="nowhere", on_missing=OnMissing.DROP)
     rig.delete_topic("orders")
     rig.put("lost", "k", b"{}", ttl=0)
@@ -661,7 +661,7 @@ def test_where_nothing_is_to_be_retained_copies_are_dropped_and_counted(rig: Rig
     assert not rig.live(UNDELIVERED)
 
 
-def test_nobody_but_the_store_writes_to_the_topic_of_undelivered_letters(rig: Rig) -> None:
+def test_only_the_store_writes_to_the_topic_of_undelivered_letters(rig: Rig) -> None:
     rig.create_topic("lost", JSON, dead_letter="later")
     rig.put("lost", "k", b"{}", ttl=0)
     (key,) = rig.live(UNDELIVERED)
@@ -755,7 +755,7 @@ def test_followers_of_the_target_get_the_copy_and_those_of_the_topic_the_expiry(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_atomic_request_is_told_as_a_whole_and_its_dead_letters_after_it(rig: Rig, late: bool) -> None:
+def test_an_atomic_request_is_delivered_as_a_whole_and_its_dead_letters_after_it(rig: Rig, late: bool) -> None:
     """Rule S5: of one topic and of all, live and from the journal, there is no bookmark inside the request."""
     subscribers = Subscribers(rig)
     begin = rig.store.writer.last_sequence

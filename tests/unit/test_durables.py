@@ -334,7 +334,7 @@ def test_a_change_that_one_durable_has_released_is_gone_for_it_though_another_pi
     assert (moved.position, entries) == (2, 1)
 
 
-def test_nothing_is_kept_behind_the_slowest_with_no_retention(rig: Rig, subscribers: Subscribers) -> None:
+def test_without_retention_entries_behind_the_slowest_are_discarded(rig: Rig, subscribers: Subscribers) -> None:
     """Pulsar 1, Pulsar 2, J3: both zero."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     follower = subscribers.attach("orders", "d")
@@ -473,7 +473,9 @@ def test_clearing_acknowledges_everything_of_one_or_all(rig: Rig, subscribers: S
     assert refused(error) is Reason.DURABLE_NOT_FOUND
 
 
-def test_a_deleted_durable_lets_go_and_its_client_is_told_when_it_is_back(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_deleted_durable_releases_the_journal_and_its_returning_client_gets_a_gap(
+    rig: Rig, subscribers: Subscribers
+) -> None:
     """J10 (reset), durables [3]."""
     rig.alter_topic("orders", retain_time_micros=0, retain_bytes=0)
     follower = subscribers.attach("orders", "d")
@@ -496,7 +498,7 @@ def test_a_deleted_durable_lets_go_and_its_client_is_told_when_it_is_back(rig: R
 
 
 @pytest.mark.parametrize(("limit", "value"), [("max_entries", 2), ("max_age_micros", 2 * MINUTE + 1), ("max_bytes", 2)])
-def test_hard_limits_discard_whatever_is_acknowledged_or_retained_and_the_durable_is_told(
+def test_hard_limits_discard_acknowledged_and_retained_entries_and_the_durable_gets_a_gap(
     rig: Rig, subscribers: Subscribers, limit: str, value: int
 ) -> None:
     """FTL 8, J5: TTL < age < retention: gone. A gap tells how many, again and again until it is acknowledged."""
@@ -674,7 +676,7 @@ def test_setting_and_removing_the_backlog_ttl_acts_at_once(rig: Rig, subscribers
     assert durable(rig).position == 1
 
 
-def test_an_idle_durable_is_removed_and_its_client_is_told(rig: Rig, subscribers: Subscribers) -> None:
+def test_an_idle_durable_is_removed_and_its_client_gets_a_gap(rig: Rig, subscribers: Subscribers) -> None:
     """arrebato 1, arrebato 4, J10: neither attached nor acknowledging."""
     rig.alter_topic("orders", durable_idle_ttl_micros=MINUTE)
     follower = subscribers.attach("orders", "d")
@@ -981,7 +983,7 @@ def test_a_backlog_comes_to_a_quota_by_age_when_its_oldest_entry_is_that_old(
     asyncio.run(run())
 
 
-def test_nobody_looks_for_room_for_those_that_have_gone_away(rig: Rig, subscribers: Subscribers) -> None:
+def test_cancelled_writes_do_not_wait_for_room(rig: Rig, subscribers: Subscribers) -> None:
     """J9. The poll went on until there was room, perhaps for ever."""
     full(rig, subscribers)
 
@@ -1002,7 +1004,7 @@ def test_nobody_looks_for_room_for_those_that_have_gone_away(rig: Rig, subscribe
 # --- at the same time ------------------------------------------------------------------------------------------------
 
 
-def test_a_take_over_that_is_refused_leaves_nobody_attached(
+def test_a_refused_takeover_leaves_no_consumer_attached(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """J10. The row still said that somebody was there, so that it was never idle."""
@@ -1062,9 +1064,7 @@ def test_a_consumer_that_returns_while_its_durable_is_deleted_begins_at_its_requ
     assert rig.store.durables.of(rig.topic("orders")) == []
 
 
-def test_a_bookmark_beyond_a_hard_limit_is_too_old_though_nobody_has_pruned_yet(
-    rig: Rig, subscribers: Subscribers
-) -> None:
+def test_a_bookmark_beyond_a_hard_limit_is_too_old_even_before_the_prune(rig: Rig, subscribers: Subscribers) -> None:
     """S4, durables [4]. The durable began after the discarded changes, and no gap was reported."""
     rig.alter_topic("orders", max_age_micros=MINUTE)
     put(rig, "a", "b")
@@ -1079,7 +1079,7 @@ def test_a_bookmark_beyond_a_hard_limit_is_too_old_though_nobody_has_pruned_yet(
     assert (follower.got(), follower.gaps()) == ([3], [])
 
 
-def test_a_row_that_changes_is_there_all_the_time(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_changing_row_is_always_present(rig: Rig, subscribers: Subscribers) -> None:
     """durables [1]. It was taken out and put in again: a reader on another thread was told DURABLE_NOT_FOUND."""
     follower = subscribers.attach("orders", "d")
     put(rig, "a")
@@ -1136,7 +1136,7 @@ def test_a_topic_is_deleted_while_its_durable_is_rewound_and_it_is_pruned(rig: R
 # --- pruning (J11; P3, P5) -------------------------------------------------------------------------------------------
 
 
-def test_a_filter_that_no_longer_fits_its_topic_keeps_nobody_from_pruning(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_filter_that_no_longer_fits_its_topic_does_not_prevent_pruning(rig: Rig, subscribers: Subscribers) -> None:
     """J11. With a topic of another message type no topic was pruned any more."""
     rig.create_topic("other", JSON)
     for topic in ("orders", "other"):

@@ -97,7 +97,7 @@ def test_a_setting_that_this_server_does_not_know_is_named(field: str) -> None:
     assert "99" in caught.value.message
 
 
-def test_a_write_that_stands_here_is_not_tried_again_behind_the_callers_back() -> None:
+def test_a_write_stored_here_is_not_retried_without_the_caller() -> None:
     """P5: UNAVAILABLE is what gRPC's own retries wait for, and the write has been done. Another reason is retried."""
     policy = {
         "maxAttempts": 3,

@@ -119,7 +119,7 @@ def test_a_change_of_settings_is_made_before_the_end_however_much_is_overdue(tmp
     rig.close()
 
 
-def test_the_sweep_is_told_when_the_next_record_falls_due(rig: Rig) -> None:
+def test_the_sweep_knows_when_the_next_record_falls_due(rig: Rig) -> None:
     """L9: the writer sleeps until then and no longer."""
     rig.create_topic("orders")
     now = rig.clock.now_micros()
@@ -213,7 +213,7 @@ def test_a_refresh_that_is_queued_with_its_sweep_is_not_lost(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("first", ["sweep", "refresh"])
-def test_a_refresh_at_the_deadline_and_the_sweep_give_one_outcome_whoever_is_first(rig: Rig, first: str) -> None:
+def test_a_refresh_at_the_deadline_and_the_sweep_give_one_outcome_in_either_order(rig: Rig, first: str) -> None:
     """L10: at the deadline the old record has expired; the refresh is a new record, and stays. One EXPIRE."""
     rig.create_topic("orders")
     rig.put("orders", "a", b"1", ttl=SECOND)

@@ -112,7 +112,7 @@ def test_filters_work_on_every_message_type_with_fields(
     assert matching(rig, "/44 > 10 AND /55 = 'IBM'", "fields") == ["b"]
 
 
-def test_a_filter_is_told_in_its_canonical_form(rig: Rig) -> None:
+def test_a_filter_is_shown_in_its_canonical_form(rig: Rig) -> None:
     wanted = record_filter(rig.topic("quotes"), " /a==1 && not(/b <> 'x')", 0)
     assert wanted.text == "/a = 1 AND NOT /b != 'x'"
     assert wanted.predicate.paths == (("a",), ("b",))

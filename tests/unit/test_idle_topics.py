@@ -288,7 +288,7 @@ def test_a_topic_of_the_same_name_is_another_topic(keeper: Keeper) -> None:
     assert sum(keeper.idle.deleted_total.values()) == 0
 
 
-def test_its_subscribers_are_told_and_its_name_is_free(keeper: Keeper) -> None:
+def test_the_subscribers_of_a_deleted_topic_get_an_error_and_its_name_is_free(keeper: Keeper) -> None:
     """Rule T5: a topic that goes while somebody is about to come."""
     keeper.create("t", idle_ttl_micros=TTL)
     subscribers = Subscribers(keeper.rig)

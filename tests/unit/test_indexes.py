@@ -353,7 +353,7 @@ def test_a_range_is_read_in_pieces(rig: Rig, limit: int) -> None:
     assert find(rig, Kind.TEXT, "S0", "S1", limit=limit) == ["0", "3", "6", "1", "4", "7"]
 
 
-def test_the_end_of_a_range_is_told_with_its_last_piece(rig: Rig) -> None:
+def test_the_end_of_a_range_comes_with_its_last_piece(rig: Rig) -> None:
     rig.create_topic("orders", ORDERS)
     put(rig, {"id": 1, "symbol": "A"}, {"id": 2, "symbol": "A"}, {"id": 3, "symbol": "B"})
     cut = rig.store.cuts.records(rig.topic("orders"), [("symbol",)])

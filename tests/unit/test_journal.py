@@ -97,7 +97,7 @@ def test_a_commit_without_journaled_changes_has_no_row(rig: Rig) -> None:
     assert commits(rig) == []
 
 
-def test_switching_the_journal_off_and_on_leaves_a_gap_that_nobody_can_read_over(rig: Rig) -> None:
+def test_switching_the_journal_off_and_on_leaves_a_gap_that_no_reader_can_skip(rig: Rig) -> None:
     """J1. The entries from before stayed readable and the floor stayed low, so a reader that continued after them
     would have missed, unknowing, all that was published while the journal was off."""
     rig.put("orders", "a", b"1")
@@ -324,7 +324,7 @@ pieces = st.one_of(
 
 
 @given(st.lists(pieces, min_size=1, max_size=6))
-def test_a_column_is_the_list_that_it_stands_for(parts: list[tuple[str, int, int]]) -> None:
+def test_a_column_equals_its_list(parts: list[tuple[str, int, int]]) -> None:
     """However it is put together, and after having been stored."""
     column, plain = Column(), list[int]()
     for how, number, count in parts:

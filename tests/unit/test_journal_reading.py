@@ -96,7 +96,7 @@ def test_pruned_changes_are_gone_and_the_floor_is_above_them(rig: Rig) -> None:
         assert cut.entry(orders, 6) is None
 
 
-def test_a_cut_stands_still(rig: Rig) -> None:
+def test_a_cut_does_not_change(rig: Rig) -> None:
     some_traffic(rig)
     with closing(rig.store.cuts.journal()) as cut:
         rig.put("orders", "e")

@@ -126,7 +126,7 @@ def test_only_scalars_have_a_canonical_text(value: object, missing: bool) -> Non
         (["é"], "é"),
     ],
 )
-def test_fields_are_joined_so_that_they_can_be_told_apart(texts: list[str], key: str) -> None:
+def test_joined_fields_stay_distinguishable(texts: list[str], key: str) -> None:
     assert join(texts) == key
     assert split(key) == texts
 

@@ -76,7 +76,7 @@ def test_a_refusal_of_replication_becomes_an_error_of_the_store() -> None:
     asyncio.run(run())
 
 
-def test_a_comparison_that_nobody_waits_for_ends() -> None:
+def test_a_comparison_without_a_waiting_caller_ends() -> None:
     async def run() -> None:
         links = RefusingLinks(refused("STOPPING"))
         answers = Linked(links, message_bytes_max=0).verify(admin_pb2.VerifyReplicationRequest())

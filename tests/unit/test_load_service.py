@@ -87,7 +87,7 @@ def run(rig: Rig, test: Callable[[Served], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_commit_that_nobody_waits_for_any_more_is_applied(rig: Rig) -> None:
+def test_a_commit_without_a_waiting_caller_is_applied(rig: Rig) -> None:
     async def test(served: Served) -> None:
         load = await served.open()
         stream = served.service.CommitLoad(load_pb2.CommitLoadRequest(load_id=load), NO_CONTEXT)

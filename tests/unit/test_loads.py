@@ -276,7 +276,7 @@ def test_a_load_whose_lease_is_renewed_at_its_end_does_not_end(rig: Loaded) -> N
     assert rig.store.loads.registry.find(load).row.phase is LoadPhase.STAGING
 
 
-def test_an_aborted_load_is_gone_and_a_committed_one_is_not_aborted(rig: Loaded) -> None:
+def test_an_aborted_load_is_removed_and_a_committed_one_is_not_aborted(rig: Loaded) -> None:
     load, other = rig.open_load(), rig.open_load()
     rig.stage(load, [("a", b"new")])
     rig.heard(lambda done: rig.store.loads.abort(load, done))

@@ -126,7 +126,7 @@ def test_a_server_starts_with_the_printed_configuration(
     assert started[0].server.data_dir == tmp_path / "d"
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         program.main(["--version"])
     assert ended.value.code == 0
@@ -182,7 +182,7 @@ def _run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("package", ["structlog", "rocksdict"])
-def test_without_the_servers_libraries_the_remedy_is_told(package: str) -> None:
+def test_without_the_servers_libraries_the_message_names_the_remedy(package: str) -> None:
     done = _run("--check-config", before=f"sys.modules[{package!r}] = None")
     assert done.returncode == 2
     assert done.stderr == (
@@ -282,7 +282,7 @@ def test_events_below_the_level_are_not_logged(level: str, seen: int) -> None:
     assert len(_logged(stream)) == seen
 
 
-def test_for_people_a_line_reads_from_the_left_and_no_object() -> None:
+def test_a_console_line_reads_from_the_left_and_is_no_object() -> None:
     stream = io.StringIO()
     logs.configure(LogConfig(format="console"), stream)
     structlog.get_logger("sow_server.app").info("ready", address="127.0.0.1:7450")

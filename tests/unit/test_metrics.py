@@ -401,7 +401,7 @@ def test_a_request_that_does_not_end_is_ended(served: tuple[str, int], monkeypat
             assert connection.recv(1) == b""
 
 
-def test_idle_connections_take_no_threads_and_keep_nobody_out(served: tuple[str, int]) -> None:
+def test_idle_connections_take_no_threads_and_do_not_block_others(served: tuple[str, int]) -> None:
     """Story: 500 idle sockets at the metrics port were 500 threads of the server, for as long as they liked."""
     threads = threading.active_count()
     with contextlib.ExitStack() as idle:

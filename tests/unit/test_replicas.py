@@ -202,7 +202,7 @@ def test_changes_from_a_peer_go_to_others_but_not_back(tmp_path: Path) -> None:
     assert [key for _, chunk in piece.chunks for key in decode_changes(0, chunk).keys] == [b"1", b"2"]
 
 
-def test_nothing_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Rig]) -> None:
+def test_no_change_is_applied_twice_and_a_cursor_never_skips(pair: tuple[Rig, Rig]) -> None:
     """R6."""
     a, b = pair
     ship(a, b)
@@ -321,7 +321,7 @@ def test_only_durable_changes_are_shipped(pair: tuple[Rig, Rig]) -> None:
     assert piece.upto == a.store.writer.synced_sequence < a.store.writer.last_sequence
 
 
-def test_a_record_that_is_over_is_not_told_again_by_a_seed(pair: tuple[Rig, Rig]) -> None:
+def test_a_seed_does_not_report_an_expired_record_again(pair: tuple[Rig, Rig]) -> None:
     """L10: an instance that does not act on expiration keeps it for ever, and the tombstone here goes."""
     a, b = pair
     a.alter_topic("t", expiration=Expiration.DISABLED)
@@ -867,9 +867,7 @@ def test_an_instance_that_takes_over_a_name_gets_the_rows_written_under_it(
     assert c.store.origins.names.count("a") == 2, "a start alone gives no further number"
 
 
-def test_data_from_before_lives_were_told_apart_take_newer_writes_of_the_same_name(
-    pair: tuple[Rig, Rig], tmp_path: Path
-) -> None:
+def test_data_of_an_older_release_get_newer_writes_of_the_same_name(pair: tuple[Rig, Rig], tmp_path: Path) -> None:
     """K7. Story: in older data all that an instance wrote, before and after a restore, has one number."""
     a, b = pair
     a.put("t", "1", b"first")

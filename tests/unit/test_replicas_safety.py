@@ -427,7 +427,7 @@ def test_after_a_loss_every_source_seeds_all_anew(pair: tuple[Rig, Rig]) -> None
     assert live(b) == live(a)
 
 
-def test_after_a_loss_a_record_whose_delete_is_there_stays_deleted(pair: tuple[Rig, Rig]) -> None:
+def test_after_a_loss_a_record_with_a_kept_delete_stays_deleted(pair: tuple[Rig, Rig]) -> None:
     """X4, R4. Story: the tombstone was there, the delete of the record was lost, and a seed sent the record on."""
     a, b = pair
     a.put("t", "1")

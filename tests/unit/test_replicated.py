@@ -159,7 +159,7 @@ def test_a_retry_waits_for_the_writes_of_its_first_attempt(rig: Rig) -> None:
     run(rig, replicas, test)
 
 
-def test_a_write_that_too_few_peers_have_stands_and_the_answer_counts_it(rig: Rig) -> None:
+def test_a_write_that_too_few_peers_have_stays_and_the_answer_counts_it(rig: Rig) -> None:
     replicas = FakeLinks()
     replicas.refusal = unavailable()
 
@@ -174,7 +174,7 @@ def test_a_write_that_too_few_peers_have_stands_and_the_answer_counts_it(rig: Ri
 
 
 @pytest.mark.parametrize(("topic", "why"), [("lonely", "no sync peer"), ("unlogged", "no journal")])
-def test_where_no_peer_can_have_it_nothing_is_written(rig: Rig, topic: str, why: str) -> None:
+def test_replicated_without_a_peer_for_the_topic_writes_nothing(rig: Rig, topic: str, why: str) -> None:
     rig.create_topic("lonely")
 
     async def test(changes: Submissions) -> None:

@@ -203,7 +203,7 @@ def test_messages_of_the_transport_become_words(code: grpc.StatusCode, details: 
     assert (refused.reason, refused.message) == (types_pb2.ERROR_REASON_UNSPECIFIED, told)
 
 
-def test_a_list_that_nobody_reads_on_is_cancelled() -> None:
+def test_a_list_without_a_reader_is_cancelled() -> None:
     """Or the peer would go on with it for nobody."""
 
     async def use(calls: Calls, peer: Peer, server: grpc.aio.Server) -> None:

@@ -472,7 +472,7 @@ def test_a_receiver_that_does_not_read_as_its_store_is_slow_does_not_take_that_f
     assert over(receiver)
 
 
-def test_a_stream_on_which_nobody_says_hello_is_closed() -> None:
+def test_a_stream_without_a_hello_is_closed() -> None:
     pair = Pair()
     receiver = pair.receiving.accept()
     pair.now += 10 * SECOND
@@ -539,7 +539,7 @@ def test_the_end_of_a_seed_looks_at_one_topic_however_many_there_are(monkeypatch
     assert looks == [31], "at Hello"
 
 
-def test_a_purge_that_fails_each_time_is_told_once() -> None:
+def test_a_purge_that_fails_each_time_is_logged_once() -> None:
     pair = Pair()
     told: list[str] = []
     pair.sending.observe = lambda event, fields: told.append(event)

@@ -167,7 +167,7 @@ def test_both_ways_and_replicated_when_the_sync_peer_has_it() -> None:
     asyncio.run(body())
 
 
-def test_attempts_that_fail_alike_are_told_once() -> None:
+def test_equal_failures_of_attempts_are_logged_once() -> None:
     """There was a warning each attempt, for as long as a peer was away."""
 
     async def body() -> None:
@@ -217,7 +217,7 @@ def test_a_wrong_token_is_refused() -> None:
     asyncio.run(body())
 
 
-def test_a_sender_that_nobody_has_named_is_refused() -> None:
+def test_an_unknown_sender_is_refused() -> None:
     async def body() -> None:
         async with running("b") as b, running("a", (peer("b", b.port),)) as a:
             assert await refusal_of(a) == types_pb2.ERROR_REASON_PEER_NOT_ACCEPTED

@@ -230,7 +230,7 @@ def test_acknowledgements_count_only_once_every_topic_is_seeded() -> None:
     assert store.peer("b").acknowledged == store.head()
 
 
-def test_a_topic_that_is_missing_leaves_the_link_and_is_seeded_once_it_is_there() -> None:
+def test_a_missing_topic_leaves_the_link_and_is_seeded_once_it_exists() -> None:
     world = world_of(("a", "b"))
     world.instances["a"].store.create("U")
     world.instances["a"].store.publish("U", "k", "one")
@@ -323,7 +323,7 @@ def test_an_idle_link_commits_nothing() -> None:
     assert store.applied == before
 
 
-def test_a_node_of_no_peers_purges_and_dials_nobody() -> None:
+def test_a_node_without_peers_purges_and_does_not_dial() -> None:
     world = world_of(("a", "b"))
     node = Node(world.instances["b"].store, NodeOptions(), random.Random(1))
     node.tick()

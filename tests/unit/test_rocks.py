@@ -421,7 +421,7 @@ rocks.close()
 
 
 @pytest.mark.fault
-def test_after_a_failed_write_the_handle_is_broken_and_reopening_has_all_that_was_synced(path: Path) -> None:
+def test_after_a_failed_write_the_handle_is_broken_and_reopening_has_all_synced_writes(path: Path) -> None:
     """rocks [7]: also when there is space again; closing such a handle works, and frees the lock (rocks [9])."""
     done = run_python(FULL_DISK, path)
     assert done.returncode == 0, done.stderr
@@ -445,7 +445,7 @@ def _log(path: Path) -> Path:
     return max(path.glob("*.log"), key=lambda file: file.stat().st_size)
 
 
-def test_after_a_crash_all_that_was_synced_is_there(crashed: Path) -> None:
+def test_after_a_crash_all_synced_writes_are_there(crashed: Path) -> None:
     assert [key for key, _ in rows_after_reopening(crashed)] == [number(index) for index in range(1000)]
 
 
@@ -547,7 +547,7 @@ def test_keys_and_values_come_back_byte_for_byte(rocks: Rocks, row: bytes) -> No
 
 
 @pytest.mark.parametrize("other", ["text", 1, 1.5, True, bytearray(b"a")])
-def test_nothing_but_bytes_is_taken(rocks: Rocks, other: object) -> None:
+def test_only_bytes_are_accepted(rocks: Rocks, other: object) -> None:
     """rocks [10]: without its raw mode rocksdict would encode text, numbers and pickles in a form of its own."""
     with pytest.raises(Exception):  # noqa: B017  # a fault of the caller; whatever rocksdict says of it
         put(rocks, {b"key": cast(bytes, other)})
@@ -575,7 +575,7 @@ def test_a_key_that_is_not_there_is_none(rocks: Rocks) -> None:
         ("Invalid argument: what nobody expected", Failed),
     ],
 )
-def test_errors_are_told_apart_by_their_text(text: str, kind: type[RocksError]) -> None:
+def test_errors_are_classified_by_their_text(text: str, kind: type[RocksError]) -> None:
     """rocks [10]: rocksdict raises bare exceptions."""
     assert type(rocks_module._translate(Exception(text))) is kind
     assert str(rocks_module._translate(Exception(text))) == text

@@ -107,7 +107,7 @@ def test_minus_one_is_no_limit_and_for_retention_unlimited() -> None:
     assert convert.settings(message) == {"retain_bytes": None}
 
 
-def test_settings_in_force_are_told_with_every_default() -> None:
+def test_settings_in_force_are_shown_with_every_default() -> None:
     message = convert.settings_message(TopicSettings()._asdict())
     assert message.retain_time == Duration(seconds=600)
     assert message.retain_bytes == 256 * 2**20
@@ -188,7 +188,7 @@ def test_a_policy_that_makes_no_sense_is_refused_by_field(
     assert caught.value.field == field
 
 
-def test_every_setting_is_told_with_its_value_and_where_it_comes_from() -> None:
+def test_every_setting_is_shown_with_its_value_and_its_source() -> None:
     """T2: exactly, in the notation of the command line."""
     policies = Policies([Policy("o", ".*", {"max_age_micros": 259_380_500_000}, operator=True)])
     found = convert.effective(resolve_topic("orders", {"retain_bytes": None, "max_bytes": 1025}, policies))

@@ -31,7 +31,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig.close()
 
 
-def test_an_export_is_told_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_answered_only_once_its_cut_is_on_disk(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a crash could take back records, and changes followed from its bookmark would be those of another time."""
     publish = Publish("t", [b"1"], keys=["1"], durability=Durability.BUFFERED)
     rig.store.commits.submit(publish, lambda _: None)

@@ -227,7 +227,7 @@ def found(rig: Rig, text: str = "") -> set[bytes]:
         scan.close()
 
 
-def test_reads_pass_over_rows_whose_key_cannot_be_told_and_report_them(rig: Rig) -> None:
+def test_reads_skip_and_report_rows_with_unreadable_keys(rig: Rig) -> None:
     """soundness [2]."""
     bad_rows.send(rig, "t", Bad(key=b"a"), Bad(key=b"b"))
     bad_rows.poison(rig, "t", *POISON)

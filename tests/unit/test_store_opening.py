@@ -48,7 +48,7 @@ def test_data_without_its_marker_is_not_taken_for_a_new_store(tmp_path: Path) ->
     rig.close()
 
 
-def test_a_store_whose_database_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_store_with_a_missing_database_is_not_created_anew(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.close()
     (rig.path / "db").rename(tmp_path / "elsewhere")
@@ -144,7 +144,7 @@ def test_a_start_waits_while_the_database_takes_no_writes(tmp_path: Path, monkey
     rig.close()
 
 
-def test_a_mark_that_cannot_be_written_is_told_once_and_again_after_one_that_could(tmp_path: Path) -> None:
+def test_a_failing_mark_is_logged_once_and_again_after_a_success(tmp_path: Path) -> None:
     """X4. Story: after one failure that passed, all that followed were silent, and one that met a damaged CURRENT kept
     the store from closing."""
     rig = Rig(tmp_path)

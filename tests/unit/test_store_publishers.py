@@ -84,7 +84,7 @@ def test_a_retry_is_not_applied_again_not_after_a_restart_either(
 
 @pytest.mark.parametrize("restart", [None, "crash", "reopen"])
 @pytest.mark.parametrize("several", [1, 7, 20])
-def test_a_duplicate_is_told_the_version_sequence_and_stamp_of_its_first_try(
+def test_a_duplicate_gets_the_version_sequence_and_stamp_of_its_first_attempt(
     rig: Rig, several: int, restart: str | None
 ) -> None:
     """It was told version 0 and no expire time, so that whoever had missed the first answer had to guess."""
@@ -243,7 +243,7 @@ def test_a_higher_epoch_fences_older_holders_and_restarts_the_sequences(rig: Rig
     assert rig.get("orders", "e") is None
 
 
-def test_a_fenced_request_harms_nobody_in_its_commit(rig: Rig) -> None:
+def test_a_fenced_request_does_not_affect_others_in_its_commit(rig: Rig) -> None:
     """writer [5]: staging one by one finds the request at fault."""
     rig.run(batch(1, "a", epoch=2))
     answers = rig.run_together([batch(1, "x", name="q"), batch(2, "y"), batch(1, "z", name="r")])
@@ -318,7 +318,7 @@ def test_refusals_are_kept_for_the_last_thousand_sequences(rig: Rig) -> None:
     assert reasons(rig.run(refused)) == [(0, Reason.OUTCOME_UNKNOWN)]
 
 
-def test_a_duplicate_without_a_key_is_told_why_again(rig: Rig) -> None:
+def test_a_duplicate_without_a_key_gets_its_reason_again(rig: Rig) -> None:
     rig.create_topic("json", TopicSettings(key=("/id",)))
     request = Publish("json", [b"{}", b'{"id":1}'], publisher=PublisherPosition("p", 1, 1))
     for _ in range(2):
@@ -408,7 +408,7 @@ def refused(rig: Rig, request: Publish) -> Reason:
     return caught.value.reason
 
 
-def test_every_epoch_that_is_begun_is_another_one_and_fences_those_before(rig: Rig) -> None:
+def test_every_new_epoch_is_different_and_fences_the_earlier_ones(rig: Rig) -> None:
     """P6: also of two who begin one at the same time, and after a crash."""
     answers: list[OpenedPublisher | StoreError] = []
     for _ in range(2):

@@ -213,7 +213,7 @@ def test_change_readers_get_every_change_of_a_matching_record(rig: Rig, subscrib
     ]
 
 
-def test_a_removed_record_is_told_with_its_own_version(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_removed_record_is_reported_with_its_own_version(rig: Rig, subscribers: Subscribers) -> None:
     follower = subscribers.subscribe("orders", oof=True)
     version = rig.put("orders", "a", px(1)).last_version
     rig.delete("orders", "a")
@@ -337,7 +337,7 @@ def test_a_record_due_at_its_own_commit_goes_to_attached_subscribers_and_is_neve
     ]
 
 
-def test_leaving_by_a_record_that_is_due_is_told_all_the_same(rig: Rig, subscribers: Subscribers) -> None:
+def test_leaving_focus_by_a_record_that_is_due_is_still_reported(rig: Rig, subscribers: Subscribers) -> None:
     """J12: the subscriber has the record, so it must hear that it does not match any more."""
     rig.put("orders", "a", px(9))
     follower = subscribers.subscribe("orders", filter="/px > 5", oof=True, sow=True)
@@ -470,7 +470,7 @@ def test_conflation_sends_the_newest_of_each_key_once_per_interval(rig: Rig, sub
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_record_that_came_and_went_within_one_interval_is_not_told_out_of_focus(
+def test_a_record_that_came_and_left_within_one_interval_is_not_reported_out_of_focus(
     rig: Rig, subscribers: Subscribers, behind: bool
 ) -> None:
     """S6: it was told out of focus, though the subscriber never had it. Live, and from the journal."""
@@ -503,7 +503,7 @@ def test_a_record_that_came_and_went_within_one_interval_is_not_told_out_of_focu
 
 
 @pytest.mark.parametrize("meanwhile", ["waits", "is emitted", "is there again"])
-def test_a_conflated_record_that_fell_due_unsent_is_not_told_out_of_focus(
+def test_a_conflated_record_that_fell_due_unsent_is_not_reported_out_of_focus(
     rig: Rig, subscribers: Subscribers, meanwhile: str
 ) -> None:
     """S6, J12: it is left out as it is due, so its expiry, which comes an interval later, concerns nobody."""
@@ -557,7 +557,7 @@ def test_an_emission_of_conflated_messages_belongs_together(rig: Rig, subscriber
 # --- where to start --------------------------------------------------------------------------------------------------
 
 
-def test_nobody_starts_at_a_time_that_has_not_come(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_start_at_a_future_time_is_refused(rig: Rig, subscribers: Subscribers) -> None:
     """S4: it got the changes published now. A little ahead is a difference of clocks, and means now."""
     rig.put("orders", "before", px(1))
     tolerated = rig.clock.now_micros() + AHEAD_MICROS_MAX
@@ -996,7 +996,7 @@ def test_a_deleted_topic_ends_its_subscription_after_its_earlier_changes(rig: Ri
     assert several.error is None
 
 
-def test_a_topic_that_is_deleted_while_somebody_subscribes_is_told(
+def test_deleting_a_topic_during_a_subscribe_call_ends_the_call_with_an_error(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer's thread may delete it between the look-up and the registration: of a topic that was not there any
@@ -1146,7 +1146,7 @@ def test_a_subscriber_that_leaves_leaves_no_state_behind(rig: Rig, subscribers: 
     subscribers.settle()
 
 
-def test_on_a_failed_store_a_new_subscription_is_told_so(rig: Rig, subscribers: Subscribers) -> None:
+def test_a_new_subscription_on_a_failed_store_gets_its_error(rig: Rig, subscribers: Subscribers) -> None:
     """X3: its first changes may never become durable."""
     rig.run(Publish("orders", [px(1)], ["a"], durability=Durability.BUFFERED))
     rig.store.writer.fail(StoreError(Reason.STORE_FAILED, "for the test"))

@@ -139,7 +139,7 @@ def test_topics_are_found_by_name_and_by_id() -> None:
     assert 1 not in topics.by_id
 
 
-def test_an_impossible_name_is_told_apart_from_an_unknown_topic() -> None:
+def test_an_impossible_name_and_an_unknown_topic_give_different_errors() -> None:
     with pytest.raises(StoreError) as caught:
         Topics().find("no such/name")
     assert caught.value.reason is Reason.TOPIC_NAME_INVALID

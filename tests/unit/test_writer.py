@@ -405,7 +405,7 @@ def test_an_exception_of_the_thread_itself_fails_the_store_and_answers_queued_re
     assert rig.store.writer.queue.failure.reason is Reason.STORE_FAILED
 
 
-def test_an_answer_that_raises_keeps_nobody_from_hearing_his_own(rig: Rig) -> None:
+def test_a_callback_that_raises_does_not_prevent_other_answers(rig: Rig) -> None:
     """writer [5]. One client that had gone away made its answer raise, and all answers of that turn behind it were
     lost."""
 
