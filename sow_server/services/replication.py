@@ -1,4 +1,4 @@
-"""The interface of the links with other instances for the services: implemented by `linking`, which the services do not
+"""The links with other instances, as the services use them: implemented by `linking`, which the services do not
 know."""
 
 from __future__ import annotations

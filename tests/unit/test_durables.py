@@ -222,8 +222,7 @@ def test_deleting_a_topic_ends_its_consumers_and_removes_its_durables(rig: Rig, 
     assert [found.name for found in rig.store.durables.of(rig.topic("orders"))] == ["d", "e"]
 
 
-# --- changes that a filter leaves out (J2)
-# -----------------------------------------------------------------------------------
+# --- changes that a filter leaves out (J2) ---------------------------------------------------------------------------
 
 
 def test_the_position_advances_over_changes_that_the_filter_leaves_out(rig: Rig, subscribers: Subscribers) -> None:

@@ -203,8 +203,7 @@ def test_metadata_has_an_order() -> None:
     assert keys("@topic DESC") == b"abc"
 
 
-# --- the memory of a sort
-# -----------------------------------------------------------------------------------------------
+# --- the memory of a sort --------------------------------------------------------------------------------------------
 
 
 def test_a_sort_for_the_first_few_holds_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,8 +274,7 @@ def _letters(raw: msgspec.Raw | bytes | None, decode: Callable[[bytes], list[Let
         return []
 
 
-# --- checks of settings
-# -------------------------------------------------------------------------------------------------
+# --- checks of settings ----------------------------------------------------------------------------------------------
 
 
 def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared) -> None:

@@ -2,10 +2,11 @@
 
 All rows are in `meta`, JSON except those of seeds:
 
-    "peer/" name      its identity and acknowledged position, whether it has missed tombstones "source/" name    its
-    identity, its number in the journal, its topics, its applied position, see `Source` "seed/" name / topic u32 state
-    u8 | key: how far the topic has been merged, see `SeedState` "next_source"     u32: numbers are never used again, so
-    that a source that begins anew has a new one
+    "peer/" name      its identity and acknowledged position, whether it has missed tombstones
+    "source/" name    its identity, its number in the journal, its topics, its applied position, see `Source`
+    "seed/" name / topic u32
+                      state u8 | key: how far the topic has been merged, see `SeedState`
+    "next_source"     u32: numbers are never used again, so that a source that begins anew has a new one
 """
 
 from __future__ import annotations

@@ -359,8 +359,7 @@ def _reconcile_ttls(picked: dict[str, _Picked]) -> None:
         picked["default_ttl_micros"] = low
 
 
-# --- checks of declarations
-# --------------------------------------------------------------------------------------------
+# --- checks of declarations ------------------------------------------------------------------------------------------
 
 
 def tidy(declared: Declared) -> Declared:

@@ -1,10 +1,15 @@
 """Every byte layout on disk, drawn: one module per column family. Integers are big-endian; `FORMAT` is the version of
 all of it. Pure.
 
-    records.py     the last value of every key; header columns expiry.py      the expiry index journal.py     chunks of
-    changes; columns.py draws their columns commits.py     the total order tombstones.py  traces of removed records
-    indexes.py     secondary indexes staging.py     rows staged by loads meta.py        every key of `meta`, the bounds,
-    figures and settings of topics words.py       the integers
+    records.py     the last value of every key; header columns
+    expiry.py      the expiry index
+    journal.py     chunks of changes; columns.py draws their columns
+    commits.py     the total order
+    tombstones.py  traces of removed records
+    indexes.py     secondary indexes
+    staging.py     rows staged by loads
+    meta.py        every key of `meta`, the bounds, figures and settings of topics
+    words.py       the integers
 
 The rest of the engine imports from this package. A part of a key or value has a name here, such as
 `value[EXPIRE_TIME]`; a test finds numeric slices elsewhere.
