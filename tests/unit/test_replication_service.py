@@ -449,7 +449,7 @@ def test_a_link_that_is_given_up_before_its_connection_was_up_is_dialled_again()
         port = silent.getsockname()[1]
         async with running("a", (peer("b", port),), silence_micros=300_000) as a:
             a.store.publish("T", "k", "v")
-            await until(lambda: "nothing was heard" in a.outgoing().last_error)
+            await until(lambda: "silent" in a.outgoing().last_error)
             silent.close()
             async with running("b", accept=("a",), port=port) as b:
                 await until(lambda: "k" in b.store.records("T"))
