@@ -42,10 +42,8 @@ LONG_TESTS = frozenset(
         "unit/test_client_durable",
         "unit/test_config",
         "unit/test_dead_letters",
-        "unit/test_durables",
         "unit/test_replicas",
         "unit/test_replication_verify",
-        "unit/test_subscriptions",
     )
 )
 """Tests that were longer when the check came. The list only gets shorter."""

@@ -5,18 +5,24 @@ follower = subscribers.subscribe(topic="orders", filter="/px > 2", sow=True, oof
 rig.put("orders", "a", b'{"px":3}')
 subscribers.settle()
 assert follower.rows() == [("put", "a", b'{"px":3}')]
+
+`rig` and `subscribers` are fixtures for test modules to import.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
+
+import pytest
 
 from sow_server.engine.durables import Durable
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, TopicSettings
 from sow_server.engine.values.policies import Declared
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment, Consumer
@@ -40,6 +46,7 @@ from tests.support.stores import Rig
 
 T = TypeVar("T")
 
+JSON: Final = TopicSettings(expiration=Expiration.ENABLED)
 EARLIEST: Final = Start(StartKind.EARLIEST)
 NAMES: Final = {
     (ChangeOp.PUT, ChangeReason.NONE): "put",
@@ -50,6 +57,20 @@ NAMES: Final = {
     (ChangeOp.DELETE, ChangeReason.NONE): "delete",
     (ChangeOp.EXPIRE, ChangeReason.NONE): "expire",
 }
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """A store with the topic `orders`, of JSON."""
+    rig = Rig(tmp_path)
+    rig.create_topic("orders", JSON)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def subscribers(rig: Rig) -> Subscribers:
+    return Subscribers(rig)
 
 
 class Loop:
@@ -77,6 +98,27 @@ class Loop:
 def at(bookmark: int, rig: Rig) -> Start:
     """A start at a position."""
     return Start(StartKind.BOOKMARK, bookmark=rig.store.instance.bookmark(bookmark))
+
+
+def px(number: int) -> bytes:
+    """A payload."""
+    return b'{"px":%d}' % number
+
+
+def ttl(micros: int) -> Lifetime:
+    return Lifetime(LifetimeKind.TTL, micros)
+
+
+def refused(make: object, *arguments: object, **options: object) -> StoreError:
+    """The error that a call ends with."""
+    with pytest.raises(StoreError) as caught:
+        make(*arguments, **options)  # type: ignore[operator]  # a method of the fixture
+    return caught.value
+
+
+def behind(follower: Follower) -> bool:
+    """Whether it is served from the journal."""
+    return follower.subscription.behind
 
 
 def request(

@@ -3,33 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server.engine.formats.payloads import JsonFormat
 from sow_server.engine.values.fields import Kind
-from sow_server.engine.values.model import NEVER, Expiration, Publish, TopicSettings
+from sow_server.engine.values.model import NEVER, Publish
 from sow_server.filters.tree import Metadata, MetadataName
 from sow_server.filters.tree import Path as FieldPath
 from sow_server.query.filtering import record_filter
 from sow_server.subscriptions.changes import Version
 from sow_server.subscriptions.matching import FieldIndex, VersionMatcher
 from tests.support.stores import Rig
-from tests.support.subscribers import Subscribers
+from tests.support.subscribers import JSON, Subscribers, rig
 
-JSON = TopicSettings(expiration=Expiration.ENABLED)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    rig.create_topic("orders", JSON)
-    yield rig
-    rig.close()
+__all__ = ["rig"]  # a fixture
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
 
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import Expiration, Publish, TopicSettings
+from sow_server.engine.values.model import Publish
 from sow_server.services.topic_filters import PlannedSnapshot
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.hub import Hub
@@ -21,15 +20,9 @@ from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from sow_server.subscriptions.stream import stream
 from sow_server.subscriptions.subscription import Subscription
 from tests.support.stores import Rig
-from tests.support.subscribers import request
+from tests.support.subscribers import request, rig
 
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    rig.create_topic("orders", TopicSettings(expiration=Expiration.ENABLED))
-    yield rig
-    rig.close()
+__all__ = ["rig"]  # a fixture
 
 
 @pytest.fixture

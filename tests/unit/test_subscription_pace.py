@@ -1,0 +1,315 @@
+"""Subscribers that get progress, that conflate, or that are slower than the changes (S5 to S7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.model import Durability, Publish
+from sow_server.subscriptions.frames import Progress
+from sow_server.subscriptions.replay import JournalGap, Replay, Replayed
+from tests.support.stores import MINUTE, SECOND, Rig
+from tests.support.subscribers import EARLIEST, JSON, Subscribers, behind, px, rig, subscribers
+
+__all__ = ["rig", "subscribers"]  # fixtures
+
+
+# --- progress and conflation -----------------------------------------------------------------------------------------
+
+
+def test_progress_comes_when_nothing_was_sent_and_tells_how_far_it_is(rig: Rig, subscribers: Subscribers) -> None:
+    """S5: its bookmark advances though nothing matched."""
+    follower = subscribers.subscribe("orders", filter="/px > 5", progress=SECOND)
+    rig.put("orders", "a", px(1))
+    subscribers.settle()
+    assert follower.pump() == []
+    rig.time.tick(SECOND)
+    assert follower.pump() == [Progress(1, rig.clock.now_micros())]
+    rig.time.tick(SECOND - 1)
+    assert follower.pump() == []
+    rig.put("orders", "a", px(9))
+    assert follower.news() == [("put", "a", px(9))]
+    rig.time.tick(SECOND - 1)
+    assert follower.pump() == []
+
+
+def test_progress_comes_while_a_long_journal_is_read_in_which_nothing_matches(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5: a bookmark moves on at least every interval. It came only once the replay had caught up, so that who lost the
+    connection before that had to begin again."""
+    for number in range(40):
+        rig.put("orders", "a", px(number))
+    read = Replay.read
+
+    def slowly(self: Replay, position: int, upto: int, accepted: Mapping[int, int]) -> Replayed | JournalGap:
+        rig.time.tick(SECOND // 2)
+        return read(self, position, upto, accepted)
+
+    monkeypatch.setattr("sow_server.subscriptions.replay.READ_CHANGES", 5)
+    monkeypatch.setattr(Replay, "read", slowly)
+    follower = subscribers.subscribe("orders", filter="/px < 0", start=EARLIEST, progress=SECOND)
+    assert [frame.sequence for frame in follower.frames if isinstance(frame, Progress)] == [0, 10, 20, 30, 40]
+
+
+def test_conflation_sends_the_newest_of_each_key_once_per_interval(rig: Rig, subscribers: Subscribers) -> None:
+    """S6."""
+    follower = subscribers.subscribe("orders", oof=True, conflation=SECOND)
+    rig.put("orders", "a", px(1))
+    assert follower.news() == [("put", "a", px(1))]
+    for number in (2, 3):
+        rig.put("orders", "a", px(number))
+        rig.put("orders", "b", px(number))
+        assert follower.news() == []
+    rig.put("orders", "c", px(1))
+    rig.delete("orders", "c")
+    rig.put("orders", "b", px(4))
+    rig.time.tick(SECOND)
+    assert follower.news() == [("put", "a", px(3)), ("put", "b", px(4))]
+    assert follower.bookmark == 8
+    rig.put("orders", "a", px(5))
+    assert follower.news() == []
+    rig.time.tick(SECOND)
+    assert follower.news() == [("put", "a", px(5))]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_record_that_came_and_left_within_one_interval_is_not_reported_out_of_focus(
+    rig: Rig, subscribers: Subscribers, behind: bool
+) -> None:
+    """S6: it was told out of focus, though the subscriber never had it. Live, and from the journal."""
+    follower = subscribers.subscribe("orders", filter="/px > 5", oof=True, conflation=SECOND)
+    rig.put("orders", "kept", px(6))
+    assert follower.news() == [("put", "kept", px(6))]
+    if behind:
+        subscribers.hub.dispatcher.leave(follower.subscription)
+        follower.subscription.detached(1)
+    rig.put("orders", "kept", px(7))
+    for key in ("deleted", "unmatched", "back"):
+        rig.put("orders", key, px(6))
+        rig.put("orders", key, px(7))
+    rig.put("orders", "expired", px(6), ttl=SECOND // 2)
+    rig.put("orders", "unmatched", px(1))
+    for key in ("deleted", "back", "kept"):
+        rig.delete("orders", key)
+    rig.put("orders", "back", px(8))
+    rig.time.tick(SECOND // 2)
+    rig.store.sweep()
+    assert follower.news() == []
+    rig.time.tick(SECOND)
+    assert follower.news() == [("oof deleted", "kept", px(7)), ("put", "back", px(8))]
+    # Changes sent by now leave as they should, also when it comes back and goes again before the interval is over.
+    rig.delete("orders", "back")
+    rig.put("orders", "back", px(9))
+    rig.put("orders", "back", px(2))
+    rig.time.tick(SECOND)
+    assert follower.news() == [("oof match", "back", px(2))]
+
+
+@pytest.mark.parametrize("meanwhile", ["waits", "is emitted", "is there again"])
+def test_a_conflated_record_that_fell_due_unsent_is_not_reported_out_of_focus(
+    rig: Rig, subscribers: Subscribers, meanwhile: str
+) -> None:
+    """S6, J12: it is left out as it is due, so its expiry, which comes an interval later, concerns nobody."""
+    follower = subscribers.subscribe("orders", oof=True, conflation=SECOND)
+    rig.put("orders", "first", px(1))
+    follower.news()
+    rig.put("orders", "a", px(1), ttl=SECOND)
+    if meanwhile == "waits":  # in the frames of an emission that nobody takes
+        rig.time.tick(SECOND - 1)
+        rig.put("orders", "b", px(1))
+        subscribers.settle()
+        follower.subscription._conflate(rig.clock.now_micros())
+        follower.subscription._conflation._emitted_at = rig.time.elapsed_micros - SECOND  # type: ignore[union-attr]  # the subscription conflates
+        follower.subscription._conflate(rig.clock.now_micros())
+        rig.time.tick(1)
+    else:
+        rig.put("orders", "b", px(1))
+        rig.time.tick(SECOND)
+    assert follower.news() == [("put", "b", px(1))]
+    if meanwhile == "is there again":
+        rig.put("orders", "a", px(2), ttl=3 * SECOND)
+        rig.time.tick(SECOND)
+        assert follower.news() == [("put", "a", px(2))]
+        rig.time.tick(2 * SECOND)
+        rig.store.sweep()
+        assert follower.news() == [("oof expired", "a", px(2))]
+    else:
+        rig.store.sweep()
+        rig.time.tick(SECOND)
+        assert follower.news() == []
+    assert follower.subscription._conflation is not None
+    assert not follower.subscription._conflation._unsent
+
+
+def test_an_emission_of_conflated_messages_belongs_together(rig: Rig, subscribers: Subscribers) -> None:
+    """A place to resume at lies behind all of it: in between, what a newer message of its key has hidden is missing."""
+    follower = subscribers.subscribe("orders", conflation=SECOND, batch_size=2)
+    rig.put("orders", "x", px(1))
+    follower.news()
+    rig.run(Publish("orders", [px(2)] * 5, list("abcde")))
+    rig.time.tick(SECOND)
+    follower.news()
+    assert [(len(frame.rows), frame.more) for frame in follower.change_frames()[1:]] == [
+        (2, True),
+        (2, True),
+        (1, False),
+    ]
+    assert follower.bookmark == 6
+
+
+# --- slow consumers --------------------------------------------------------------------------------------------------
+
+
+def fill(subscribers: Subscribers, count: int, begin: int = 0) -> list[tuple[str, str, bytes]]:
+    """Publishes records, each of which is dispatched before the next one comes."""
+    for number in range(begin, begin + count):
+        subscribers.rig.put("orders", str(number), px(number))
+        subscribers.settle()
+    return [("put", str(number), px(number)) for number in range(begin, begin + count)]
+
+
+def test_a_slow_subscriber_is_served_from_the_journal_and_returns(rig: Rig) -> None:
+    """S6: memory is bounded, nothing is missed, nothing comes twice."""
+    subscribers = Subscribers(rig, queue_bytes_max=2000)
+    follower = subscribers.subscribe("orders")
+    wanted = fill(subscribers, 50)
+    subscribers.settle()
+    assert behind(follower)
+    assert follower.subscription.queued_bytes <= 2000
+    assert follower.news() == wanted
+    assert not behind(follower)
+    assert follower.news() == []
+    more = fill(subscribers, 3, 50)
+    assert follower.news() == more
+    assert follower.subscription.queued_bytes == 0
+
+
+def test_a_consumer_that_is_slow_again_while_it_catches_up_misses_nothing(rig: Rig) -> None:
+    subscribers = Subscribers(rig, queue_bytes_max=1500)
+    follower = subscribers.subscribe("orders", batch_size=2)
+    wanted = fill(subscribers, 20)
+    got: list[tuple[str, str, bytes]] = []
+    begin = 20
+    for _ in range(12):
+        subscribers.settle()
+        follower.pump(frames_max=3)
+        wanted += fill(subscribers, 5, begin)
+        begin += 5
+    got += follower.news()
+    assert got == wanted
+
+
+def test_an_overflow_during_the_snapshot_goes_on_from_the_journal(rig: Rig) -> None:
+    subscribers = Subscribers(rig, queue_bytes_max=1500)
+    fill(subscribers, 4)
+    follower = subscribers.subscribe("orders", sow=True, batch_size=1, settled=False)
+    subscribers.settle()
+    follower.pump(frames_max=2)
+    wanted = fill(subscribers, 30, 4)
+    subscribers.settle()
+    assert behind(follower)
+    assert follower.news() == wanted
+    assert len(follower.snapshot()) == 4
+
+
+def test_behind_the_journal_the_stream_ends(rig: Rig) -> None:
+    """S6."""
+    subscribers = Subscribers(rig, queue_bytes_max=1500)
+    follower = subscribers.subscribe("orders")
+    wanted = fill(subscribers, 30)
+    subscribers.settle()
+    rig.time.tick(20 * MINUTE)
+    rig.prune()
+    got = follower.news()
+    assert got == wanted[: len(got)] != []
+    assert follower.error is not None
+    assert follower.error.reason is Reason.RESYNC_REQUIRED
+    assert follower.error.details == {"earliest_sequence": "31"}
+    assert subscribers.hub.resyncs_total == 1
+    assert subscribers.hub.count == 0
+
+
+def test_without_a_journal_an_overflow_ends_the_stream(rig: Rig) -> None:
+    subscribers = Subscribers(rig, queue_bytes_max=1500)
+    rig.create_topic("quiet", JSON, journal=False)
+    follower = subscribers.subscribe("quiet")
+    for number in range(20):
+        rig.put("quiet", str(number), px(number))
+        subscribers.settle()
+    got = follower.news()
+    assert [key for _, key, _ in got] == [str(number) for number in range(len(got))] != []
+    assert follower.error is not None
+    assert follower.error.reason is Reason.RESYNC_REQUIRED
+
+
+def test_a_stopped_consumer_does_not_touch_the_others(rig: Rig) -> None:
+    subscribers = Subscribers(rig, queue_bytes_max=1500)
+    stopped = subscribers.subscribe("orders")
+    follower = subscribers.subscribe("orders")
+    wanted: list[tuple[str, str, bytes]] = []
+    for number in range(30):
+        wanted += fill(subscribers, 1, number)
+        assert follower.news() == wanted[-1:]
+    assert behind(stopped)
+    assert not behind(follower)
+    assert stopped.news() == wanted
+
+
+def test_a_conflating_subscriber_is_bounded_by_its_keys(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sow_server.subscriptions.replay.FRAME_BYTES", 1500)
+    subscribers = Subscribers(rig, queue_bytes_max=3000)
+    follower = subscribers.subscribe("orders", conflation=SECOND)
+    fill(subscribers, 1)
+    follower.news()
+    for number in range(100):
+        rig.put("orders", "a", px(number))
+    subscribers.settle()
+    assert not behind(follower)
+    wanted = fill(subscribers, 40, 1)
+    subscribers.settle()
+    assert behind(follower)
+    got: dict[str, bytes] = {}
+    for _ in range(20):
+        rig.time.tick(SECOND)
+        got |= {key: payload for _, key, payload in follower.news()}
+        assert follower.subscription.queued_bytes <= 2 * 3000
+    assert got == {"a": px(99)} | {key: payload for _, key, payload in wanted}
+    assert not behind(follower)
+
+
+def test_a_conflating_subscriber_that_catches_up_is_not_stopped_by_one_large_commit(rig: Rig) -> None:
+    """It waited for room that only it could have made: nothing was conflated, so nothing was ever emitted, and what had
+    come live stayed in the queue until somebody published again."""
+    subscribers = Subscribers(rig, queue_bytes_max=2000)
+    rig.run(Publish("orders", [px(1)], ["a"], durability=Durability.BUFFERED))
+    follower = subscribers.subscribe("orders", start=EARLIEST, conflation=SECOND, settled=False)
+    follower.pump()  # it attaches behind what is not yet durable
+    keys = [str(number) for number in range(20)]
+    rig.run(Publish("orders", [px(2)] * 20, keys))
+    assert follower.news() == [("put", "a", px(1))]
+    rig.time.tick(SECOND)
+    assert follower.news() == [("put", key, px(2)) for key in keys]
+    assert not behind(follower)
+
+
+def test_a_backlog_that_grows_too_large_is_served_from_the_journal(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dispatch [5]: filters that cannot keep up with the publishers cost bounded memory."""
+    for name, value in (("BACKLOG_BYTES_MAX", 2000), ("SLICE_CHANGES", 1), ("BLOCK_CHANGES", 1)):
+        monkeypatch.setattr(f"sow_server.subscriptions.dispatch.{name}", value)
+    follower = subscribers.subscribe("orders", oof=True)
+    late = None
+    wanted = []
+    for number in range(0, 60, 2):  # a slice takes half of what comes
+        rig.run(Publish("orders", [px(number), px(number + 1)], [str(number), str(number + 1)]))
+        wanted += [("put", str(each), px(each)) for each in (number, number + 1)]
+        if number == 14:
+            late = subscribers.subscribe("orders", settled=False)
+    assert follower.news() == wanted
+    assert subscribers.hub.dispatcher.dropped_total > 0
+    assert late is not None
+    assert late.news() == wanted[16:]
