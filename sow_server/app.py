@@ -41,7 +41,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
 from sow_server.linking import InstanceLinks, link
-from sow_server.metrics import ListenError, Metrics, serve_metrics
+from sow_server.metrics import ListenError, Metrics, StoreFigures, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
@@ -50,6 +50,7 @@ from sow_server.services.admission import Admission
 from sow_server.services.guard import guarded_handlers, handlers
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
+from sow_server.services.reading import Reading
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.services.submissions import Submissions
@@ -107,7 +108,18 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     running.callback(stopped.set)
     running.callback(metrics.release)
     declare_topics(store, config.topics)
-    metrics.watch(store, clock)
+    metrics.watch(
+        StoreFigures(
+            clock,
+            store.topics,
+            store.commits,
+            store.cuts,
+            store.durables,
+            store.loads,
+            store.unsound,
+            store.upkeep,
+        )
+    )
     parts = _Parts.on(store, clock, config, metrics)
     links = _link(store, clock, config, readers)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
@@ -224,14 +236,19 @@ class _Parts:
 
 
 def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[], bool]) -> Timers:
+    store = parts.store
     return Timers(
-        parts.store,
-        parts.clock,
-        readers,
-        parts.consumers,
-        parts.idle,
-        parts.exports,
-        parts.sorts,
+        store.topics,
+        store.commits,
+        store.upkeep,
+        clock=parts.clock,
+        readers=readers,
+        consumers=parts.consumers,
+        idle=parts.idle,
+        exports=parts.exports,
+        sorts=parts.sorts,
+        save_peers=store.replicas.peers.save,
+        forget_durables=store.durable_commits.forget_removed,
         prune_interval_micros=config.journal.prune_interval_micros,
         mark_interval_micros=config.clock.mark_interval_micros,
         reclaim_interval_micros=config.storage.reclaim_interval_micros,
@@ -262,12 +279,36 @@ def _own_handlers(
     """The handlers of this project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.commits, store.topics, links, parts.admission)
-    sow = SowService(store, hub, consumers, changes, readers, config.server.durability, metrics, parts.sorts)
-    admin = AdminService(
-        store, parts.clock, consumers, links, readers, metrics, instance=config.server.instance, version=__version__
+    reading = Reading(store.topics, store.cuts, store.origins, store.instance)
+    sow = SowService(
+        reading,
+        store.commits,
+        hub,
+        consumers,
+        changes,
+        readers,
+        durability=config.server.durability,
+        rpcs=metrics,
+        sort_memory=parts.sorts,
     )
-    snapshot = SnapshotService(store, parts.exports, hub, consumers, readers, metrics)
-    loads = LoadService(store.loads, store.commits, loading, readers, store_options(config).writer.limits, metrics)
+    admin = AdminService(
+        reading,
+        store.commits,
+        store.administration,
+        store.durables,
+        store.durable_commits,
+        store.upkeep,
+        clock=parts.clock,
+        consumers=consumers,
+        links=links,
+        readers=readers,
+        row_limits=store.replicas.changes.limits,
+        rpcs=metrics,
+        instance=config.server.instance,
+        version=__version__,
+    )
+    snapshot = SnapshotService(reading, store.commits, parts.exports, hub, consumers, readers, metrics)
+    loads = LoadService(store.loads, store.commits, loading, readers, store.limits, metrics)
     return (
         handlers(load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
         handlers(sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),

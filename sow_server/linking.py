@@ -21,6 +21,7 @@ from sow_replication.node import Node
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.service import Replication
 from sow_server.config import Config, PeerConfig, replication_token
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
@@ -74,12 +75,21 @@ def link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -
     """The links of an instance, not yet dialled. To be made before the store starts: they follow its commits. Raises
     OSError where a credential cannot be read."""
     if not config.replicates:
-        return NoLinks(store, config.server.instance)
-    peer_store = PeerStore(store, clock, name=config.server.instance)
+        return NoLinks(store.commits, config.server.instance)
+    peer_store = PeerStore(
+        store.replicas,
+        commits=store.commits,
+        topics=store.topics,
+        cuts=store.cuts,
+        origins=store.origins,
+        clock=clock,
+        instance=store.instance,
+        name=config.server.instance,
+    )
     node = Node(peer_store, node_options(config), random.Random())
     node.observe = log_event
     links = Replication(node, readers=readers, token=replication_token(config), channel=dialling(config))
-    store.writer.follow(lambda commits, synced: node.wake())
+    store.commits.follow(lambda commits, synced: node.wake())
     return Linked(links, message_bytes_max=config.limits.link_bytes_max)
 
 
@@ -149,8 +159,8 @@ class NoLinks(InstanceLinks):
     services = ()
     message_bytes_max = 0
 
-    def __init__(self, store: Store, instance: str) -> None:
-        self._store = store
+    def __init__(self, commits: Commits, instance: str) -> None:
+        self._commits = commits
         self._instance = instance
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -174,7 +184,7 @@ class NoLinks(InstanceLinks):
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
         """The status without links."""
         return admin_pb2.GetReplicationStatusResponse(
-            instance=self._instance, last_sequence=self._store.writer.synced_sequence
+            instance=self._instance, last_sequence=self._commits.synced_sequence
         )
 
     def verify(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -23,8 +24,13 @@ from prometheus_client.registry import Collector
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
 from sow_server.config import split_address
-from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.store import Store
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.soundness import Reports
+from sow_server.engine.durables import Durables
+from sow_server.engine.loads import Loads
+from sow_server.engine.reading import Cuts
+from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import MICROS
@@ -110,13 +116,26 @@ class Distribution:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """The parts of the store that a scrape reads."""
+
+    clock: GuardedClock
+    topics: Topics
+    commits: Commits
+    cuts: Cuts
+    durables: Durables
+    loads: Loads
+    unsound: Reports
+    upkeep: Upkeep
+
+
 class Metrics(Collector):
     """Owns the registry and every number in it. An `engine.writer.Observer`, and the observer of the RPCs."""
 
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
-        self._store: Store | None = None
-        self._clock: GuardedClock | None = None
+        self._store: StoreFigures | None = None
         self._hub: Hub | None = None
         self._consumers: Consumers | None = None
         self._admission: Admission | None = None
@@ -137,10 +156,10 @@ class Metrics(Collector):
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def watch(self, store: Store, clock: GuardedClock) -> None:
-        """From now on a scrape also reads the store and the clock."""
+    def watch(self, store: StoreFigures) -> None:
+        """From now on a scrape also reads the store."""
         with self._scrape:
-            self._store, self._clock = store, clock
+            self._store = store
 
     def watch_subscriptions(self, hub: Hub) -> None:
         """From now on a scrape shows the subscriptions, too."""
@@ -174,7 +193,7 @@ class Metrics(Collector):
         """Waits for a scrape that is under way; later ones do not touch the store ([3]). To be called before the store
         is closed."""
         with self._scrape:
-            self._store = self._clock = self._hub = self._consumers = self._admission = None
+            self._store = self._hub = self._consumers = self._admission = None
             self._idle = self._exports = None
 
     # -- from the writer: its Observer ------------------------------------------------------------------------------
@@ -230,21 +249,21 @@ class Metrics(Collector):
         if (links := self._links) is not None:
             yield from _link_metrics(links)
         with self._scrape:
-            store, clock = self._store, self._clock
+            store = self._store
             # A list, so that the store is read under the lock.
             held = (
                 []
-                if store is None or clock is None
+                if store is None
                 else [
-                    *_store_metrics(store, clock),
+                    *_store_metrics(store),
                     *_topic_metrics(store),
                     *_unreadable_metrics(store),
                 ]
             )
             if self._hub is not None:
                 held += _subscription_metrics(self._hub)
-            if store is not None and clock is not None:
-                held += [*_durable_metrics(store, clock), *_load_metrics(store)]
+            if store is not None:
+                held += [*_durable_metrics(store), *_load_metrics(store)]
             if self._idle is not None:
                 held += _idle_metrics(self._idle)
             if self._exports is not None:
@@ -288,26 +307,26 @@ class Metrics(Collector):
         yield seconds
 
 
-def _store_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
-    writer = store.writer
-    requests, size = writer.queue.depth
+def _store_metrics(store: StoreFigures) -> Iterator[Metric]:
+    clock, commits = store.clock, store.commits
+    requests, size = commits.queue_depth
     yield GaugeMetricFamily("sow_write_queue_requests", "Requests in the writer's queue, or being committed.", requests)
     yield GaugeMetricFamily("sow_write_queue_bytes", "Payload bytes of these requests.", size)
     yield GaugeMetricFamily(
         "sow_write_stalled", "1 while RocksDB slows writes down or stops them.", int(store.upkeep.write_stalled())
     )
-    yield CounterMetricFamily("sow_records_expired", "Expired records that were removed.", writer.expired_total)
+    yield CounterMetricFamily("sow_records_expired", "Expired records that were removed.", commits.expired_total)
     letters = CounterMetricFamily("sow_dead_letters", "Dead letters of expired records.", labels=["fate"])
-    for fate, count in writer.letters_total.items():
+    for fate, count in commits.letters_total.items():
         letters.add_metric([fate], count)
     yield letters
-    yield GaugeMetricFamily("sow_last_sequence", "The last sequence written to the journal.", writer.last_sequence)
+    yield GaugeMetricFamily("sow_last_sequence", "The last sequence written to the journal.", commits.last_sequence)
     yield CounterMetricFamily("sow_clock_jumps", "Forward jumps of the wall clock, see rule L15.", clock.jumps_total)
     yield GaugeMetricFamily(
         "sow_sweep_paused", "1 while the sweep is paused by a jump of the wall clock.", int(clock.paused)
     )
     failed = GaugeMetricFamily("sow_store_failed", "1 after writing has ended for this reason.", labels=["reason"])
-    failure = writer.queue.failure
+    failure = commits.failure
     reasons = FAILURES if failure is None or failure.reason in FAILURES else (*FAILURES, failure.reason)
     for reason in reasons:
         failed.add_metric([reason.name], int(failure is not None and failure.reason is reason))
@@ -332,7 +351,7 @@ def _job_metrics(jobs: Sequence[Job]) -> Iterator[Metric]:
     yield running
 
 
-def _load_metrics(store: Store) -> Iterator[Metric]:
+def _load_metrics(store: StoreFigures) -> Iterator[Metric]:
     loads = store.loads.registry.all()
     yield GaugeMetricFamily("sow_loads", "Loads that have not ended.", sum(load.row.open for load in loads))
     yield GaugeMetricFamily(
@@ -390,7 +409,7 @@ def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
     yield CounterMetricFamily("sow_resyncs", "Subscriptions that ended with RESYNC_REQUIRED.", hub.resyncs_total)
 
 
-def _durable_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
+def _durable_metrics(store: StoreFigures) -> Iterator[Metric]:
     discarded = CounterMetricFamily(
         "sow_journal_discarded", "Changes discarded by the journal, or by a durable, by reason.", labels=["reason"]
     )
@@ -414,7 +433,7 @@ def _durable_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
         "Age of the oldest change in the backlog of the topic's slowest durable.",
         labels=["topic", "durable"],
     )
-    now = clock.now_micros()
+    now = store.clock.now_micros()
     topics = [topic for topic in store.topics.by_id.values() if _has_backlog(store, topic)]
     for topic in sorted(topics, key=lambda topic: topic.name)[:TOPICS_MAX]:
         label, settings = [topic.name], topic.settings
@@ -436,7 +455,7 @@ def _durable_metrics(store: Store, clock: GuardedClock) -> Iterator[Metric]:
     yield from (durables, entries, size, age, size_quota, age_quota, entries_quota, slowest_age)
 
 
-def _has_backlog(store: Store, topic: Topic) -> bool:
+def _has_backlog(store: StoreFigures, topic: Topic) -> bool:
     return store.durables.count(topic) > 0 or topic.settings.has_quota
 
 
@@ -512,7 +531,7 @@ def _link_metrics(status: admin_pb2.GetReplicationStatusResponse) -> Iterator[Me
     yield from (state, error, behind, lag, skew, downgraded, topics, applied, lost, dropped, refused)
 
 
-def _unreadable_metrics(store: Store) -> Iterator[Metric]:
+def _unreadable_metrics(store: StoreFigures) -> Iterator[Metric]:
     skipped = CounterMetricFamily(
         "sow_rows_unreadable",
         "Stored rows that reads skipped because their key is empty or not UTF-8; counted by each read.",
@@ -523,7 +542,7 @@ def _unreadable_metrics(store: Store) -> Iterator[Metric]:
     yield skipped
 
 
-def _topic_metrics(store: Store) -> Iterator[Metric]:
+def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
     topics = sorted(store.topics.by_name.values(), key=lambda topic: topic.name)
     overdue = store.cuts.overdue_by_topic(at_most=OVERDUE_MAX)
     live = GaugeMetricFamily("sow_records_live", "Live records.", labels=["topic"])

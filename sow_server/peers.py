@@ -23,10 +23,13 @@ from sow_peering import (
     SeedRange,
 )
 from sow_replication import ports
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.origins import Origins
 from sow_server.engine.disk.rocks import RocksError
-from sow_server.engine.replicas import ReplicaDone, SelectRecords, comparing
-from sow_server.engine.store import Store
+from sow_server.engine.opening import Instance
+from sow_server.engine.reading import Cuts
+from sow_server.engine.replicas import ReplicaDone, Replicas, SelectRecords, comparing
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import RecordMatcher
@@ -38,26 +41,41 @@ T = TypeVar("T")
 class PeerStore:
     """`sow_replication.ports.Store` on the engine's store."""
 
-    def __init__(self, store: Store, clock: GuardedClock, *, name: str) -> None:
-        self._store = store
-        self._replicas = store.replicas
-        self.identity: Final = Identity(name, store.instance.id, store.instance.epoch)
-        self.authoritative: Final = store.instance.authoritative
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        commits: Commits,
+        topics: Topics,
+        cuts: Cuts,
+        origins: Origins,
+        clock: GuardedClock,
+        instance: Instance,
+        name: str,
+    ) -> None:
+        """`name`: of this instance."""
+        self._replicas = replicas
+        self._commits = commits
+        self._topics = topics
+        self._cuts = cuts
+        self._origins = origins
+        self.identity: Final = Identity(name, instance.id, instance.epoch)
+        self.authoritative: Final = instance.authoritative
         # The engine has these as the ports ask for them: nothing to translate.
         self.now_micros: Final = clock.now_micros
-        self.topics: Final = store.replicas.shared.matching
-        self.shares: Final = store.replicas.shared.shares
-        self.peer: Final = store.replicas.peers.peer
-        self.acknowledged: Final = store.replicas.peers.acknowledged
-        self.reseeded: Final = store.replicas.peers.reseeded
-        self.source: Final = store.replicas.sources.get
-        self.answers: Final = store.replicas.sources.answers
-        self.answer: Final = store.replicas.sources.answer
-        self.check: Final = store.replicas.sources.check
+        self.topics: Final = replicas.shared.matching
+        self.shares: Final = replicas.shared.shares
+        self.peer: Final = replicas.peers.peer
+        self.acknowledged: Final = replicas.peers.acknowledged
+        self.reseeded: Final = replicas.peers.reseeded
+        self.source: Final = replicas.sources.get
+        self.answers: Final = replicas.sources.answers
+        self.answer: Final = replicas.sources.answer
+        self.check: Final = replicas.sources.check
 
     def head(self) -> int:
         """The last sequence that is durable."""
-        return self._store.commits.synced_sequence
+        return self._commits.synced_sequence
 
     @property
     def topics_version(self) -> int:
@@ -79,32 +97,26 @@ class PeerStore:
         """Reads rows of a topic for a peer."""
         select = _select(filter_text)
         return _translated(
-            lambda: self._replicas.reader.seed(
-                self._store.topics.find(topic), after_key, select=select, bytes_max=bytes_max
-            )
+            lambda: self._replicas.reader.seed(self._topics.find(topic), after_key, select=select, bytes_max=bytes_max)
         )
 
     def purged(self, topic: str) -> Purged:
         """The purge mark of a topic."""
-        found = self._store.topics.by_name.get(topic)
+        found = self._topics.by_name.get(topic)
         return NOTHING_PURGED if found is None else self._replicas.tombstones.purged(found)
 
     def checksums(self, topic: str, buckets: int, now_micros: int) -> Checksums:
         """Checksums of a topic, bucket by bucket."""
-        return _translated(
-            lambda: comparing.checksums(self._store.cuts, self._store.origins, topic, buckets, now_micros)
-        )
+        return _translated(lambda: comparing.checksums(self._cuts, self._origins, topic, buckets, now_micros))
 
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
         """The versions of the records in some buckets."""
-        return _translated(
-            lambda: comparing.versions(self._store.cuts, self._store.origins, topic, buckets, wanted, now_micros)
-        )
+        return _translated(lambda: comparing.versions(self._cuts, self._origins, topic, buckets, wanted, now_micros))
 
     def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
         """Records and tombstones of some keys, and the names of origins."""
-        chunk = _translated(lambda: self._replicas.reader.rows(self._store.topics.find(topic), keys))
-        return chunk, self._store.origins.names
+        chunk = _translated(lambda: self._replicas.reader.rows(self._topics.find(topic), keys))
+        return chunk, self._origins.names
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +174,7 @@ class PeerStore:
         _submitted(
             done,
             lambda heard: self._replicas.changes.merge_rows(
-                self._store.topics.find(topic), chunk, origins, heard, source=peer
+                self._topics.find(topic), chunk, origins, heard, source=peer
             ),
         )
 

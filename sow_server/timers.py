@@ -22,8 +22,10 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from sow_server import malloc
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.disk.rocks import RocksError
-from sow_server.engine.store import Store
+from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, NEVER
@@ -59,14 +61,18 @@ class Timers:
 
     def __init__(
         self,
-        store: Store,
+        topics: Topics,
+        commits: Commits,
+        upkeep: Upkeep,
+        *,
         clock: GuardedClock,
         readers: Executor,
         consumers: Consumers,
         idle: IdleTopics,
         exports: Exports,
         sorts: SortMemory,
-        *,
+        save_peers: Callable[[], None],
+        forget_durables: Callable[[], None],
         prune_interval_micros: int,
         mark_interval_micros: int,
         reclaim_interval_micros: int,
@@ -75,7 +81,8 @@ class Timers:
     ) -> None:
         """`reclaim_records`: the number of removed records, or changes of the journal, from which on compaction is
         worth it. `go_on`: False once the server stops, so that no compaction delays that; called from any thread."""
-        self._store = store
+        self._commits = commits
+        self._upkeep = upkeep
         self._clock = clock
         self._readers = readers
         self._consumers = consumers
@@ -99,18 +106,18 @@ class Timers:
         self.jobs: Final[tuple[Job, ...]] = (
             Job("prune", self._prune, prune_interval_micros / MICROS),
             Job("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
-            Job("clock_mark", _threaded(store.upkeep.mark_clock), mark_interval_micros / MICROS),
-            Job("mark", _threaded(store.upkeep.keep_mark), KEEP_MARK_SECONDS),
-            Job("save_peers", _threaded(store.replicas.peers.save), SAVE_PEERS_SECONDS),
-            Job("forget_publishers", _threaded(store.upkeep.forget_publishers), FORGET_SECONDS),
-            Job("forget_durables", _threaded(store.durable_commits.forget_removed), FORGET_SECONDS),
+            Job("clock_mark", _threaded(upkeep.mark_clock), mark_interval_micros / MICROS),
+            Job("mark", _threaded(upkeep.keep_mark), KEEP_MARK_SECONDS),
+            Job("save_peers", _threaded(save_peers), SAVE_PEERS_SECONDS),
+            Job("forget_publishers", _threaded(upkeep.forget_publishers), FORGET_SECONDS),
+            Job("forget_durables", _threaded(forget_durables), FORGET_SECONDS),
             Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),
             Job("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
             Job("trim", _threaded(self._trim), TRIM_SECONDS),
         )
         for job in self.jobs:
             self._scheduler.add_job(job.run, "interval", seconds=job.seconds)
-        store.topics.watch(lambda topic, settings: self.wake())
+        topics.watch(lambda topic, settings: self.wake())
         consumers.wake = idle.wake = self.wake
 
     def start(self) -> None:
@@ -159,7 +166,7 @@ class Timers:
         while True:
             pruned: asyncio.Future[bool | StoreError] = asyncio.get_running_loop().create_future()
             try:
-                self._store.upkeep.prune(partial(_answer, pruned))
+                self._upkeep.prune(partial(_answer, pruned))
             except StoreError as error:
                 log.warning("prune_skipped", reason=error.reason.name)
                 return
@@ -207,12 +214,12 @@ class Timers:
 
     async def _reclaim(self) -> None:
         """Gives the disk space of removed entries back to the system, when nothing waits for the writer (rule L17)."""
-        requests, _ = self._store.commits.queue_depth
+        requests, _ = self._commits.queue_depth
         if requests:
             return
         run = asyncio.get_running_loop().run_in_executor
         try:
-            parts = await run(self._readers, self._store.upkeep.reclaim, self._reclaim_records, self._go_on)
+            parts = await run(self._readers, self._upkeep.reclaim, self._reclaim_records, self._go_on)
         except RocksError as error:
             log.error("reclaim_failed", cause=str(error))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sow_server.config.sections import Config
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads import LoadOptions
 from sow_server.engine.replicas import PeerSettings, ReplicaOptions
@@ -45,7 +45,7 @@ def store_options(config: Config) -> StoreOptions:
             sweep_busy_pause_micros=sweep.busy_pause_micros,
             sweep_pause_micros=sweep.pause_micros,
             busy_window_micros=sweep.busy_window_micros,
-            limits=Limits(
+            limits=RequestLimits(
                 payload_bytes_max=limits.payload_bytes_max,
                 key_bytes_max=limits.key_bytes_max,
                 request_records_max=limits.request_records_max,

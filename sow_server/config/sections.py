@@ -40,7 +40,7 @@ from sow_server.config.kinds import (
 )
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.loads import LoadOptions
 from sow_server.engine.replicas import ReplicaOptions
@@ -83,7 +83,7 @@ def host_name() -> str:
 _STORE: Final = StoreOptions()
 _WRITER: Final = WriterOptions()
 _ROCKS: Final = RocksOptions()
-_LIMITS: Final = Limits()
+_LIMITS: Final = RequestLimits()
 _CLOCK: Final = ClockOptions()
 _HUB: Final = HubOptions()
 _REPLICAS: Final = ReplicaOptions()

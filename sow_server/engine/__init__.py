@@ -24,7 +24,7 @@ from sow_server.engine.commit.observers import Committed, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
 from sow_server.engine.commit.reclaim import RECLAIM_RECORDS
-from sow_server.engine.commit.requests import Limits, payload_key
+from sow_server.engine.commit.requests import RequestLimits, payload_key
 from sow_server.engine.disk.rocks import Damaged, RocksError, RocksOptions
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.opening import Instance
@@ -44,12 +44,12 @@ __all__ = [
     "Damaged",
     "DurableCommits",
     "Instance",
-    "Limits",
     "ManyCut",
     "Observer",
     "OpenError",
     "Origins",
     "Reason",
+    "RequestLimits",
     "RocksError",
     "RocksOptions",
     "Store",

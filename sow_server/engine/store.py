@@ -27,7 +27,7 @@ from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import NoObserver, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import Reports
 from sow_server.engine.commit.writer import Deliver, Writer
 from sow_server.engine.disk.heads import HeadCache
@@ -70,7 +70,7 @@ class Store:
         """Use `Store.open`."""
         rocks = self._rocks = opened.rocks
         self._clock = clock
-        self.limits: Final[Limits] = options.writer.limits
+        self.limits: Final[RequestLimits] = options.writer.limits
         """Of records and requests (rule K8)."""
         self.instance: Final = opened.instance
 

@@ -12,17 +12,21 @@ from typing import Final, TypeVar
 import structlog
 
 from sow.v1 import admin_pb2, admin_pb2_grpc, types_pb2
+from sow_server.engine.administration.administration import Administration
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.soundness import Fault, row_fault
+from sow_server.engine.commit.commits import Commits
+from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.disk.layout import read_header
-from sow_server.engine.durables import ClearedBacklogs, Durable, DurableFigures
-from sow_server.engine.store import Store
+from sow_server.engine.durables import ClearedBacklogs, Durable, DurableFigures, Durables
+from sow_server.engine.durables.commits import DurableCommits
+from sow_server.engine.upkeep import Upkeep
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.reading import Reading
 from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
@@ -42,22 +46,35 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(
         self,
-        store: Store,
+        reading: Reading,
+        commits: Commits,
+        administration: Administration,
+        durables: Durables,
+        durable_commits: DurableCommits,
+        upkeep: Upkeep,
+        *,
         clock: GuardedClock,
         consumers: Consumers,
-        replicas: Links,
+        links: Links,
         readers: Executor,
+        row_limits: RowLimits,
         rpcs: RpcObserver,
-        *,
         instance: str,
         version: str,
     ) -> None:
-        self._store = store
+        """`row_limits`: the limits that `CheckTopic` checks rows against."""
+        self._reading = reading
+        self._commits = commits
+        self._administration = administration
+        self._durables = durables
+        self._durable_commits = durable_commits
+        self._upkeep = upkeep
+        self._row_limits = row_limits
         self._consumers = consumers
         self._clock = clock
         self._readers = readers
-        self._changes = Submissions(store.commits, store.topics, replicas)
-        self._replicas = replicas
+        self._changes = Submissions(commits, reading.topics, links)
+        self._links = links
         self._instance = instance
         self._version = version
         self._ready_micros = clock.now_micros()
@@ -77,12 +94,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.CreateTopicRequest, context: Context
     ) -> admin_pb2.CreateTopicResponse:
         declared = convert.settings(request.settings)
-        created: Topic = await self._await(
-            lambda done: self._store.administration.create_topic(request.name, declared, done)
-        )
+        created: Topic = await self._await(lambda done: self._administration.create_topic(request.name, declared, done))
         log.info("topic_created", topic=created.name)
         return admin_pb2.CreateTopicResponse(
-            topic=convert.topic(self._store, created), warnings=warnings(created.settings)
+            topic=convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
         )
 
     @unary
@@ -90,24 +105,24 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         given = convert.settings(request.settings)
         paths = list(request.update_paths)
         altered: Topic = await self._await(
-            lambda done: self._store.administration.alter_topic(
+            lambda done: self._administration.alter_topic(
                 request.name, lambda before: convert.altered(before, given, paths), done
             )
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
         return admin_pb2.AlterTopicResponse(
-            topic=convert.topic(self._store, altered), warnings=warnings(altered.settings)
+            topic=convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
         )
 
     @unary
     async def DescribeTopic(
         self, request: admin_pb2.DescribeTopicRequest, context: Context
     ) -> admin_pb2.DescribeTopicResponse:
-        found = self._store.topics.find(request.name)
+        found = self._reading.topics.find(request.name)
 
         def describe() -> admin_pb2.Topic:
-            message = convert.topic(self._store, found, overdue=self._store.cuts.overdue_by_topic())
-            message.effective.extend(convert.effective(self._store.administration.effective(found)))
+            message = convert.topic(self._durable_commits, found, overdue=self._reading.cuts.overdue_by_topic())
+            message.effective.extend(convert.effective(self._administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
             message.planned_journal_bytes = -1 if planned is None else planned
             return message
@@ -117,11 +132,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
-        topics = [topic for _, topic in sorted(self._store.topics.by_name.items())]
+        topics = [topic for _, topic in sorted(self._reading.topics.by_name.items())]
 
         def messages() -> list[admin_pb2.Topic]:
-            overdue = self._store.cuts.overdue_by_topic() if request.with_statistics else None
-            return [convert.topic(self._store, topic, overdue=overdue) for topic in topics]
+            overdue = self._reading.cuts.overdue_by_topic() if request.with_statistics else None
+            return [convert.topic(self._durable_commits, topic, overdue=overdue) for topic in topics]
 
         return admin_pb2.ListTopicsResponse(topics=await self._read(messages))
 
@@ -130,7 +145,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DeleteTopicRequest, context: Context
     ) -> admin_pb2.DeleteTopicResponse:
         deleted: int = await self._await(
-            lambda done: self._store.administration.delete_topic(request.name, done, force=request.force)
+            lambda done: self._administration.delete_topic(request.name, done, force=request.force)
         )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
@@ -138,14 +153,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     @unary
     async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, context: Context) -> admin_pb2.SetPolicyResponse:
         given = convert.policy(request.policy)
-        policy: Policy = await self._await(lambda done: self._store.administration.set_policy(given, done))
+        policy: Policy = await self._await(lambda done: self._administration.set_policy(given, done))
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.SetPolicyResponse(policy=message, warnings=declared_warnings(policy))
 
     @unary
     async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, context: Context) -> admin_pb2.GetPolicyResponse:
-        policy = self._store.administration.policies.find(request.name, operator=request.operator)
+        policy = self._administration.policies.find(request.name, operator=request.operator)
         (message,) = await self._read(lambda: self._policies([policy]))
         return admin_pb2.GetPolicyResponse(policy=message)
 
@@ -153,11 +168,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPolicies(
         self, request: admin_pb2.ListPoliciesRequest, context: Context
     ) -> admin_pb2.ListPoliciesResponse:
-        policies = list(self._store.administration.policies)
+        policies = list(self._administration.policies)
         return admin_pb2.ListPoliciesResponse(policies=await self._read(lambda: self._policies(policies)))
 
     def _policies(self, policies: Sequence[Policy]) -> list[admin_pb2.Policy]:
-        matches = self._store.administration.policy_matches()
+        matches = self._administration.policy_matches()
         return [convert.policy_message(policy, matches[policy.target, policy.origin]) for policy in policies]
 
     @unary
@@ -165,7 +180,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DeletePolicyRequest, context: Context
     ) -> admin_pb2.DeletePolicyResponse:
         deleted: Policy = await self._await(
-            lambda done: self._store.administration.delete_policy(request.name, done, operator=request.operator)
+            lambda done: self._administration.delete_policy(request.name, done, operator=request.operator)
         )
         log.info("policy_deleted", policy=deleted.name, operator=deleted.operator)
         return admin_pb2.DeletePolicyResponse()
@@ -176,7 +191,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListDurables(
         self, request: admin_pb2.ListDurablesRequest, context: Context
     ) -> admin_pb2.ListDurablesResponse:
-        topics = self._store.topics
+        topics = self._reading.topics
         chosen = (
             [topics.find(request.topic)] if request.topic else [topic for _, topic in sorted(topics.by_name.items())]
         )
@@ -186,12 +201,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 return [
                     self._durable(topic, durable)
                     for topic in chosen
-                    for durable in sorted(self._store.durables.of(topic), key=lambda durable: durable.name)
+                    for durable in sorted(self._durables.of(topic), key=lambda durable: durable.name)
                 ]
             found: list[admin_pb2.Durable] = []
             for topic in chosen:
-                if self._store.durables.count(topic):
-                    durables, now = self._store.durable_commits.all_figures(topic)
+                if self._durables.count(topic):
+                    durables, now = self._durable_commits.all_figures(topic)
                     found += [self._described(topic, durable, figures, now) for durable, figures in durables]
             return found
 
@@ -201,10 +216,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def DescribeDurable(
         self, request: admin_pb2.DescribeDurableRequest, context: Context
     ) -> admin_pb2.DescribeDurableResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
 
         def describe() -> admin_pb2.Durable:
-            durable, figures, now = self._store.durable_commits.figures(topic, request.name)
+            durable, figures, now = self._durable_commits.figures(topic, request.name)
             if request.exact:
                 figures = self._consumers.entries.exact(topic, durable, figures)
             message = self._described(topic, durable, figures, now)
@@ -215,7 +230,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def _described(self, topic: Topic, durable: Durable, figures: DurableFigures, now_micros: int) -> admin_pb2.Durable:
         message = self._durable(topic, durable)
-        message.earliest = self._store.instance.bookmark(figures.earliest)
+        message.earliest = self._reading.instance.bookmark(figures.earliest)
         message.figures.total_entries = figures.total_entries
         message.figures.total_bytes = figures.total_bytes
         message.figures.unacknowledged_entries = figures.unacknowledged_entries
@@ -226,12 +241,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return message
 
     def _durable(self, topic: Topic, durable: Durable) -> admin_pb2.Durable:
-        settings = self._store.durables.settings(topic, durable)
+        settings = self._durables.settings(topic, durable)
         return admin_pb2.Durable(
             topic=topic.name,
             name=durable.name,
             filter=durable.filter,
-            acknowledged=self._store.instance.bookmark(durable.position),
+            acknowledged=self._reading.instance.bookmark(durable.position),
             attached=self._consumers.is_attached(topic, durable.name),
             create_time=convert.timestamp(durable.create_time_micros),
             last_use_time=convert.timestamp(durable.last_use_micros),
@@ -242,7 +257,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def DeleteDurable(
         self, request: admin_pb2.DeleteDurableRequest, context: Context
     ) -> admin_pb2.DeleteDurableResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         deleted: Durable = await self._await(
             lambda done: self._consumers.delete(topic, request.name, done, force=request.force)
         )
@@ -253,7 +268,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ClearBacklog(
         self, request: admin_pb2.ClearBacklogRequest, context: Context
     ) -> admin_pb2.ClearBacklogResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         cleared: ClearedBacklogs = await self._await(lambda done: self._consumers.clear(topic, request.name, done))
         log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
         return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries)
@@ -262,17 +277,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def CheckTopic(
         self, request: admin_pb2.CheckTopicRequest, context: Context
     ) -> AsyncGenerator[admin_pb2.CheckTopicResponse, None]:
-        topic = self._store.topics.find(request.name)
-        limits = self._store.replicas.changes.limits
+        topic = self._reading.topics.find(request.name)
         left = request.rows_max if request.HasField("rows_max") else ROWS_LISTED
         if left > ROWS_LISTED_MAX:
             raise convert.invalid("rows_max", f"{left} is more than the limit of {ROWS_LISTED_MAX}")
 
         def is_unsound(key: bytes, value: bytes) -> bool:
-            return row_fault(topic, key, value, limits, self._clock.now_micros()) is not None
+            return row_fault(topic, key, value, self._row_limits, self._clock.now_micros()) is not None
 
         progress = admin_pb2.CheckTopicResponse()
-        async with aclosing(checked(self._store.cuts, self._readers, topic, limits)) as steps:
+        async with aclosing(checked(self._reading.cuts, self._readers, topic, self._row_limits)) as steps:
             async for step in steps:
                 progress.checked += step.rows
                 progress.unsound += len(step.unsound)
@@ -299,7 +313,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             reason=types_pb2.ErrorReason.ValueType(fault.reason.value),
             message=fault.message[:MESSAGE_CHARACTERS_MAX],
             version=head.version,
-            origin=self._store.origins.names[head.origin],
+            origin=self._reading.origins.names[head.origin],
             payload_bytes=head.payload_bytes,
         )
 
@@ -307,7 +321,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def Restamp(
         self, request: admin_pb2.RestampRequest, context: Context
     ) -> AsyncGenerator[admin_pb2.RestampResponse, None]:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         mode, lifetime = convert.restamp(request)
         try:  # also without a change: an impossible one is refused
             lifetimes.restamp_time(topic.settings, mode, lifetime, self._clock.now_micros())
@@ -316,9 +330,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         text = request.filter or "true"
         progress = admin_pb2.RestampResponse()
         if request.dry_run:
-            progress.matched = await count_selected(self._store.cuts, self._readers, topic, text)
+            progress.matched = await count_selected(self._reading.cuts, self._readers, topic, text)
         else:
-            async with aclosing(selected(self._store.cuts, self._readers, topic, text)) as batches:
+            async with aclosing(selected(self._reading.cuts, self._readers, topic, text)) as batches:
                 async for keys, matches in batches:
                     submitted = await self._changes.submit_patiently(
                         model.Restamp(topic.name, keys, mode, lifetime, topic_id=topic.id, matches=matches)
@@ -337,24 +351,24 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return await self._read(self._status)
 
     def _status(self) -> admin_pb2.GetStatusResponse:
-        store, failure = self._store, self._store.commits.failure
-        overdue = store.cuts.overdue()
-        stored = sum(topic.statistics.records for topic in store.topics.by_id.values())
+        reading, failure = self._reading, self._commits.failure
+        overdue = reading.cuts.overdue()
+        stored = sum(topic.statistics.records for topic in reading.topics.by_id.values())
         return admin_pb2.GetStatusResponse(
             instance=self._instance,
-            instance_id=store.instance.id,
-            journal_epoch=store.instance.epoch,
+            instance_id=reading.instance.id,
+            journal_epoch=reading.instance.epoch,
             server_version=self._version,
             state="serving" if failure is None else "failed",
             failure="" if failure is None else f"{failure.reason.name}: {failure.message}",
             ready_time=convert.timestamp(self._ready_micros),
             clock_time=convert.timestamp(self._clock.now_micros()),
             sweep_paused=self._clock.paused,
-            last_sequence=store.commits.last_sequence,
+            last_sequence=self._commits.last_sequence,
             live_records=max(0, stored - overdue),
             overdue_records=overdue,
-            topics=len(store.topics.by_id),
-            disk_bytes=store.upkeep.disk_bytes(),
+            topics=len(reading.topics.by_id),
+            disk_bytes=self._upkeep.disk_bytes(),
         )
 
     @unary
@@ -367,9 +381,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def Compact(self, request: admin_pb2.CompactRequest, context: Context) -> admin_pb2.CompactResponse:
-        before = await self._read(self._store.upkeep.disk_bytes)
-        await self._read(self._store.upkeep.compact)
-        after = await self._read(self._store.upkeep.disk_bytes)
+        before = await self._read(self._upkeep.disk_bytes)
+        await self._read(self._upkeep.compact)
+        after = await self._read(self._upkeep.disk_bytes)
         log.info("compacted", bytes_before=before, bytes_after=after)
         return admin_pb2.CompactResponse(bytes_before=before, bytes_after=after)
 
@@ -379,7 +393,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetReplicationStatus(
         self, request: admin_pb2.GetReplicationStatusRequest, context: Context
     ) -> admin_pb2.GetReplicationStatusResponse:
-        return self._replicas.status()
+        return self._links.status()
 
     @streaming
     async def VerifyReplication(
@@ -387,7 +401,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         self._peer_named(request.peer)
         differing = 0
-        async with aclosing(self._replicas.verify(request)) as responses:
+        async with aclosing(self._links.verify(request)) as responses:
             async for response in responses:
                 differing += response.differing
                 yield response
@@ -399,7 +413,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         self._peer_named(request.peer)
         sent = received = 0
-        async with aclosing(self._replicas.repair(request)) as responses:
+        async with aclosing(self._links.repair(request)) as responses:
             async for response in responses:
                 sent += response.sent
                 received += response.received
@@ -415,6 +429,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         directory = Path(request.directory)
         if not directory.is_absolute() or "\0" in request.directory:
             raise convert.invalid("directory", "an absolute path on the server's machine is needed")
-        made = await self._read(lambda: self._store.upkeep.backup(directory))
+        made = await self._read(lambda: self._upkeep.backup(directory))
         log.info("backup_made", directory=str(directory), sequence=made.sequence, bytes=made.bytes)
         return admin_pb2.BackupResponse(directory=str(directory), sequence=made.sequence, bytes=made.bytes)

@@ -11,13 +11,14 @@ import structlog
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.durables import Durable
-from sow_server.engine.store import Store
 from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.query.filtering import RecordFilter, record_filter
 from sow_server.services import convert, packing
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.reading import Reading
 from sow_server.services.submissions import settle
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -42,8 +43,11 @@ IDLE_TTL_MICROS_MIN: Final = MICROS
 class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     """Validates, asks the journal, packs; owns nothing."""
 
-    def __init__(self, store: Store, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver) -> None:
-        self._store = store
+    def __init__(
+        self, reading: Reading, commits: Commits, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver
+    ) -> None:
+        self._reading = reading
+        self._commits = commits
         self._hub = hub
         self._consumers = consumers
         self._readers = readers
@@ -78,7 +82,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def PlanChanges(
         self, request: snapshot_pb2.PlanChangesRequest, context: Context
     ) -> snapshot_pb2.PlanChangesResponse:
-        store, topic = self._store, self._store.topics.find(request.topic)
+        reading, topic = self._reading, self._reading.topics.find(request.topic)
         start = _start(request)
         if start.kind is StartKind.TIME:
             self._hub.check_time(start.time_micros, "start_time_micros")
@@ -88,17 +92,17 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         position = await self._position_on_disk(request.bookmark) if start.kind is StartKind.BOOKMARK else 0
         end = await self._position_on_disk(request.end_bookmark) if request.end_bookmark else None
         found = await asyncio.shield(
-            self._work(lambda: plan_range(store.cuts, store.instance, topic, start, position, end, limits))
+            self._work(lambda: plan_range(reading.cuts, reading.instance, topic, start, position, end, limits))
         )
         return snapshot_pb2.PlanChangesResponse(
-            start_bookmark=store.instance.bookmark(found.start),
-            end_bookmark=store.instance.bookmark(found.end),
+            start_bookmark=reading.instance.bookmark(found.start),
+            end_bookmark=reading.instance.bookmark(found.end),
             entries=found.entries,
             bytes=found.bytes,
-            part_ends=[store.instance.bookmark(position) for position in found.part_ends],
-            head_bookmark=store.instance.bookmark(found.head),
+            part_ends=[reading.instance.bookmark(position) for position in found.part_ends],
+            head_bookmark=reading.instance.bookmark(found.head),
             entries_left=found.entries_left,
-            earliest_bookmark=store.instance.bookmark(found.earliest),
+            earliest_bookmark=reading.instance.bookmark(found.earliest),
         )
 
     async def _position_on_disk(self, bookmark: str) -> int:
@@ -110,9 +114,9 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
     async def _on_disk(self, sequence: int) -> None:
         """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
-        if sequence > self._store.commits.synced_sequence:
+        if sequence > self._commits.synced_sequence:
             passed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self._store.commits.barrier(lambda answer: settle(passed, answer))
+            self._commits.barrier(lambda answer: settle(passed, answer))
             await passed
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         self, request: snapshot_pb2.ReadChangesRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire, packed on the reader threads."""
-        store, topic = self._store, self._store.topics.find(request.topic)
+        reading, topic = self._reading, self._reading.topics.find(request.topic)
         columns = packing.columns(request.columns, packing.CHANGE_COLUMNS)
         batch_size = packing.batch_size(request.batch_size)
         json = topic.settings.message_type is MessageType.JSON
@@ -140,8 +144,8 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         share = _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(
-            store.cuts,
-            store.instance,
+            reading.cuts,
+            reading.instance,
             topic,
             await asyncio.shield(self._work(lambda: _filter(topic, text))) if text else None,
             start=start,
@@ -160,8 +164,8 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
             footer.returned += count
             if not count:
                 return b""
-            response = snapshot_pb2.ReadChangesResponse(bookmark=store.instance.bookmark(piece.position))
-            _fill(response.batch, piece.columns, columns, store.origins.names, lines=request.lines, json=json)
+            response = snapshot_pb2.ReadChangesResponse(bookmark=reading.instance.bookmark(piece.position))
+            _fill(response.batch, piece.columns, columns, reading.origins.names, lines=request.lines, json=json)
             return response.SerializeToString()
 
         # One piece ahead: the next one is read while this one is sent. Each piece releases its cut when it ends.
@@ -182,7 +186,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def PinJournal(
         self, request: snapshot_pb2.PinJournalRequest, context: Context
     ) -> snapshot_pb2.PinJournalResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         if not TOPIC_NAME.match(request.name):
             raise convert.invalid("name", f"{request.name[:220]!r} is no name: 1 to 200 of [A-Za-z0-9_.:-] are allowed")
         idle_ttl = request.idle_ttl_micros or IDLE_TTL_MICROS
@@ -197,7 +201,7 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
         if created:
             log.info("journal_pinned", topic=topic.name, durable=durable.name, position=durable.position)
         return snapshot_pb2.PinJournalResponse(
-            bookmark=self._store.instance.bookmark(durable.position), created=created
+            bookmark=self._reading.instance.bookmark(durable.position), created=created
         )
 
 

@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sow.v1 import admin_pb2, load_pb2, sow_pb2, types_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import record as stored_record
-from sow_server.engine.store import Store
+from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,
@@ -323,8 +323,10 @@ def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStre
     )
 
 
-def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes | None = None) -> types_pb2.Record:
-    """A stored record; `payload` replaces its own payload (for a projection)."""
+def record(
+    names: Sequence[str], topic: Topic, key: bytes, value: bytes, payload: bytes | None = None
+) -> types_pb2.Record:
+    """A stored record; `names`: of the origins; `payload` replaces its own payload (for a projection)."""
     found = stored_record(key, value)
     return types_pb2.Record(
         topic=topic.name,
@@ -333,7 +335,7 @@ def record(store: Store, topic: Topic, key: bytes, value: bytes, payload: bytes 
         version=found.version,
         publish_time_micros=found.publish_time_micros,
         expire_time_micros=None if found.expire_time_micros == NEVER else found.expire_time_micros,
-        origin=store.origins.names[found.origin],
+        origin=names[found.origin],
         sequence=found.sequence,
     )
 
@@ -351,8 +353,9 @@ def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
     )
 
 
-def fill_columns(columns: types_pb2.RecordColumns, store: Store, batch: RecordBatch) -> None:
-    """Fills a message with records in columns. In place, as setting a message inside another one would copy it."""
+def fill_columns(columns: types_pb2.RecordColumns, names: Sequence[str], batch: RecordBatch) -> None:
+    """Fills a message with records in columns; `names`: of the origins. In place, as setting a message inside another
+    one would copy it."""
     headers = batch.headers
     origins = headers.origin
     first = origins[0]
@@ -372,10 +375,10 @@ def fill_columns(columns: types_pb2.RecordColumns, store: Store, batch: RecordBa
         )
     )
     if origins.count(first) == len(origins):
-        columns.origins.append(store.origins.names[first])
+        columns.origins.append(names[first])
     else:
         columns.origin.extend(origins)
-        columns.origins.extend(store.origins.names)
+        columns.origins.extend(names)
 
 
 def _packed(tag: bytes, column: array[int]) -> bytes:
@@ -591,7 +594,7 @@ def effective(found: Effective) -> list[admin_pb2.EffectiveSetting]:
     ]
 
 
-def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = None) -> admin_pb2.Topic:
+def topic(durables: DurableCommits, found: Topic, *, overdue: Mapping[int, int] | None = None) -> admin_pb2.Topic:
     """A topic; with its figures if `overdue` (records by topic id) is given, as they exclude those (rule L16)."""
     message = admin_pb2.Topic(
         name=found.name,
@@ -601,7 +604,7 @@ def topic(store: Store, found: Topic, *, overdue: Mapping[int, int] | None = Non
         indexes=[admin_pb2.IndexStatus(path=index.path, complete=index.complete) for index in found.indexes.all],
     )
     if overdue is not None:
-        figures = store.durable_commits.topic_statistics(found)
+        figures = durables.topic_statistics(found)
         hidden = overdue.get(found.id, 0)
         message.statistics.CopyFrom(
             admin_pb2.TopicStatistics(

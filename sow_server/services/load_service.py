@@ -10,7 +10,7 @@ from typing import Final
 
 from sow.v1 import load_pb2, load_pb2_grpc
 from sow_server.engine.commit.commits import Commits
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.loads import (
     LEASE_MICROS,
     LEASE_MICROS_MAX,
@@ -76,7 +76,13 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
     """Validates, calls the store, translates; owns nothing."""
 
     def __init__(
-        self, loads: Loads, commits: Commits, loading: Loading, readers: Executor, limits: Limits, rpcs: RpcObserver
+        self,
+        loads: Loads,
+        commits: Commits,
+        loading: Loading,
+        readers: Executor,
+        limits: RequestLimits,
+        rpcs: RpcObserver,
     ) -> None:
         self._loads = loads
         self._commits = commits

@@ -11,8 +11,7 @@ from concurrent.futures import Executor
 from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit.soundness import Fault, row_fault
-from sow_server.engine.commit.soundness import Limits as RowLimits
+from sow_server.engine.commit.soundness import Fault, RowLimits, row_fault
 from sow_server.engine.disk.layout import read_header
 from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.model import RecordMatcher

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from sow.v1 import snapshot_pb2
-from sow_server.engine.store import Store
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MessageType
 from sow_server.query.exports import (
@@ -29,6 +29,7 @@ from sow_server.services import packing
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
+from sow_server.services.reading import Reading
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 
@@ -41,9 +42,16 @@ class SnapshotService(ChangesService):
     """Validates, calls, translates. Makes the readings of an export take turns."""
 
     def __init__(
-        self, store: Store, exports: Exports, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver
+        self,
+        reading: Reading,
+        commits: Commits,
+        exports: Exports,
+        hub: Hub,
+        consumers: Consumers,
+        readers: Executor,
+        rpcs: RpcObserver,
     ) -> None:
-        super().__init__(store, hub, consumers, readers, rpcs)
+        super().__init__(reading, commits, hub, consumers, readers, rpcs)
         self._exports = exports
         self._turns: WeakKeyDictionary[Export, asyncio.Lock] = WeakKeyDictionary()
 
@@ -58,11 +66,11 @@ class SnapshotService(ChangesService):
         lease = request.lease_micros or LEASE_MICROS
         if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
             raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
 
         def opened() -> Export:
             given = record_filter(topic, request.filter, 0) if request.filter else None
-            return Export(self._store.cuts, topic, given, request.parts, self._exports.splits)
+            return Export(self._reading.cuts, topic, given, request.parts, self._exports.splits)
 
         with self._exports.room():
             opening = asyncio.get_running_loop().run_in_executor(self._readers, opened)
@@ -95,7 +103,7 @@ class SnapshotService(ChangesService):
         return snapshot_pb2.RenewExportResponse(
             lease_micros=lease_micros,
             topic=topic.name,
-            bookmark=self._store.instance.bookmark(export.cut.sequence) if topic.settings.journal else "",
+            bookmark=self._reading.instance.bookmark(export.cut.sequence) if topic.settings.journal else "",
             as_of_micros=export.cut.now_micros,
             parts=[snapshot_pb2.ExportPart(records=part.records) for part in export.parts],
         )
@@ -112,7 +120,7 @@ class SnapshotService(ChangesService):
                 raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
             begin = read_token(export, request.part, request.resume_token)
             reading = export.reading(request.part, begin, keys_wanted=packing.KEY in wanted)
-            origins = self._store.origins.names
+            origins = self._reading.origins.names
             json = export.topic.settings.message_type is MessageType.JSON
 
             def next_response() -> tuple[int, bytes] | None:

@@ -13,10 +13,10 @@ import structlog
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.disk.layout import PAYLOAD
 from sow_server.engine.durables import Durable, RewindTo
-from sow_server.engine.store import Store
 from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, Delete, Durability, Outcome, PublishChannel
@@ -27,6 +27,7 @@ from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
+from sow_server.services.reading import Reading
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
 from sow_server.subscriptions.consumer import Attachment, Consumer
@@ -82,16 +83,19 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     def __init__(
         self,
-        store: Store,
+        reading: Reading,
+        commits: Commits,
         hub: Hub,
         consumers: Consumers,
         changes: Submissions,
         readers: Executor,
+        *,
         durability: Durability,
         rpcs: RpcObserver,
         sort_memory: SortMemory,
     ) -> None:
-        self._store = store
+        self._reading = reading
+        self._commits = commits
         self._hub = hub
         self._consumers = consumers
         self._changes = changes
@@ -109,7 +113,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
-            journal_epoch=self._store.instance.epoch,
+            journal_epoch=self._reading.instance.epoch,
         )
 
     @streaming
@@ -124,7 +128,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             while (future := await under_way.get()) is not None:
                 outcome = await future
                 room.release()
-                yield convert.stream_response(outcome, self._store.instance.epoch)
+                yield convert.stream_response(outcome, self._reading.instance.epoch)
             await reading  # raises the error that ended the reading
         finally:
             reading.cancel()
@@ -160,14 +164,14 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
             durability=types_pb2.Durability.ValueType(outcome.durability.value),
-            journal_epoch=self._store.instance.epoch,
+            journal_epoch=self._reading.instance.epoch,
         )
 
     @unary
     async def GetPublisher(
         self, request: sow_pb2.GetPublisherRequest, context: Context
     ) -> sow_pb2.GetPublisherResponse:
-        epoch, sequence = self._store.cuts.publisher_position(
+        epoch, sequence = self._reading.cuts.publisher_position(
             convert.publisher_id(request.publisher_id, "publisher_id")
         )
         return sow_pb2.GetPublisherResponse(publisher_epoch=epoch, highest_sequence=sequence)
@@ -179,7 +183,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         publisher_id = convert.publisher_id(request.publisher_id, "publisher_id")
         unit = convert.publisher_unit(request.unit, "unit")
         future: asyncio.Future[model.OpenedPublisher] = asyncio.get_running_loop().create_future()
-        self._store.commits.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
+        self._commits.open_publisher(publisher_id, unit, lambda opened: settle(future, opened))
         opened = await future
         return sow_pb2.OpenPublisherResponse(
             publisher_epoch=opened.epoch, unit_done=opened.unit_done, unit_records=opened.unit_records
@@ -189,7 +193,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     @unary
     async def Get(self, request: sow_pb2.GetRequest, context: Context) -> sow_pb2.GetResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         if not request.keys:
             raise convert.invalid("keys", "at least one key is needed")
         if len(request.keys) > GET_KEYS_MAX:
@@ -206,14 +210,14 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     def _get(self, topic: Topic, request: sow_pb2.GetRequest) -> sow_pb2.GetResponse:
         projected = projection(topic, request.select.include, request.select.exclude)
         keys = point_keys(request.keys)
-        now, values = self._store.cuts.get(topic, keys)
+        now, values = self._reading.cuts.get(topic, keys)
         response = sow_pb2.GetResponse(as_of_micros=now)
         size = 0
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 continue
             payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
-            found = convert.record(self._store, topic, key, value, payload)
+            found = convert.record(self._reading.origins.names, topic, key, value, payload)
             size += len(found.payload) + len(key)
             if size > GET_BYTES_MAX:
                 raise StoreError(
@@ -228,7 +232,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     async def Query(
         self, request: sow_pb2.QueryRequest, context: Context
     ) -> AsyncGenerator[sow_pb2.QueryResponse, None]:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         run = asyncio.get_running_loop().run_in_executor
         if request.filter or request.order_by:
             # Parsing, compiling and planning may take milliseconds.
@@ -247,7 +251,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
                 return None
             response = sow_pb2.QueryResponse()
             if batch.keys:
-                convert.fill_columns(response.batch, self._store, batch)
+                convert.fill_columns(response.batch, self._reading.origins.names, batch)
             return response
 
         # One piece of work ahead: the next one is done while the records of this one are sent.
@@ -255,7 +259,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         try:
             yield sow_pb2.QueryResponse(
                 header=sow_pb2.QueryHeader(
-                    bookmark=self._store.instance.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
+                    bookmark=self._reading.instance.bookmark(scan.cut.sequence), as_of_micros=scan.cut.now_micros
                 )
             )
             while (response := await asyncio.shield(ahead)) is not None:
@@ -279,7 +283,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     def _scan(self, topic: Topic, request: sow_pb2.QueryRequest) -> Scan:
         return Scan(
-            self._store.cuts,
+            self._reading.cuts,
             Query(
                 topic,
                 keys=point_keys(request.keys),
@@ -304,7 +308,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         self, request: sow_pb2.SubscribeRequest, context: Context
     ) -> AsyncGenerator[bytes, None]:
         """Messages as bytes on the wire: a message for many subscribers is encoded once."""
-        asked = subscribe_convert.request(request, self._store)
+        asked = subscribe_convert.request(request, self._reading)
         if request.filter:
             # Parsing and compiling may take milliseconds.
             await asyncio.get_running_loop().run_in_executor(self._readers, self._hub.prepare, asked)
@@ -315,7 +319,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
             frames = stream(await self._attach(asked, attachment), self._readers)
         async with aclosing(frames):
             async for frame in frames:
-                yield subscribe_convert.response(frame, self._store)
+                yield subscribe_convert.response(frame, self._reading)
 
     async def _attach(self, asked: Request, attachment: Attachment) -> Consumer:
         attached: asyncio.Future[Consumer] = asyncio.get_running_loop().create_future()
@@ -339,33 +343,33 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     ) -> AsyncGenerator[sow_pb2.BrowseDurableResponse, None]:
         if request.max_entries > BROWSE_ENTRIES_MAX:
             raise convert.invalid("max_entries", f"{request.max_entries} is above {BROWSE_ENTRIES_MAX}")
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         after = self._hub.position(request.after_bookmark) if request.after_bookmark else 0
         browse = self._consumers.browse(topic, request.durable, after, request.max_entries or BROWSE_ENTRIES)
         loop = asyncio.get_running_loop()
         while not browse.done:
             for frame in await loop.run_in_executor(self._readers, browse.read):
                 response = sow_pb2.BrowseDurableResponse()
-                subscribe_convert.fill_changes(response.changes, frame, self._store)
+                subscribe_convert.fill_changes(response.changes, frame, self._reading)
                 yield response
         yield sow_pb2.BrowseDurableResponse(
-            bookmark=self._store.instance.bookmark(browse.position), complete=browse.complete
+            bookmark=self._reading.instance.bookmark(browse.position), complete=browse.complete
         )
 
     @unary
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, context: Context) -> sow_pb2.AcknowledgeResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         position = self._hub.position(request.bookmark)
         acknowledged: asyncio.Future[Durable] = asyncio.get_running_loop().create_future()
         self._consumers.acknowledge(
             topic, request.durable, request.session, position, lambda result: settle(acknowledged, result)
         )
         durable = await acknowledged
-        return sow_pb2.AcknowledgeResponse(bookmark=self._store.instance.bookmark(durable.position))
+        return sow_pb2.AcknowledgeResponse(bookmark=self._reading.instance.bookmark(durable.position))
 
     @unary
     async def Rewind(self, request: sow_pb2.RewindRequest, context: Context) -> sow_pb2.RewindResponse:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         match request.WhichOneof("to"):
             case "bookmark":
                 to = RewindTo(position=self._hub.position(request.bookmark))
@@ -381,7 +385,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         durable, entries = await rewound
         log.info("durable_rewound", topic=topic.name, durable=durable.name, position=durable.position)
         return sow_pb2.RewindResponse(
-            bookmark=self._store.instance.bookmark(durable.position), unacknowledged_entries=entries
+            bookmark=self._reading.instance.bookmark(durable.position), unacknowledged_entries=entries
         )
 
     # -- deleting ---------------------------------------------------------------------------------------------------
@@ -390,7 +394,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     async def SowDelete(
         self, request: sow_pb2.SowDeleteRequest, context: Context
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
-        topic = self._store.topics.find(request.topic)
+        topic = self._reading.topics.find(request.topic)
         durability = convert.durability(request.durability, self._durability)
         selection = request.WhichOneof("selection")
         if selection is None:
@@ -421,7 +425,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
     ) -> AsyncGenerator[sow_pb2.SowDeleteResponse, None]:
         if dry_run:
             query = Query(topic, keys=self._keys_of(delete, topic), count_only=True)
-            matched = await count(self._store.cuts, self._readers, query)
+            matched = await count(self._reading.cuts, self._readers, query)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         outcome = await self._changes.submit(delete)
@@ -443,12 +447,12 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         """Deletes the records that match now, in batches, each record if it still matches then. Each answer tells the
         progress."""
         if dry_run:
-            matched = await count_selected(self._store.cuts, self._readers, topic, text, unreadable=True)
+            matched = await count_selected(self._reading.cuts, self._readers, topic, text, unreadable=True)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
         progress = sow_pb2.SowDeleteResponse()
-        found = selected(self._store.cuts, self._readers, topic, text, unreadable=True)
+        found = selected(self._reading.cuts, self._readers, topic, text, unreadable=True)
         async with aclosing(found) as batches:
             async for keys, matches in batches:
                 submitted = await self._changes.submit_patiently(
@@ -474,11 +478,11 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
         """Deletes the keys that exist now, in batches. Each answer tells the progress."""
         loop = asyncio.get_running_loop()
         if dry_run:
-            matched = await loop.run_in_executor(self._readers, self._store.cuts.count, topic)
+            matched = await loop.run_in_executor(self._readers, self._reading.cuts.count, topic)
             yield sow_pb2.SowDeleteResponse(matched=matched, done=True)
             return
         self._changes.check(topic.name, durability)
-        scan = Scan(self._store.cuts, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True, unreadable=True))
+        scan = Scan(self._reading.cuts, Query(topic, batch_size=CHANGE_RECORDS, keys_only=True, unreadable=True))
         progress = sow_pb2.SowDeleteResponse()
         reading: asyncio.Future[RecordBatch | None] | None = None
         try:

@@ -9,9 +9,9 @@ from array import array
 
 from sow.v1 import sow_pb2
 from sow_server.engine.disk.layout import HeaderColumns
-from sow_server.engine.store import Store
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
+from sow_server.services.reading import Reading
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment
 from sow_server.subscriptions.frames import (
@@ -27,10 +27,10 @@ from sow_server.subscriptions.frames import (
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
 
 
-def request(message: sow_pb2.SubscribeRequest, store: Store) -> Request:
+def request(message: sow_pb2.SubscribeRequest, reading: Reading) -> Request:
     """The requested subscription. Raises StoreError if options contradict each other."""
     filters = TopicFilters(
-        store.cuts, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
+        reading.cuts, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
     )
     asked = Request(
         filters.view,
@@ -82,43 +82,43 @@ def _start(message: sow_pb2.SubscribeRequest) -> Start:
             return Start(StartKind.EARLIEST)
 
 
-def response(frame: Frame, store: Store) -> bytes:
+def response(frame: Frame, reading: Reading) -> bytes:
     """The bytes of a frame on the wire."""
     message = sow_pb2.SubscribeResponse()
     match frame:
         case ChangeFrame():
             if frame.encoded is None:
-                fill_changes(message.changes, frame, store)
+                fill_changes(message.changes, frame, reading)
                 frame.encoded = message.SerializeToString()
             return frame.encoded
         case SnapshotBatch(topic, keys, payloads, headers):
             message.snapshot.topic = topic
-            convert.fill_columns(message.snapshot.records, store, RecordBatch(keys, payloads, headers))
+            convert.fill_columns(message.snapshot.records, reading.origins.names, RecordBatch(keys, payloads, headers))
         case SnapshotBegin(sequence, now_micros):
-            message.snapshot_begin.bookmark = store.instance.bookmark(sequence)
+            message.snapshot_begin.bookmark = reading.instance.bookmark(sequence)
             message.snapshot_begin.as_of_micros = now_micros
         case SnapshotEnd(sequence):
-            message.snapshot_end.bookmark = store.instance.bookmark(sequence)
+            message.snapshot_end.bookmark = reading.instance.bookmark(sequence)
         case Progress(sequence, now_micros):
-            message.progress.bookmark = store.instance.bookmark(sequence)
+            message.progress.bookmark = reading.instance.bookmark(sequence)
             message.progress.now_micros = now_micros
         case DurableBegin(sequence, created, reset, session):
-            message.durable_begin.bookmark = store.instance.bookmark(sequence)
+            message.durable_begin.bookmark = reading.instance.bookmark(sequence)
             message.durable_begin.created = created
             message.durable_begin.reset = reset
             message.durable_begin.session = session
         case GapNotice(reason, after, upto, entries):
             message.gap.reason = sow_pb2.GapReason.ValueType(reason.value)
-            message.gap.after_bookmark = store.instance.bookmark(after)
-            message.gap.upto_bookmark = store.instance.bookmark(upto)
+            message.gap.after_bookmark = reading.instance.bookmark(after)
+            message.gap.upto_bookmark = reading.instance.bookmark(upto)
             message.gap.entries = entries
     return message.SerializeToString()
 
 
-def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store) -> None:
+def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Reading) -> None:
     """Fills a message with a frame of changes."""
     message.topic = frame.topic
-    message.bookmark = "" if frame.more else store.instance.bookmark(frame.bookmark)
+    message.bookmark = "" if frame.more else reading.instance.bookmark(frame.bookmark)
     message.more = frame.more
     message.atomic = frame.atomic
     if not frame.rows:
@@ -142,4 +142,4 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, store: Store)
         array("H", [row.origin for row in rows]),
     )
     batch = RecordBatch([row.key for row in rows], [row.payload for row in rows], headers)
-    convert.fill_columns(message.records, store, batch)
+    convert.fill_columns(message.records, reading.origins.names, batch)

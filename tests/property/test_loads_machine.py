@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.layout import mark_key
 from sow_server.engine.disk.rocks import STAGING
 from sow_server.engine.loads import (
@@ -218,7 +218,7 @@ class LoadsMachine(RuleBasedStateMachine):
             [key for key, _, _ in rows],
             lifetimes=[ABSENT if ttl is None else Lifetime(LifetimeKind.TTL, ttl) for _, _, ttl in rows],
         )
-        return self.rig.store.loads.staging.prepare(load.id, *attempt, first, request, Limits())
+        return self.rig.store.loads.staging.prepare(load.id, *attempt, first, request, RequestLimits())
 
     @precondition(lambda self: self.staging())
     @rule(

@@ -30,7 +30,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import publishers
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import decode as decode_publisher
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.layout import (
     BOUNDS_KEY,
     HEADER_BYTES,
@@ -82,7 +82,7 @@ OPTIONS = StoreOptions(
     writer=WriterOptions(
         commit_records_max=4,
         commit_merged_bytes_max=MERGED_BYTES_MAX,
-        limits=Limits(payload_bytes_max=PAYLOAD_BYTES_MAX),
+        limits=RequestLimits(payload_bytes_max=PAYLOAD_BYTES_MAX),
         sweep_entries_max=3,
         version_reserve_micros=40,
         sequence_reserve=10,

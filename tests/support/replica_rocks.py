@@ -72,7 +72,17 @@ class RocksStore(PeerStore):
         self._open()
 
     def _open(self) -> None:
-        super().__init__(self._rig.store, self._rig.clock, name=self._name)
+        store = self._rig.store
+        super().__init__(
+            store.replicas,
+            commits=store.commits,
+            topics=store.topics,
+            cuts=store.cuts,
+            origins=store.origins,
+            clock=self._rig.clock,
+            instance=store.instance,
+            name=self._name,
+        )
 
     # -- what tests do ----------------------------------------------------------------------------------------------
 

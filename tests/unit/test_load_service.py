@@ -12,7 +12,7 @@ import pytest
 
 from sow.v1 import load_pb2
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.loads import LoadPhase
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.metrics import Metrics
@@ -39,7 +39,9 @@ class Served:
             Admission(rig.store.topics, rig.store.durables, rig.store.commits, rig.clock),
             readers,
         )
-        self.service = LoadService(rig.store.loads, rig.store.commits, self.loading, readers, Limits(), Metrics())
+        self.service = LoadService(
+            rig.store.loads, rig.store.commits, self.loading, readers, RequestLimits(), Metrics()
+        )
 
     async def done(self, awaited: Awaitable[object]) -> object:
         """Lets the writer work until something is done."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.steps import StagedBy
 from sow_server.engine.disk.layout import PUT
 from sow_server.engine.disk.rocks import STAGING, DiskFull
@@ -27,6 +27,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.metrics import Metrics
+from tests.support.parts import figures_of
 from tests.support.stores import BINARY, MINUTE, SECOND, FaultyRocks, Rig
 
 KEYED = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
@@ -59,7 +60,7 @@ class Loaded(Rig):
         """Stages rows of an attempt; returns the refusals."""
         keys = [key for key, _ in rows if key is not None]
         request = Publish("", [payload for _, payload in rows], keys or None, lifetimes=lifetimes)
-        limits = Limits(payload_bytes_max=100)
+        limits = RequestLimits(payload_bytes_max=100)
         pieces = self.store.loads.staging.prepare(load, part, attempt, first, request, limits, stager=stager)
         for piece in pieces:
             answers: list[Load | StoreError] = []
@@ -486,7 +487,7 @@ def test_the_disk_space_of_staged_rows_is_given_back(rig: Loaded, monkeypatch: p
 
 def test_the_figures_of_loads_are_metrics(rig: Loaded) -> None:
     metrics = Metrics()
-    metrics.watch(rig.store, rig.clock)
+    metrics.watch(figures_of(rig.store, rig.clock))
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(name)

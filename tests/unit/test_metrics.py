@@ -35,6 +35,7 @@ from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.timers import Job
+from tests.support.parts import figures_of
 from tests.support.stores import SECOND, FakeTime
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -53,7 +54,7 @@ class Watched:
         self.clock = self.time.clock()
         self.metrics = Metrics()
         self.store = Store.open(path, clock=self.clock, observer=self.metrics)
-        self.metrics.watch(self.store, self.clock)
+        self.metrics.watch(figures_of(self.store, self.clock))
         self.hub = Hub(
             self.store.commits, self.store.topics, self.store.cuts, self.store.instance, self.clock, lambda run: run()
         )

@@ -43,7 +43,7 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.peers import PeerStore
+from tests.support.parts import peer_store_of
 from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
 from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
 
@@ -348,7 +348,7 @@ def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(
     """R12: else its changes would be taken for what the receiver was told, and find a topic of that kind there."""
     nodes = [
         Node(
-            PeerStore(rig.store, rig.clock, name=rig.options.instance),
+            peer_store_of(rig.store, rig.clock, name=rig.options.instance),
             NodeOptions(peers=peers, accept=("a",)),
             Random(1),
         )

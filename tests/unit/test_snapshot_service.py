@@ -16,6 +16,7 @@ from sow_server.metrics import Metrics
 from sow_server.query.exports import Exports
 from sow_server.services.guard import Context
 from sow_server.services.snapshot_service import SnapshotService
+from tests.support.parts import reading_of
 from tests.support.stores import BINARY, Rig
 from tests.support.timers import consumers_of, hub_of
 
@@ -51,7 +52,9 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(rig: Rig, monkeypatc
         with ThreadPoolExecutor(1) as readers:
             hub = hub_of(rig)
             exports = Exports(rig.store.topics, rig.store.cuts)
-            service = SnapshotService(rig.store, exports, hub, consumers_of(rig, hub), readers, Metrics())
+            service = SnapshotService(
+                reading_of(rig.store), rig.store.commits, exports, hub, consumers_of(rig, hub), readers, Metrics()
+            )
             opening = asyncio.ensure_future(service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), NO_CONTEXT))
             await waiting.wait()
             assert not opening.done()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.disk.layout import decode_commit
 from sow_server.engine.disk.rocks import COMMITS, Damaged
 from sow_server.engine.store import StoreOptions
@@ -37,7 +37,7 @@ QUOTES = TopicSettings(key=("/id",), expiration=Expiration.ENABLED)
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    limits = Limits(payload_bytes_max=200)
+    limits = RequestLimits(payload_bytes_max=200)
     rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(commit_merged_bytes_max=1000, limits=limits)))
     rig.create_topic("quotes", QUOTES)
     rig.create_topic("given", TopicSettings(expiration=Expiration.ENABLED))

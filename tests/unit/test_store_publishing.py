@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -364,7 +364,7 @@ def test_a_new_version_is_above_that_of_the_record_it_replaces_though_the_clock_
 
 @pytest.fixture
 def limited(tmp_path: Path) -> Iterator[Rig]:
-    limits = Limits(
+    limits = RequestLimits(
         payload_bytes_max=10, key_bytes_max=4, request_records_max=5, request_bytes_max=30, atomic_records_max=3
     )
     rig = Rig(tmp_path / "limited", options=StoreOptions(writer=WriterOptions(limits=limits)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from sow_server.engine.catalog.topics import Topic, Topics
@@ -125,6 +125,16 @@ class Commits:
     def publishers(self) -> PublisherCache:
         """Positions of publishers, for steps on the writer's thread."""
         return self._writer.publishers
+
+    @property
+    def expired_total(self) -> int:
+        """Expired records that were removed since the start."""
+        return self._writer.expired_total
+
+    @property
+    def letters_total(self) -> Mapping[str, int]:
+        """Dead letters of expired records since the start, by their fate."""
+        return self._writer.letters_total
 
     def follow(self, follow: Follow) -> None:
         """From the next commit on, tells `follow`, too, of changes. Before the writer starts, or under the cut lock."""

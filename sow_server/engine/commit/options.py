@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sow_server.engine.commit.requests import Limits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.values.model import MICROS
 
 
@@ -25,4 +25,4 @@ class WriterOptions:
     busy_window_micros: int = 200_000
     version_reserve_micros: int = 2 * MICROS
     sequence_reserve: int = 1_000_000
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)

@@ -30,7 +30,7 @@ from sow_server.engine.values.model import (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The limits of rule K8."""
 
     payload_bytes_max: int = 2**20
@@ -148,7 +148,7 @@ class Job:
 # --- preparing -------------------------------------------------------------------------------------------------------
 
 
-def prepare(job: Job, topic: Topic, limits: Limits) -> None:
+def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
     """Checks a request against its topic and the limits, and derives its keys. Raises StoreError."""
     request = job.request
     job.topic = topic
@@ -178,7 +178,7 @@ def prepare(job: Job, topic: Topic, limits: Limits) -> None:
     job.store_keys = [prefix + key if type(key) is bytes else b"" for key in job.keys]
 
 
-def check_size(request: Publish, size: int, limits: Limits) -> None:
+def check_size(request: Publish, size: int, limits: RequestLimits) -> None:
     """Raises StoreError for a request beyond the limits of rule K8, or with columns of unequal length."""
     count = len(request.payloads)
     if count == 0 and not (request.publisher is not None and request.publisher.unit_done):
@@ -234,7 +234,7 @@ def _check_topic(topic_id: int | None, topic: Topic) -> None:
         )
 
 
-def _delta(request: Publish, topic: Topic, limits: Limits) -> Delta | None:
+def _delta(request: Publish, topic: Topic, limits: RequestLimits) -> Delta | None:
     """How the payloads are merged; None for a publish that is no delta. Raises StoreError naming the path at fault."""
     paths = request.unset_paths
 
@@ -315,7 +315,7 @@ def _encode_key(key: str | bytes) -> bytes | BadRecord:
         return BadRecord(Reason.KEY_NOT_UTF8, "key: is not well-formed Unicode")
 
 
-def _given_keys(keys: Sequence[str] | Sequence[str | bytes], limits: Limits) -> KeyColumn:
+def _given_keys(keys: Sequence[str] | Sequence[str | bytes], limits: RequestLimits) -> KeyColumn:
     if not keys:
         raise StoreError(Reason.INVALID_ARGUMENT, "keys: at least one key is needed", field="keys")
     if len(keys) > limits.request_records_max:
@@ -327,7 +327,7 @@ def _given_keys(keys: Sequence[str] | Sequence[str | bytes], limits: Limits) -> 
     return [_encode_key(key) for key in keys]
 
 
-def _check_lengths(keys: KeyColumn, payloads: Sequence[bytes], limits: Limits) -> None:
+def _check_lengths(keys: KeyColumn, payloads: Sequence[bytes], limits: RequestLimits) -> None:
     """Replaces the keys of records that are too large by the reason."""
     if max(map(len, payloads)) > limits.payload_bytes_max:
         for index, payload in enumerate(payloads):

@@ -41,7 +41,7 @@ SHOWN_BYTES: Final = 60
 _PUTS: Final = frozenset((PUT, TOUCH))
 
 
-class Limits(NamedTuple):
+class RowLimits(NamedTuple):
     """The upper bounds of a key, a payload and the times of a row."""
 
     key_bytes_max: int
@@ -70,7 +70,7 @@ def shown(key: bytes) -> str:
 
 
 def faults(
-    topic: Topic, changes: Changes, bad_origins: Sequence[int], limits: Limits, now_micros: int
+    topic: Topic, changes: Changes, bad_origins: Sequence[int], limits: RowLimits, now_micros: int
 ) -> dict[int, Fault]:
     """The unsound ones among the changes that a peer has sent for a topic, with their faults; nearly always empty.
 
@@ -152,7 +152,7 @@ def bad_names(names: Sequence[str]) -> list[int]:
 # --- one row ---------------------------------------------------------------------------------------------------------
 
 
-def row_fault(topic: Topic, key: bytes, value: bytes, limits: Limits, now_micros: int) -> Fault | None:
+def row_fault(topic: Topic, key: bytes, value: bytes, limits: RowLimits, now_micros: int) -> Fault | None:
     """The fault of a stored row; None: it is sound."""
     head = read_header(value)
     latest = now_micros + limits.clock_skew_micros
@@ -163,7 +163,7 @@ def row_fault(topic: Topic, key: bytes, value: bytes, limits: Limits, now_micros
     )
 
 
-def key_fault(topic: Topic, key: bytes, limits: Limits) -> Fault | None:
+def key_fault(topic: Topic, key: bytes, limits: RowLimits) -> Fault | None:
     """The fault of a key (rules K4, K8)."""
     if not key:
         return Fault(Reason.KEY_REQUIRED, "key: is empty")
@@ -174,7 +174,7 @@ def key_fault(topic: Topic, key: bytes, limits: Limits) -> Fault | None:
     return None
 
 
-def payload_fault(topic: Topic, key: bytes, payload: bytes, limits: Limits) -> Fault | None:
+def payload_fault(topic: Topic, key: bytes, payload: bytes, limits: RowLimits) -> Fault | None:
     """The fault of a payload whose key is sound (rules K2, K4, K8)."""
     bad = topic.format.check(payload)
     if bad is not None:

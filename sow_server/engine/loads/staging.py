@@ -10,7 +10,7 @@ from typing import Final
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.requests import Job, Limits, prepare
+from sow_server.engine.commit.requests import Job, RequestLimits, prepare
 from sow_server.engine.disk.layout import AttemptCounts, attempt_key, encode_attempt, staged_keys, staged_value
 from sow_server.engine.disk.rocks import STAGING, Rocks
 from sow_server.engine.formats.payloads import BadRecord
@@ -77,7 +77,7 @@ class LoadStaging:
         attempt: int,
         first_row: int,
         request: Publish,
-        limits: Limits,
+        limits: RequestLimits,
         *,
         stager: int = 0,
     ) -> list[RowsToStage]:

@@ -11,8 +11,8 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.requests import Limits as RequestLimits
-from sow_server.engine.commit.soundness import Fault, Limits, Reports, bad_names, faults
+from sow_server.engine.commit.requests import RequestLimits
+from sow_server.engine.commit.soundness import Fault, Reports, RowLimits, bad_names, faults
 from sow_server.engine.commit.steps import Round, Staged
 from sow_server.engine.disk.layout import (
     HEADER,
@@ -63,7 +63,7 @@ class PeerChanges:
         self._options = options
         self._commits = commits
         self._unsound = unsound
-        self.limits: Final = Limits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
+        self.limits: Final = RowLimits(limits.key_bytes_max, limits.payload_bytes_max, options.max_clock_skew_micros)
         """Limits that a row of a peer must keep to, as a publish here must."""
 
     def apply(

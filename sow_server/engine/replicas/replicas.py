@@ -9,7 +9,7 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.origins import Origins
-from sow_server.engine.commit.requests import Limits as RequestLimits
+from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import Reports
 from sow_server.engine.disk.layout import seed_key
 from sow_server.engine.disk.rocks import META, TOMBSTONES, Rocks

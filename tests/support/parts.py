@@ -1,0 +1,42 @@
+"""Parts of the server on a store, linked as `sow_server.app` links them."""
+
+from __future__ import annotations
+
+from sow_server.engine.store import Store
+from sow_server.engine.values.clock import GuardedClock
+from sow_server.metrics import StoreFigures
+from sow_server.peers import PeerStore
+from sow_server.services.reading import Reading
+
+
+def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
+    """What metrics read of the store."""
+    return StoreFigures(
+        clock,
+        store.topics,
+        store.commits,
+        store.cuts,
+        store.durables,
+        store.loads,
+        store.unsound,
+        store.upkeep,
+    )
+
+
+def reading_of(store: Store) -> Reading:
+    """What services read through."""
+    return Reading(store.topics, store.cuts, store.origins, store.instance)
+
+
+def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:
+    """The store as replication uses it; `name`: of the instance."""
+    return PeerStore(
+        store.replicas,
+        commits=store.commits,
+        topics=store.topics,
+        cuts=store.cuts,
+        origins=store.origins,
+        clock=clock,
+        instance=store.instance,
+        name=name,
+    )
