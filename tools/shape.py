@@ -40,10 +40,6 @@ LONG_TESTS = frozenset(
         "unit/test_client_calls",
         "unit/test_client_connection",
         "unit/test_client_durable",
-        "unit/test_config",
-        "unit/test_dead_letters",
-        "unit/test_replicas",
-        "unit/test_replication_verify",
     )
 )
 """Tests that were longer when the check came. The list only gets shorter."""

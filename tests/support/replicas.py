@@ -3,6 +3,8 @@
 a, b = instance(tmp_path, "a", peers=["b"]), instance(tmp_path, "b", peers=["a"])
 ship(a, b)
 assert b.get("t", "1") == a.get("t", "1")
+
+`pair` is a fixture for test modules to import.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from sow_peering import NOTHING_PURGED, Identity, MergeCounts, Purged, SeedRange
 from sow_server.engine.catalog.topics import Topic
@@ -39,6 +43,16 @@ def instance(
     """A store with peers."""
     options = ReplicaOptions(peers=tuple(PeerSettings(peer, topics) for peer in peers), **bounds)
     return Rig(path / name, options=replace(StoreOptions(), instance=name, replicas=options), time=time)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Rig, Rig]:
+    """Two instances that send to each other, on one time."""
+    time = FakeTime()
+    rigs = instance(tmp_path, "a", peers=["b"], time=time), instance(tmp_path, "b", peers=["a"], time=time)
+    for rig in rigs:
+        rig.create_topic("t")
+    return rigs
 
 
 def identity(rig: Rig) -> Identity:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -44,20 +43,23 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from tests.support.parts import peer_store_of
-from tests.support.replicas import everything, greet, identity, instance, live, purge, seed, ship, tell, tombstones
-from tests.support.stores import BINARY, MINUTE, SECOND, FakeTime, Rig
+from tests.support.replicas import (
+    everything,
+    greet,
+    identity,
+    live,
+    pair,
+    purge,
+    seed,
+    ship,
+    tell,
+    tombstones,
+)
+from tests.support.stores import BINARY, MINUTE, SECOND, Rig
+
+__all__ = ["pair"]  # a fixture
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Rig, Rig]:
-    """Two instances that send to each other, on one time."""
-    time = FakeTime()
-    rigs = instance(tmp_path, "a", peers=["b"], time=time), instance(tmp_path, "b", peers=["a"], time=time)
-    for rig in rigs:
-        rig.create_topic("t")
-    return rigs
 
 
 def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,236 @@
+"""The configuration of addresses, TLS and replication."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sow_server import config
+from sow_server.config import Config, LinkMode, Overrides, ReplicationConfig, load, render
+from sow_server.engine.values.model import MICROS, Durability
+from tests.support.configs import Write, refusal, write
+
+__all__ = ["write"]  # a fixture
+
+
+# --- addresses and TLS -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+def test_a_loopback_address_needs_no_tls(listen: str) -> None:
+    assert load(None, Overrides(listen=listen)).server.listen == listen
+
+
+def test_plain_text_to_other_machines_has_to_be_spelled_out() -> None:
+    assert load(None, Overrides(listen="0.0.0.0:7450", insecure=True)).server.insecure
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate, its key, and the key encrypted."""
+    folder = tmp_path_factory.mktemp("pems")
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
+    for command in (
+        f"{new} -keyout key.pem -out certificate.pem",
+        f"{new} -keyout other.pem -out other-certificate.pem",
+        "openssl ec -in key.pem -out encrypted.pem -aes256 -passout pass:secret",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls_is_read_and_lets_other_machines_in(write: Write, pems: Path) -> None:
+    found = load(
+        write(
+            '[server]\nlisten = "0.0.0.0:7450"\n'
+            f'[server.tls]\ncertificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
+            f'client_ca = "{pems}/certificate.pem"\n'
+        )
+    )
+    assert found.tls is not None
+    assert found.tls.certificate == pems / "certificate.pem"
+    assert found.tls.client_ca == pems / "certificate.pem"
+    assert load(write(render(found))) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("certificate.pem", "other.pem", None), "[server.tls] certificate: "),
+        (("key.pem", "key.pem", None), "[server.tls] certificate: "),
+        (("certificate.pem", "encrypted.pem", None), "are not a certificate and its unencrypted key"),
+        (("certificate.pem", "key.pem", "key.pem"), "[server.tls] client_ca: "),
+    ],
+)
+def test_certificates_that_do_not_fit_are_refused(
+    write: Write, pems: Path, lines: tuple[str, str, str | None], message: str
+) -> None:
+    certificate, key, client_ca = lines
+    text = f'[server.tls]\ncertificate = "{pems}/{certificate}"\nkey = "{pems}/{key}"\n'
+    if client_ca is not None:
+        text += f'client_ca = "{pems}/{client_ca}"\n'
+    assert message in refusal(write(text))
+
+
+def test_tls_and_insecure_contradict_each_other(write: Write, pems: Path) -> None:
+    path = write(f'[server.tls]\ncertificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"')
+    assert "[server] insecure: contradicts [server.tls]" in refusal(path, Overrides(insecure=True))
+
+
+PEER = """
+[server]
+instance = "nyc-1"
+[[replication.peers]]
+name = "ldn-1"
+address = "127.0.0.1:7451"
+"""
+
+
+# --- replication -----------------------------------------------------------------------------------------------------
+
+
+def test_peers_are_read_with_all_that_they_say(write: Write, pems: Path) -> None:
+    path = write(
+        f"""
+        [server]
+        instance = "nyc-1"
+        [replication]
+        accept = ["hkg-1", "syd.1"]
+        token = "s3cret!"
+        min_sync_peers = 1
+        sync_timeout = "2s"
+        tombstone_grace = "2h"
+        max_clock_skew = "1s"
+        peer_max_lag_bytes = "2GiB"
+        peer_max_lag_age = "3h"
+        [[replication.peers]]
+        name = "ldn-1"
+        address = "ldn.example:7450"
+        topics = "orders|flights\\\\..*"
+        mode = "sync"
+        filter = "/region = 'eu'"
+        ca = "{pems}/certificate.pem"
+        certificate = "{pems}/certificate.pem"
+        key = "{pems}/key.pem"
+        [[replication.peers]]
+        name = "tyo-1"
+        address = "127.0.0.1:7452"
+        """
+    )
+    found = load(path)
+    assert found.replicates
+    assert found.replication.accept == ("hkg-1", "syd.1")
+    assert config.replication_token(found) == "s3cret!"
+    assert found.replication.sync_timeout_micros == 2 * MICROS
+    assert found.replication.tombstone_grace_micros == 2 * 3600 * MICROS
+    assert found.replication.max_clock_skew_micros == MICROS
+    assert found.replication.peer_max_lag_bytes == 2 * 2**30
+    assert found.replication.peer_max_lag_age_micros == 3 * 3600 * MICROS
+    first, second = found.peers
+    assert (first.name, first.address, first.mode) == ("ldn-1", "ldn.example:7450", LinkMode.SYNC)
+    assert (first.topics, first.filter) == (r"orders|flights\..*", "/region = 'eu'")
+    assert (first.ca, first.key) == (pems / "certificate.pem", pems / "key.pem")
+    assert (second.topics, second.mode, second.filter, second.ca) == (".*", LinkMode.ASYNC, "", None)
+    assert load(write(render(found))) == found
+
+
+def test_without_peers_there_is_no_replication_and_its_defaults_are_those_of_the_rules() -> None:
+    found = Config()
+    assert not found.replicates
+    assert found.replication == ReplicationConfig(
+        min_sync_peers=1,
+        sync_timeout_micros=5 * MICROS,
+        tombstone_grace_micros=24 * 3600 * MICROS,
+        max_clock_skew_micros=10 * MICROS,
+        peer_max_lag_bytes=2**30,
+        peer_max_lag_age_micros=24 * 3600 * MICROS,
+    )
+
+
+def test_an_instance_that_only_receives_replicates_too(write: Write) -> None:
+    assert load(write('[server]\ninstance = "a"\n[replication]\naccept = ["b"]')).replicates
+
+
+def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret!\n", encoding="utf-8")
+    found = load(write(PEER + '[replication]\ntoken_file = "token"'))
+    assert config.replication_token(found) == "s3cret!"
+    assert found.replication.token_file == tmp_path / "token"
+    assert load(write(render(found))) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PEER + 'mode = "synch"', '[replication.peers] mode: expected one of "async", "sync", found the text "synch"'),
+        (PEER + 'topic = "x"', "[replication.peers] topic: unknown key, did you mean topics?"),
+        (PEER + 'topics = "a("', '[replication.peers] topics: "a(" is not an RE2 expression'),
+        (PEER + 'topics = "(?=a)"', '[replication.peers] topics: "(?=a)" is not an RE2 expression'),
+        (PEER + 'filter = "/a >"', "[replication.peers] filter: "),
+        (PEER + 'certificate = "c.pem"', "[replication.peers] certificate: also needs key"),
+        (PEER + 'key = "k.pem"', "[replication.peers] key: also needs certificate"),
+        (PEER + 'certificate = "c.pem"\nkey = "k.pem"', "[replication.peers] certificate: also needs ca"),
+        (
+            PEER + 'ca = "missing.pem"',
+            '[replication.peers] ca: missing.pem cannot be read (No such file or directory) (peer "ldn-1")',
+        ),
+        (PEER.replace("7451", "0"), "[replication.peers] address: 127.0.0.1:0 names no port"),
+        (PEER.replace(":7451", ""), '[replication.peers] address: "127.0.0.1" is not host:port'),
+        (PEER.replace("7451", "7450"), "[replication.peers] address: 127.0.0.1:7450 is the server's own"),
+        (PEER.replace("127.0.0.1", "10.0.0.1"), "10.0.0.1:7451 is on another machine: set ca for TLS, or allow plain"),
+        (PEER.replace("ldn-1", "nyc-1"), '[replication.peers] name: "nyc-1" is this instance itself'),
+        (PEER.replace("ldn-1", "_x"), "[replication.peers] name: expected 1 to 100 of"),
+        (PEER + '[[replication.peers]]\nname = "ldn-1"\naddress = "127.0.0.1:1"', '"ldn-1" names two peers'),
+        (PEER + '[[replication.peers]]\nname = "b"\naddress = "127.0.0.1:7451"', "7451 is the address of two peers"),
+        (PEER + '[[replication.peers]]\nname = "b"', '[replication.peers] address: is missing (peer "b")'),
+        (PEER + "[[replication.peers]]", "[replication.peers] name: is missing (peer number 2)"),
+        (
+            "[replication.peers]\nname = 1",
+            "[replication] peers: expected tables, each under the heading [[replication.peers]]",
+        ),
+        (PEER + '[replication]\naccept = ["nyc-1"]', '[replication] accept: "nyc-1" is this instance itself'),
+        (PEER + '[replication]\naccept = ["a", "a"]', '[replication] accept: "a" occurs twice'),
+        (PEER + '[replication]\naccept = ["_a"]', "[replication] accept: expected 1 to 100 of"),
+        (PEER + "[replication]\nmin_sync_peers = 0", "[replication] min_sync_peers: 0 is below the minimum, 1"),
+        (
+            PEER + "[replication]\nmin_sync_peers = 2",
+            'min_sync_peers: 2 is above the number of peers with mode = "sync", 0',
+        ),
+        (PEER + '[replication]\ntoken = "a b"', "[replication] token: expected up to 1000 visible ASCII characters"),
+        (PEER + '[replication]\ntoken = "a"\ntoken_file = "b"', "[replication] token_file: contradicts token"),
+        (PEER + '[replication]\ntoken_file = "b"', "[replication] token_file: b cannot be read (No such file"),
+        (PEER + '[replication]\ntoken_file = "sow.toml"', "[replication] token_file: sow.toml does not hold one line"),
+        (
+            PEER + '[replication]\ntombstone_grace = "1s"',
+            "[replication] tombstone_grace: 1s is below the minimum, 1m0s",
+        ),
+        (
+            PEER.replace("[server]", '[server]\ndurability = "replicated"'),
+            '[server] durability: "replicated" needs a peer',
+        ),
+    ],
+)
+def test_links_that_cannot_be_are_refused(write: Write, text: str, message: str) -> None:
+    assert message in refusal(write(text))
+
+
+def test_plain_text_to_a_peer_on_another_machine_has_to_be_spelled_out(write: Write) -> None:
+    path = write(PEER.replace("127.0.0.1", "10.0.0.1"))
+    assert load(path, Overrides(insecure=True)).peers[0].ca is None
+
+
+def test_a_server_that_other_machines_reach_needs_a_token_or_client_certificates(write: Write, pems: Path) -> None:
+    """Names alone prove nothing (rule R11)."""
+    open_to_all = PEER.replace("[server]", '[server]\nlisten = "0.0.0.0:7450"')
+    assert "[replication] token: is needed" in refusal(write(open_to_all), Overrides(insecure=True))
+    assert load(write(open_to_all + '[replication]\ntoken = "t"'), Overrides(insecure=True)).replicates
+    tls = f'[server.tls]\ncertificate = "{pems}/certificate.pem"\nkey = "{pems}/key.pem"\n'
+    assert "[replication] token: is needed" in refusal(write(open_to_all + tls))
+    assert load(write(open_to_all + tls + f'client_ca = "{pems}/certificate.pem"')).replicates
+
+
+def test_replicated_may_be_the_default_durability(write: Write) -> None:
+    found = load(write(PEER.replace("[server]", '[server]\ndurability = "replicated"') + 'mode = "sync"'))
+    assert found.server.durability is Durability.REPLICATED
