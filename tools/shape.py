@@ -31,7 +31,6 @@ SERVER = "sow_server/"
 LONG_TESTS = frozenset(
     f"tests/{name}.py"
     for name in (
-        "fault/test_replication",
         "property/test_store_machine",
         "property/test_subscriptions",
         "support/fake_client",
