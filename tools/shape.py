@@ -34,7 +34,6 @@ LONG_TESTS = frozenset(
         "property/test_store_machine",
         "property/test_subscriptions",
         "support/fake_client",
-        "support/replica_world",
         "unit/test_cli_commands",
         "unit/test_client_calls",
         "unit/test_client_connection",

@@ -11,7 +11,8 @@ import pytest
 from tests.property.test_replication_simulation import Wrong, run_losing_seed, run_seed
 from tests.support.examples import examples
 from tests.support.replica_rocks import RocksStore
-from tests.support.replica_world import Broken, Make, Storm, Written
+from tests.support.replica_rows import Make, Written
+from tests.support.replica_world import Broken, Storm
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])

@@ -19,19 +19,9 @@ from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done, Refused
 from sow_replication.receiver import Receiver
 from tests.support.examples import examples
-from tests.support.replica_world import (
-    SECOND,
-    Backup,
-    Broken,
-    Disk,
-    Instance,
-    Make,
-    ModelSource,
-    ModelStore,
-    Row,
-    Storm,
-    World,
-)
+from tests.support.replica_model import ModelStore
+from tests.support.replica_rows import SECOND, Backup, Disk, Make, ModelSource, Row
+from tests.support.replica_world import Broken, Instance, Storm, World
 
 LATE = True
 SEEDS = 200

@@ -30,7 +30,7 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.policies import declared_of
 from sow_server.peers import PeerStore
-from tests.support.replica_world import Backup, Row, Written
+from tests.support.replica_rows import Backup, Row, Written
 from tests.support.stores import FakeTime, Rig
 
 LATER: Final = Durability.BUFFERED
@@ -49,7 +49,7 @@ class _WorldTime(FakeTime):
 
 
 class RocksStore(PeerStore):
-    """One instance's store, with what tests do to it: `tests.support.replica_world.TestStore`."""
+    """One instance's store, with what tests do to it: `tests.support.replica_rows.SimulatedStore`."""
 
     def __init__(
         self,

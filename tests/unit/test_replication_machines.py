@@ -14,7 +14,7 @@ from sow_replication.options import SECOND, Mode, NodeOptions, PeerOptions
 from sow_replication.ports import Done, Refused
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
-from tests.support.replica_world import ModelStore
+from tests.support.replica_model import ModelStore
 
 
 class Pair:

@@ -11,7 +11,9 @@ from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Done
 from sow_replication.status import status
-from tests.support.replica_world import SECOND, Backup, Disk, Instance, Make, ModelStore, World
+from tests.support.replica_model import ModelStore
+from tests.support.replica_rows import SECOND, Backup, Disk, Make
+from tests.support.replica_world import Instance, World
 
 GRACE = 60 * SECOND
 
