@@ -31,7 +31,6 @@ SERVER = "sow_server/"
 LONG_TESTS = frozenset(
     f"tests/{name}.py"
     for name in (
-        "property/test_subscriptions",
         "support/fake_client",
         "unit/test_cli_commands",
         "unit/test_client_calls",

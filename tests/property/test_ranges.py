@@ -29,18 +29,9 @@ from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
-from tests.property.test_subscriptions import (
-    FILTERS,
-    KEYED,
-    KEYS,
-    Happened,
-    Oracle,
-    _directory,
-    documents,
-    lifetimes,
-    matches,
-)
-from tests.support.stores import MINUTE, SECOND, Rig
+from tests.support.stores import MINUTE, SECOND, Rig, directory_in_memory
+from tests.support.subscription_oracle import KEYED, Happened, Oracle, matches
+from tests.support.subscription_traffic import FILTERS, KEYS, documents, lifetimes
 
 # Commits of several requests, so that one has several chunks of the topic.
 OPTIONS = StoreOptions(head_cache_records=4, writer=WriterOptions(commit_records_max=20, sequence_reserve=10))
@@ -83,7 +74,7 @@ class World:
 
         self.patches.enter_context(mock.patch.object(Writer, "_take_over", take_over))
         self.patches.enter_context(mock.patch.object(ranges, "READ_CHANGES", 3))
-        self.directory = _directory()
+        self.directory = directory_in_memory()
         self.rig = Rig(self.directory, options=OPTIONS)
         self.rig.create_topic("keyed", SETTINGS)
         self.rig.create_topic("other", OTHER)

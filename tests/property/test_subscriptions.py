@@ -1,380 +1,64 @@
 """Subscribers against an oracle: random changes, filters, options, positions, slow readers, crashes, administration.
 
-The oracle hears of every change as it is committed, keeps the records itself and evaluates filters with the naive
-interpreter. Bounds that are thousands in service are a handful here, so that slices end half-way, queues overflow and
-journal readers need many steps all the time. After every step the changes of each subscriber up to its bookmark must
-match its request: ordered, unique, complete, filter-exact; and at every quiet moment the state that it has built from
-snapshot and messages alone must be what a query shows.
+At every quiet moment the state that a subscriber has built from snapshot and messages alone must be what a query shows.
 """
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import itertools
 import json
 import shutil
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.commit.writer import Writer
-from sow_server.engine.disk.layout import DELETE, EXPIRE
-from sow_server.engine.journal.builder import ChunkBuilder
-from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import (
-    ABSENT,
-    NEVER,
-    Delete,
-    Durability,
-    Expiration,
-    Lifetime,
-    LifetimeKind,
-    Publish,
-    TopicSettings,
-    Touch,
-)
-from sow_server.filters import Meta, parse
-from sow_server.subscriptions import dispatch, groups, replay, snapshot
-from sow_server.subscriptions.frames import (
-    ChangeFrame,
-    ChangeOp,
-    ChangeReason,
-    Frame,
-    Progress,
-    Row,
-    SnapshotBatch,
-    SnapshotBegin,
-    SnapshotEnd,
-)
+from sow_server.engine.values.model import ABSENT, Delete, Durability, Lifetime, LifetimeKind, Publish, Touch
+from sow_server.subscriptions import dispatch, groups
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
-from sow_server.subscriptions.subscription import Read, Send, Subscription
+from sow_server.subscriptions.subscription import Read, Send
 from tests.support.examples import examples
-from tests.support.naive_filter import NaiveFilter
-from tests.support.stores import MINUTE, SECOND, FakeTime, Rig
+from tests.support.stores import MINUTE, SECOND
 from tests.support.subscribers import EARLIEST, Subscribers, request
-
-OPTIONS = StoreOptions(
-    head_cache_records=4, writer=WriterOptions(commit_records_max=4, sweep_entries_max=3, sequence_reserve=10)
+from tests.support.subscription_checks import Client, SubscriptionChecks
+from tests.support.subscription_traffic import (
+    GIVEN,
+    PATTERNS,
+    TOPICS,
+    Deleting,
+    Flashing,
+    Operation,
+    Other,
+    Publishing,
+    Reading,
+    Rescuing,
+    Ticking,
+    Touching,
+    asks,
+    deletes,
+    flashes,
+    others,
+    publishes,
+    rescues,
+    touches,
 )
-KEYED = TopicSettings(key=("/k",), expiration=Expiration.ENABLED, index=("/n",))
-GIVEN = TopicSettings(expiration=Expiration.ENABLED)
-TOPICS = {"keyed": KEYED, "given": GIVEN, "quiet": GIVEN._replace(journal=False)}
-KEYS = ["a", "b", "c"]
-FILTERS = [
-    "",
-    "/n > 2",
-    "/n = 1",
-    "/n IN (1, 2, 3)",
-    "/s = 'x' AND /n < 4",
-    "/s = 'x' OR /s = 'y'",
-    "/m IS NULL",
-    "/m/deep = 1",
-    "@key = 'a'",
-    "/k = 'b'",
-    "NOT /n = 2",
-    "/n > 100",
-    "@expire_time IS NOT NULL",
-]
+
 REFUSALS = (
     Reason.TOPIC_NOT_FOUND,
     Reason.PATTERN_MATCHES_NOTHING,
     Reason.NO_JOURNAL,
     Reason.BOOKMARK_TOO_OLD,
 )
-PATTERNS = ["keyed|given", "given|new.*", ".*", "quiet|keyed"]
-
-documents = st.fixed_dictionaries(
-    {"n": st.integers(0, 4)},
-    optional={
-        "s": st.sampled_from(["x", "y"]),
-        "m": st.one_of(st.none(), st.fixed_dictionaries({"deep": st.integers(0, 1)})),
-    },
-)
-spans = st.sampled_from([1, 1000, SECOND, 5 * SECOND, MINUTE])
-lifetimes = st.one_of(
-    st.just(ABSENT),
-    st.just(ABSENT),
-    spans.map(lambda micros: Lifetime(LifetimeKind.TTL, micros)),
-    st.just(Lifetime(LifetimeKind.TTL, 0)),
-)
-topics = st.sampled_from(["keyed", "keyed", "given", "given", "quiet", "new1", "new2"])
-some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=3)
-
-
-class Publishing(NamedTuple):
-    topic: str
-    records: list[tuple[str, dict[str, object]]]
-    lifetime: Lifetime
-    atomic: bool
-    buffered: bool
-
-
-class Touching(NamedTuple):
-    topic: str
-    keys: list[str]
-    lifetime: Lifetime
-
-
-class Deleting(NamedTuple):
-    topic: str
-    keys: list[str]
-
-
-class Ticking(NamedTuple):
-    micros: int
-
-
-class Reading(NamedTuple):
-    """Subscribers take at most so many frames; the slow ones only when all of them do."""
-
-    frames: int
-    slow_too: bool
-
-
-class Rescuing(NamedTuple):
-    """A record is touched just before it is due, and time goes on before anybody hears of it."""
-
-    topic: str
-    key: str
-    document: dict[str, object]
-
-
-class Flashing(NamedTuple):
-    """A record is there for no time at all, as conflating subscribers see it."""
-
-    topic: str
-    key: str
-    document: dict[str, object]
-
-
-class Other(enum.Enum):
-    LOOP_TURNS = enum.auto()
-    EVERYTHING_IS_DISPATCHED = enum.auto()
-    SWEEP = enum.auto()
-
-
-Operation = Publishing | Touching | Deleting | Rescuing | Flashing | Ticking | Reading | Other
-publishes = st.builds(
-    Publishing,
-    topics,
-    st.lists(st.tuples(st.sampled_from(KEYS), documents), min_size=1, max_size=6),
-    lifetimes,
-    st.sampled_from([False, False, True]),
-    st.booleans(),
-)
-touches = st.builds(Touching, topics, some_keys, lifetimes)
-deletes = st.builds(Deleting, topics, some_keys)
-rescues = st.builds(Rescuing, topics, st.sampled_from(KEYS), documents)
-flashes = st.builds(Flashing, topics, st.sampled_from(KEYS), documents)
-others = st.one_of(
-    spans.map(Ticking), st.builds(Reading, st.sampled_from([1, 2, 10_000]), st.booleans()), st.sampled_from(list(Other))
-)
-asks = st.fixed_dictionaries(
-    {
-        "where": st.sampled_from([*TOPICS, *TOPICS, *PATTERNS, "new1"]),
-        "text": st.sampled_from(FILTERS),
-        "kind": st.sampled_from(["plain", "oof", "oof", "changes", "delta", "delta oof"]),
-        "empty_deltas": st.booleans(),
-        "begin": st.sampled_from(["now", "sow", "sow", "sow", "earliest", "time"]),
-        "batch_size": st.sampled_from([1, 2, 1000]),
-        "conflation": st.sampled_from([0, 0, SECOND]),
-        "slow": st.booleans(),
-    }
-)
-
-
-def _directory() -> Path:
-    """A new directory, in memory where there is such a place: most of the time here goes into opening databases."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-
-
-# --- the oracle ------------------------------------------------------------------------------------------------------
-
-
-class Known(NamedTuple):
-    """A record as the oracle knows it."""
-
-    payload: bytes
-    version: int
-    publish_time: int
-    expire_time: int
-
-
-class Happened(NamedTuple):
-    """One change, with the record that was there before (None: there was no live one)."""
-
-    topic_id: int
-    topic: str
-    sequence: int
-    kind: int
-    key: bytes
-    record: Known
-    """The new record, or the one that went."""
-    before: Known | None
-    before_sequence: int
-    atomic: bool
-    commit_time: int
-
-
-class Oracle:
-    """Everything that has ever been committed."""
-
-    def __init__(self) -> None:
-        self.history: list[Happened] = []
-        self.at: dict[int, Happened] = {}
-        self.records: dict[tuple[int, bytes], tuple[Known, int]] = {}
-
-    def committed(self, chunks: list[ChunkBuilder], commit_time: int) -> None:
-        for chunk in chunks:
-            topic = chunk.topic
-            columns = zip(
-                chunk.change,
-                chunk.keys,
-                chunk.payloads,
-                chunk.version,
-                chunk.publish_time,
-                chunk.expire_time,
-                strict=True,
-            )
-            for sequence, (kind, key, payload, version, publish, expire) in enumerate(columns, chunk.first_sequence):
-                before, before_sequence = self.records.pop((topic.id, key), (None, 0))
-                if kind in (DELETE, EXPIRE):
-                    assert before is not None
-                    assert before.payload == payload
-                    record = before
-                else:
-                    record = Known(payload, version, publish, expire)
-                    self.records[topic.id, key] = record, sequence
-                happened = self.at[sequence] = Happened(
-                    topic.id,
-                    topic.name,
-                    sequence,
-                    kind,
-                    key,
-                    record,
-                    before,
-                    before_sequence,
-                    chunk.atomic,
-                    commit_time,
-                )
-                self.history.append(happened)
-
-
-def matches(text: str, topic: str, key: bytes, record: Known) -> bool:
-    """Whether a record matches a filter, by the naive interpreter."""
-    if not text:
-        return True
-    expire_time = None if record.expire_time == NEVER else record.expire_time
-    meta = Meta(key.decode(), record.version, record.publish_time, expire_time, topic, 0)
-    key_paths: list[tuple[str, ...]] = [("k",)] if topic == "keyed" else []
-    return NaiveFilter(json.loads(record.payload), meta, key_paths).matches(parse(text))
-
-
-# --- a subscriber ----------------------------------------------------------------------------------------------------
-
-
-Documents = dict[tuple[str, bytes], "dict[str, object] | None"]
-"""The records that a subscriber has; None: it cannot know the whole of it, as it came in as a delta."""
-
-
-@dataclass
-class Client:
-    """A subscriber that keeps its own state, as a careful user would, and what it was sent, for the check."""
-
-    name: str
-    filter: str
-    options: dict[str, int]
-    """By their names; flags are numbers as well."""
-    pattern: str = ""
-    topic: str = ""
-    whole: bool = False
-    """Whether its state began with a snapshot."""
-    state: Documents = field(default_factory=dict)
-    bookmark: int = 0
-    history: list[tuple[int, Documents]] = field(default_factory=list)
-    """Bookmarks to come back to, with the state there."""
-    connection: Subscription | None = None
-    accepted: dict[int, int] = field(default_factory=dict)
-    """Where the journals of its topics began when it asked for what there is."""
-    began: int = 0
-    """Where this connection began: what it gets comes after."""
-    received: list[tuple[str, Row, bool]] = field(default_factory=list)
-    """What came in this connection: topic, row, whether it was of an atomic request."""
-    together: list[ChangeFrame] = field(default_factory=list)
-    """Frames whose rest has not come yet."""
-    greeted: bool = False
-    slow: bool = False
-    since: int = 0
-    """When this connection began: what was due by then it has not been given."""
-
-    @property
-    def subscription(self) -> Subscription:
-        assert self.connection is not None, "it is connected"
-        return self.connection
-
 
 rare = precondition(lambda self: self.steps % 3 == 0)
 """For rules that must not crowd out traffic: hypothesis chooses among rules evenly."""
 
 
-class SubscriptionMachine(RuleBasedStateMachine):
-    """Drives a store, its subscribers and the oracle side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.oracle = Oracle()
-        self.patches = contextlib.ExitStack()
-        for patch in (
-            mock.patch.object(dispatch, "SLICE_CHANGES", 3),
-            mock.patch.object(dispatch, "BLOCK_CHANGES", 2),
-            mock.patch.object(replay, "READ_CHANGES", 3),
-            mock.patch.object(replay, "READ_COMMITS", 2),
-            mock.patch.object(snapshot, "READ_RECORDS", 2),
-            mock.patch.object(snapshot, "FILL_RECORDS_MIN", 1),
-        ):
-            self.patches.enter_context(patch)
-        self.patches.enter_context(mock.patch.object(Writer, "_take_over", self._observed_take_over()))
-        self.directory = _directory()
-        self.time = FakeTime()
-        self.rig = Rig(self.directory, options=OPTIONS, time=self.time)
-        self.clients: list[Client] = []
-        self.gone: list[Client] = []
-        self.names = 0
-        self.steps = 0
-        self.deleted: set[int] = set()
-        self.deleted_at: dict[str, int] = {}
-        """Who follows several topics may hear, late, of changes up to here of a topic that is gone; he is not told that
-        it is gone, so what he has of it does not count."""
-        self.dropping = False
-
-    def _observed_take_over(self) -> Callable[[Writer, Draft], None]:
-        original = Writer._take_over
-
-        def take_over(writer: Writer, draft: Draft) -> None:
-            original(writer, draft)
-            self.oracle.committed(draft.journal.chunks, draft.now)
-
-        return take_over
+class SubscriptionMachine(SubscriptionChecks):
+    """Drives a store, its subscribers and the oracle."""
 
     def teardown(self) -> None:
         try:
@@ -687,186 +371,6 @@ class SubscriptionMachine(RuleBasedStateMachine):
         assert error.reason is Reason.RESYNC_REQUIRED, error
         self._connect(client, sow=True, start=FROM_NOW)
 
-    # -- what they hear ---------------------------------------------------------------------------------------------
-
-    def _hear(self, client: Client, frame: Frame) -> None:
-        durable = self.rig.store.writer.synced_sequence
-        match frame:
-            case SnapshotBegin(sequence, _):
-                assert not client.greeted
-                assert sequence <= durable
-                client.greeted = True
-                client.began = sequence
-            case SnapshotBatch(topic, keys, payloads, _):
-                for key, payload in zip(keys, payloads, strict=True):
-                    assert (topic, key) not in client.state
-                    if client.began > self.deleted_at.get(topic, 0):
-                        client.state[topic, key] = json.loads(payload)
-            case SnapshotEnd(sequence):
-                assert sequence == client.began
-                self._reached(client, sequence)
-            case Progress(sequence, _):
-                if not client.greeted:
-                    client.greeted = True
-                    client.began = sequence
-                assert not client.together
-                self._reached(client, sequence)
-            case ChangeFrame():
-                assert client.greeted
-                assert frame.rows or client.together or frame.more
-                assert [row.sequence for row in frame.rows] == sorted({row.sequence for row in frame.rows})
-                assert len(frame.rows) <= client.options["batch_size"]
-                assert all(row.sequence <= durable for row in frame.rows)
-                self._check_due(client, frame)
-                client.together.append(frame)
-                if frame.more:
-                    return
-                for part in client.together:
-                    for row in part.rows:
-                        client.received.append((part.topic, row, part.atomic))
-                        self._apply(client, part.topic, row)
-                client.together = []
-                self._reached(client, frame.bookmark)
-
-    def _check_due(self, client: Client, frame: ChangeFrame) -> None:
-        """Nobody is handed a record that is due, but for what was due at its own commit (J12, L7). Deltas build on each
-        other, so there it is judged when a change is taken up."""
-        if client.options["changes"] or client.options["delta"]:
-            return
-        now = self.rig.clock.now_micros()
-        for row in frame.rows:
-            if row.op is ChangeOp.PUT and row.expire_time <= now:
-                assert row.expire_time <= self.oracle.at[row.sequence].commit_time
-
-    def _reached(self, client: Client, bookmark: int) -> None:
-        assert bookmark >= client.bookmark or not client.received
-        client.bookmark = bookmark
-        client.history = [*client.history[-5:], (bookmark, dict(client.state))]
-
-    def _apply(self, client: Client, topic: str, row: Row) -> None:
-        state, key = client.state, (topic, row.key)
-        if row.op is ChangeOp.OOF and client.options["conflation"] and client.whole:
-            self._check_conflated_oof(client, topic, row)
-        if row.op is not ChangeOp.PUT or row.sequence <= self.deleted_at.get(topic, 0):
-            state.pop(key, None)
-            return
-        document: dict[str, object] | None = json.loads(row.payload)
-        if row.is_delta:
-            base = state.get(key)
-            if base is None:
-                document = None
-            else:
-                assert document is not None
-                document = _merged(base, document)
-                for path in row.unset_paths:
-                    _remove(document, path[1:].split("/"))
-                assert document == json.loads(self.oracle.at[row.sequence].record.payload)
-        if client.options["changes"] and not self._matches_row(client, topic, row):
-            state.pop(key, None)
-        else:
-            state[key] = document
-
-    def _check_conflated_oof(self, client: Client, topic: str, row: Row) -> None:
-        """A record that was not sent is not told out of focus (S6)."""
-        happened = self.oracle.at[row.sequence]
-        fell_due_before = row.reason is ChangeReason.EXPIRED and row.expire_time <= client.since
-        unknown_before = 0 < happened.before_sequence <= self._floor(happened)
-        if row.sequence > self.deleted_at.get(topic, 0) and not fell_due_before and not unknown_before:
-            assert (topic, row.key) in client.state, (client, happened)
-
-    def _matches_row(self, client: Client, topic: str, row: Row) -> bool:
-        return matches(
-            client.filter, topic, row.key, Known(row.payload, row.version, row.publish_time, row.expire_time)
-        )
-
-    # -- what they should have heard --------------------------------------------------------------------------------
-
-    def _follows(self, client: Client, topic: str) -> bool:
-        if client.topic:
-            return topic == client.topic
-        return {
-            "keyed|given": topic in ("keyed", "given"),
-            "given|new.*": topic == "given" or topic.startswith("new"),
-            ".*": True,
-            "quiet|keyed": topic in ("quiet", "keyed"),
-        }[client.pattern]
-
-    @invariant()
-    def each_has_what_it_asked_for(self) -> None:
-        if not hasattr(self, "subscribers"):
-            return
-        for client in self.clients:
-            if client.greeted and not client.options["conflation"]:
-                self._check(client)
-
-    def _check(self, client: Client) -> None:
-        """What came in this connection, up to its bookmark, is what was asked for."""
-        now = self.rig.clock.now_micros()
-        received = list(client.received)
-        for happened in self.oracle.history:
-            if not client.began < happened.sequence <= client.bookmark or not self._follows(client, happened.topic):
-                continue
-            expected = self._expected(client, happened, now)
-            came = received and received[0][1].sequence == happened.sequence
-            if came:
-                topic, row, atomic = received.pop(0)
-                assert expected is not None, (client, happened, row)
-                ops, _ = expected
-                assert row.op in ops, (client, happened, row)
-                assert topic == happened.topic
-                assert row.key == happened.key
-                assert atomic == happened.atomic
-                assert (row.version, row.publish_time, row.expire_time) == happened.record[1:]
-                if not row.is_delta:
-                    assert row.payload == happened.record.payload
-            elif expected is not None:
-                assert expected[1] or happened.sequence <= client.accepted.get(happened.topic_id, 0), (client, happened)
-        assert received == []
-
-    def _expected(self, client: Client, happened: Happened, now: int) -> tuple[tuple[ChangeOp, ...], bool] | None:
-        """What may come for a change, and whether it may also be left out; None: nothing may come."""
-        options = client.options
-        topic, key, record, before = happened.topic, happened.key, happened.record, happened.before
-        # Nobody is told what a topic was like that is gone; and a due put is skipped, now or when its turn came (J12).
-        lost = happened.topic_id in self.deleted
-        due = record.expire_time <= now
-        if happened.kind in (DELETE, EXPIRE):
-            if not matches(client.filter, topic, key, record):
-                return None
-            if options["oof"]:
-                return (ChangeOp.OOF,), lost
-            return (
-                ((ChangeOp.DELETE if happened.kind == DELETE else ChangeOp.EXPIRE,), lost)
-                if options["changes"]
-                else None
-            )
-        matched = before is not None and matches(client.filter, topic, key, before)
-        if matches(client.filter, topic, key, record):
-            if options["changes"]:
-                return (ChangeOp.PUT,), lost
-            unchanged = (
-                bool(options["delta"])
-                and not options["empty_deltas"]
-                and before is not None
-                and matched
-                and json.loads(before.payload) == json.loads(record.payload)
-            )
-            # Of an update that changes nothing a delta is sent only where the subscriber may not have the record.
-            return (ChangeOp.PUT,), lost or due or unchanged
-        if not matched:
-            # Below the floor a record counts as having been in focus (J1).
-            known = before is None or happened.before_sequence > self._floor(happened)
-            if known or not (options["oof"] or options["changes"]):
-                return None
-            return ((ChangeOp.OOF,) if options["oof"] else (ChangeOp.PUT,)), True
-        if options["oof"]:
-            return (ChangeOp.OOF,), lost
-        return ((ChangeOp.PUT,), lost) if options["changes"] else None
-
-    def _floor(self, happened: Happened) -> int:
-        topic = self.rig.store.topics.by_id.get(happened.topic_id)
-        return 0 if topic is None else topic.statistics.floor_sequence
-
     # -- quiet moments ----------------------------------------------------------------------------------------------
 
     @rule()
@@ -893,37 +397,6 @@ class SubscriptionMachine(RuleBasedStateMachine):
             assert not client.subscription.behind
             if client.whole and (client.options["oof"] or client.options["changes"]):
                 assert client.state == self._queried(client), client
-
-    def _queried(self, client: Client) -> Documents:
-        return {
-            (topic.name, key): json.loads(record.payload)
-            for topic in self.rig.store.topics.by_name.values()
-            if self._follows(client, topic.name)
-            for key, record in self.rig.live(topic.name).items()
-            if matches(
-                client.filter,
-                topic.name,
-                key,
-                Known(record.payload, record.version, record.publish_time_micros, record.expire_time_micros),
-            )
-        }
-
-
-def _merged(base: dict[str, object], delta: dict[str, object]) -> dict[str, object]:
-    """A delta message applied as docs/subscriptions.md says: null in it means null."""
-    merged = dict(base)
-    for name, value in delta.items():
-        old = merged.get(name)
-        merged[name] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _remove(document: dict[str, object], steps: list[str]) -> None:
-    at: object = document
-    for step in steps[:-1]:
-        at = at.get(step) if isinstance(at, dict) else None
-    if isinstance(at, dict):
-        at.pop(steps[-1], None)
 
 
 def test_every_subscriber_gets_exactly_its_changes() -> None:
