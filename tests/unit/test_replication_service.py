@@ -83,7 +83,7 @@ async def running(
         silence_micros=silence_micros,
         backoff_min_micros=10_000,
         backoff_max_micros=50_000,
-        sync_timeout_micros=300_000,
+        sync_timeout_micros=1_500_000,
     )
     with ThreadPoolExecutor(2) as readers:
         replication = Replication(Node(store, options, random.Random(1)), readers=readers, token=token, channel=channel)
