@@ -1,8 +1,8 @@
 """Spark's daemon of Python workers, with the modules of the data source imported before it forks workers.
 
-Spark starts a Python process for each plan, commit and batch of a query, and each imports the client, gRPC and Arrow anew:
-a second of processor time, some hundred times in a run of the tests. Imports alone start no thread and open no
-connection, so what is imported before the fork serves after it.
+Spark starts a Python process for each plan, commit and batch of a query. Each of them would import the client, gRPC and
+Arrow anew, which takes a second of processor time, some hundred times in a run of the tests. Imports alone start no
+thread and open no connection, so they survive the fork.
 """
 
 from __future__ import annotations
