@@ -84,8 +84,15 @@ def entries(text: str) -> int | str:
 
 
 def position(text: str) -> str | datetime:
-    """A time, or `earliest` or a bookmark, which the client takes unchanged; a bookmark never looks like a time."""
-    return instant(text) if _DATE.match(text) else text
+    """A time, or `earliest`, a bookmark or a sequence, which the client takes unchanged. The server checks bookmarks;
+    text that resembles none of these is refused here, because only the command knows that all of them are allowed."""
+    if _DATE.match(text):
+        return instant(text)
+    if text == "earliest" or "." in text or text.isdecimal():
+        return text
+    raise click.BadParameter(
+        f"{text!r} is not earliest, a bookmark such as 0d4c5b7e8f90.17, or a time such as 2030-01-31T12:00:00Z"
+    )
 
 
 def instant(text: str) -> datetime:

@@ -43,7 +43,7 @@ def durable() -> None:
     """List, describe, rewind, clear and delete durable subscriptions. `sow subscribe --durable` consumes one."""
 
 
-@durable.command("list")
+@durable.command("list", short_help="List durable subscriptions.")
 @click.argument("topic", required=False)
 @output_option
 @click.pass_obj
@@ -61,7 +61,7 @@ def list_durables(session: Session, output: Output, topic: str | None) -> None:
     output.many([_facts(one) for one in found], names=_NAMES, nothing="no durable subscriptions")
 
 
-@durable.command()
+@durable.command(short_help="Show position, settings and backlog.")
 @click.argument("topic")
 @click.argument("name")
 @click.option("--exact", is_flag=True, help="Read the entries, and count only those that match its filter.")
@@ -80,7 +80,7 @@ def describe(session: Session, output: Output, topic: str, name: str, exact: boo
         output.one(_facts(client.describe_durable(topic, name, exact=exact)))
 
 
-@durable.command()
+@durable.command(short_help="Show the unacknowledged changes.")
 @click.argument("topic")
 @click.argument("name")
 @click.option(
@@ -115,7 +115,7 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
         note(f"there may be more: sow durable browse {topic} {name} --after {found.bookmark}")
 
 
-@durable.command()
+@durable.command(short_help="Move the position back.")
 @click.argument("topic")
 @click.argument("name")
 @click.argument("to", metavar="earliest|BOOKMARK|SEQUENCE|TIME", type=arguments.position)
@@ -152,7 +152,7 @@ def _place(client: Client, to: str | datetime) -> str | datetime:
     return to
 
 
-@durable.command("clear-backlog")
+@durable.command("clear-backlog", short_help="Acknowledge the whole backlog.")
 @click.argument("topic")
 @click.argument("name", required=False)
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
@@ -180,7 +180,7 @@ def clear_backlog(session: Session, output: Output, topic: str, name: str | None
     )
 
 
-@durable.command()
+@durable.command(short_help="Delete a durable subscription.")
 @click.argument("topic")
 @click.argument("name")
 @click.option("-f", "--force", is_flag=True, help="Do not ask; and also while a consumer is attached.")

@@ -30,10 +30,16 @@ def policy() -> None:
     """Set, get, list and delete policies: settings for all topics, or durable subscriptions, of a pattern."""
 
 
-@policy.command("set")
+@policy.command("set", short_help="Set a policy.")
 @click.argument("name")
 @click.argument("pattern")
-@click.option("--priority", type=click.IntRange(-(2**31), 2**31 - 1), default=0, help="Of several the highest counts.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-(2**31), 2**31 - 1),
+    default=0,
+    metavar="N",
+    help="Of several policies that match, the one with the highest priority counts; default 0.",
+)
 @_operator
 @click.option("--durables", is_flag=True, help="For durable subscriptions: PATTERN matches TOPIC/NAME.")
 @settings.policy_options
@@ -74,7 +80,7 @@ def set_policy(
     settings.warn(done.warnings)
 
 
-@policy.command("get")
+@policy.command("get", short_help="Show a policy.")
 @click.argument("name")
 @_operator
 @output_option
@@ -90,7 +96,7 @@ def get_policy(session: Session, output: Output, name: str, operator: bool) -> N
         output.one(_facts(client.get_policy(name, operator=operator)))
 
 
-@policy.command("list")
+@policy.command("list", short_help="List all policies.")
 @output_option
 @click.pass_obj
 def list_policies(session: Session, output: Output) -> None:
@@ -105,7 +111,7 @@ def list_policies(session: Session, output: Output) -> None:
     output.many([_facts(one) for one in found], names=_NAMES, nothing="no policies")
 
 
-@policy.command("delete")
+@policy.command("delete", short_help="Delete a policy.")
 @click.argument("name")
 @_operator
 @output_option
@@ -153,7 +159,13 @@ _QUOTA: Final = (
 
 _topic = click.argument("topic", required=False)
 _pattern = click.option("--pattern", metavar="REGEX", help="For all topics whose whole name matches, by a policy.")
-_priority = click.option("--priority", type=int, default=0, help="With --pattern: of several the highest counts.")
+_priority = click.option(
+    "--priority",
+    type=int,
+    default=0,
+    metavar="N",
+    help="With --pattern: of several policies that match, the one with the highest priority counts; default 0.",
+)
 
 
 @click.group(short_help="Set, get, remove the retention of the journal.")
@@ -161,7 +173,7 @@ def retention() -> None:
     """Set, get and remove the journal retention of a topic, or of all topics of a pattern."""
 
 
-@retention.command("set")
+@retention.command("set", short_help="Set how much of the journal is kept.")
 @_topic
 @_pattern
 @_priority
@@ -226,7 +238,7 @@ def quota() -> None:
     """Set, get and remove the backlog quota of durable subscriptions, of a topic or of a pattern."""
 
 
-@quota.command("set")
+@quota.command("set", short_help="Set how much may be unacknowledged.")
 @_topic
 @_pattern
 @_priority
@@ -340,7 +352,11 @@ def _add_get_and_remove(to: click.Group, what: str) -> None:
     """Adds the two commands that both groups have; `what` names the things that the first one shows."""
     group = str(to.name)
 
-    @to.command("get", help=_help(f"Show {what}, with the sources; or the settings for a pattern.", f"{group} get"))
+    @to.command(
+        "get",
+        short_help="Show the settings in force, or those for a pattern.",
+        help=_help(f"Show {what}, with the sources; or the settings for a pattern.", f"{group} get"),
+    )
     @_topic
     @_pattern
     @output_option
@@ -357,7 +373,7 @@ def _add_get_and_remove(to: click.Group, what: str) -> None:
 
     removed = "Remove the settings of TOPIC, or of a pattern: then policies or the server's defaults count."
 
-    @to.command("remove", help=_help(removed, f"{group} remove"))
+    @to.command("remove", short_help="Remove the settings.", help=_help(removed, f"{group} remove"))
     @_topic
     @_pattern
     @output_option

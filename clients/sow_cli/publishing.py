@@ -344,9 +344,9 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
         # [3]. Later lines may have been applied as well. Publishing them again does no harm, as they have keys.
         settled = publisher.acknowledged
         note(
-            f"broke off: lines 1 to {numbers.line(settled - 1)} are settled"
+            f"broke off: lines 1 to {numbers.line(settled - 1)} are published or refused"
             if settled
-            else "broke off: nothing is settled"
+            else "broke off: no line is published or refused"
         )
         raise
     finally:

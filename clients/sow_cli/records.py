@@ -78,7 +78,7 @@ def get(
         output.records([records], form, now_micros=lambda: now_micros)
     missing = sorted(set(keys) - {record.key for record in records})
     for key in missing:
-        note(f"RECORD_NOT_FOUND: no live record of key {key}")
+        note(f"sow: RECORD_NOT_FOUND: key: there is no live record {key!r}")
     if missing:
         click.get_current_context().exit(SERVER_SAID_NO)
 
@@ -92,7 +92,9 @@ def get(
     metavar="PATH [DESC],…",
     help="The sort order, such as '/price DESC, /symbol' (repeatable); default: the key.",
 )
-@click.option("--keys", type=arguments.comma_separated, multiple=True, metavar="KEY,…", help="Only these keys.")
+@click.option(
+    "--keys", type=arguments.comma_separated, multiple=True, metavar="KEY,…", help="Only these keys (repeatable)."
+)
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
 @click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N records.")
 @_projection_options

@@ -66,7 +66,7 @@ def replication() -> None:
     """Show the links with other instances, compare with one of them, and repair differences."""
 
 
-@replication.command()
+@replication.command(short_help="Show every link.")
 @output_option
 @click.pass_obj
 def status(session: Session, output: Output) -> None:
@@ -84,7 +84,7 @@ def status(session: Session, output: Output) -> None:
         _tell_trouble(found)
 
 
-@replication.command()
+@replication.command(short_help="Compare with a peer.")
 @click.argument("peer")
 @_TOPICS
 @click.option(
@@ -130,7 +130,7 @@ def verify(
         ctx.exit(SERVER_SAID_NO)
 
 
-@replication.command()
+@replication.command(short_help="Exchange the differences with a peer.")
 @click.argument("peer")
 @_TOPICS
 @output_option

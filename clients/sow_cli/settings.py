@@ -93,7 +93,7 @@ _POLICY_OPTIONS: Final = (
         "--default-ttl",
         type=arguments.bound,
         metavar=_DURATION,
-        help="The lifetime of records that carry none: --expiration as a DURATION.",
+        help="The lifetime of records that carry none; the same as --expiration DURATION.",
     ),
     click.option("--min-ttl", type=arguments.bound, metavar=_DURATION, help="Shorter lifetimes are raised."),
     click.option("--max-ttl", type=arguments.bound, metavar=_DURATION, help="Longer lifetimes are lowered."),

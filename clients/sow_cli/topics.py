@@ -66,7 +66,7 @@ def topic() -> None:
     """Create, alter, describe and delete topics, restamp and check their records."""
 
 
-@topic.command()
+@topic.command(short_help="Create a topic.")
 @click.argument("name")
 @settings.topic_options
 @output_option
@@ -87,7 +87,7 @@ def create(session: Session, output: Output, name: str, **given: Unpack[settings
     settings.warn(created.warnings)
 
 
-@topic.command()
+@topic.command(short_help="Change settings of a topic.")
 @click.argument("name")
 @settings.topic_options
 @output_option
@@ -113,7 +113,7 @@ def alter(session: Session, output: Output, name: str, **given: Unpack[settings.
     settings.warn(altered.warnings)
 
 
-@topic.command()
+@topic.command(short_help="Show settings and figures of a topic.")
 @click.argument("name")
 @output_option
 @click.pass_obj
@@ -139,7 +139,7 @@ def describe(session: Session, output: Output, name: str) -> None:
     output.one([*facts, Fact("effective", nested, "")])
 
 
-@topic.command()
+@topic.command(short_help="Delete a topic.")
 @click.argument("name")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.option("--unshipped", is_flag=True, help="Also while a peer has not received all changes; it never will.")
@@ -215,7 +215,7 @@ def confirm(question: str, *, force: bool) -> None:
     if force:
         return
     if not _can_ask():
-        raise click.UsageError("without a terminal to ask on this needs --force")
+        raise click.UsageError("there is no terminal to ask on; give --force")
     if not click.confirm(question, err=True):
         note("nothing was done")
         click.get_current_context().exit(SERVER_SAID_NO)
@@ -300,7 +300,7 @@ def _shown_indexes(topic: Topic) -> str:
     return ", ".join(shown) or display.NOT_SET
 
 
-@topic.command()
+@topic.command(short_help="Find rows that no publish could have made.")
 @click.argument("name")
 @click.option("--repair", is_flag=True, help="Remove these rows, here and at the peers.")
 @click.option(

@@ -43,8 +43,14 @@ def texts(values: Iterable[str] | None, field: str) -> list[str] | None:
     """The texts as a list, which can be read twice; None stays None."""
     # A lone string is an iterable of strings too: "abc" would ask for the keys a, b and c.
     if isinstance(values, str):
-        raise invalid(field, f"is a list of texts; write [{values!r}]")
-    return None if values is None else list(values)
+        raise invalid(field, f"must be a list of texts; write [{values!r}]")
+    if values is None:
+        return None
+    made = list(values)
+    for value in made:
+        if not isinstance(value, str):
+            raise TypeError(f"{field}: {value!r} is of type {type(value).__name__}; each must be a text")
+    return made
 
 
 def get_request(

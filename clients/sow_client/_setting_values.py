@@ -195,7 +195,7 @@ def _normalise(settings: TopicSettings | DurableSettings) -> None:
 def _normal(name: str, value: object) -> object:
     if name in ("key", "index"):
         if isinstance(value, str) or not isinstance(value, Iterable):
-            raise invalid(name, "is a list of paths")
+            raise invalid(name, 'must be a list of paths, such as ["/id"]')
         paths = tuple(value)
         for path in paths:
             if not isinstance(path, str):

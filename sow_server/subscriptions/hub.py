@@ -187,7 +187,7 @@ class Hub:
         if found is None:
             raise StoreError(
                 Reason.BOOKMARK_MALFORMED,
-                f"bookmark: {bookmark[:80]!r} is no bookmark of a sow server",
+                f"bookmark: {bookmark[:80]!r} is no bookmark; a bookmark looks like 0d4c5b7e8f90.17",
                 field="bookmark",
             )
         epoch, position = found[1], int(found[2])

@@ -615,7 +615,7 @@ def test_breaking_off_tells_how_far_it_came(
 
     assert result.exit_code == code
     assert result.stdout == ""
-    assert result.stderr.startswith("broke off: lines 1 to 3 are settled\n")
+    assert result.stderr.startswith("broke off: lines 1 to 3 are published or refused\n")
 
 
 # ---- get, query, count ----
@@ -630,7 +630,7 @@ def test_get_shows_records_and_names_the_keys_without_one(client: FakeClient) ->
     assert [one["key"] for one in rows(found)] == ["2", "1"]
     assert (found.exit_code, partly.exit_code) == (0, 1)
     assert [one["key"] for one in rows(partly)] == ["1"]
-    assert partly.stderr == "RECORD_NOT_FOUND: no live record of key 9\n"
+    assert partly.stderr == "sow: RECORD_NOT_FOUND: key: there is no live record '9'\n"
 
 
 def test_get_of_one_key_shows_all_about_it_in_a_table(client: FakeClient) -> None:

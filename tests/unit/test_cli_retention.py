@@ -44,6 +44,7 @@ def row(result: Result) -> dict[str, object]:
         ("durable", "describe", "orders"),
         ("durable", "rewind", "orders", "billing"),
         ("durable", "rewind", "orders", "billing", "2030-01-31T12:00:00"),
+        ("durable", "rewind", "orders", "billing", "yesterday"),
         ("durable", "clear-backlog", "orders", "billing"),  # nobody to ask
         ("durable", "clear-backlog", "orders"),
         ("durable", "delete", "orders", "billing"),

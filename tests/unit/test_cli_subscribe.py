@@ -94,6 +94,7 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
         ("orders", "--for", "10"),
         ("orders", "--conflation", "often"),
         ("orders", "--from", "2030-01-31T12:00:00"),
+        ("orders", "--from", "yesterday"),
         ("orders", "--force"),
         ("orders", "--no-ack"),
         ("orders", "--durable", "billing", "--sow"),

@@ -290,7 +290,8 @@ def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
     if request.keys is None:
         raise StoreError(
             Reason.KEY_REQUIRED,
-            f"key: topic {topic.name} has no key fields, so every record needs a key",
+            f"key: topic {topic.name} has no key fields, so every record needs a key; "
+            "a topic can be given key fields while it has no records",
             field="key",
         )
     keys: KeyColumn = []
