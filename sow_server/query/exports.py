@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from sow.durations import format_micros
 from sow_server.engine.catalog.topics import Topic, Topics, topic_deleted
-from sow_server.engine.formats.payloads import key_paths
+from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError

@@ -24,7 +24,8 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, HeaderColumns, header_columns
-from sow_server.engine.formats.payloads import Projection, key_paths
+from sow_server.engine.formats.payloads import Projection
+from sow_server.engine.formats.topic_formats import key_paths
 from sow_server.engine.reading import Cut, Cuts
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER

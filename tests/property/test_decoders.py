@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.formats.payloads import format_of
+from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.model import MessageType, TopicSettings
 
 ODD_NAMES = ["a", "b", "", "é", "😀", 'a"b', "a\\b", "a\nb", "\0", "\ufffd", "a" * 300]

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server.engine.formats.deltas import unset_tree
-from sow_server.engine.formats.payloads import BadRecord, Projection, Steps, format_of, key_paths
+from sow_server.engine.formats.payloads import BadRecord, Projection, Steps
+from sow_server.engine.formats.topic_formats import format_of, key_paths
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType, TopicSettings

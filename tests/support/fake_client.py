@@ -60,7 +60,7 @@ from sow_client import (
 )
 from sow_client._reports import PolicyTargetName
 from sow_server.engine.formats.deltas import unset_tree
-from sow_server.engine.formats.payloads import format_of
+from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import TopicSettings as EngineSettings
 from sow_server.filters import FilterError, Meta, compile_filter, parse

@@ -6,7 +6,7 @@ from sow_server.engine.catalog.indexes import entry_keys
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import HEADER_BYTES, INDEX_KEY
 from sow_server.engine.disk.rocks import INDEXES, META, RECORDS
-from sow_server.engine.formats.payloads import index_paths
+from sow_server.engine.formats.topic_formats import index_paths
 from sow_server.engine.store import Store
 
 

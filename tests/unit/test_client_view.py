@@ -13,7 +13,7 @@ from sow.v1 import types_pb2
 from sow_client import Change, InvalidArgument, Record, RecordBatch, View
 from sow_client._view import merged
 from sow_server.engine.formats.deltas import Difference, difference_fields
-from sow_server.engine.formats.payloads import format_of
+from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.model import MessageType, TopicSettings
 from tests.support.subscriptions import columns
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from sow_server.engine.formats.deltas import LEVELS_MAX, NOTHING_UNSET, Difference, unset_tree
-from sow_server.engine.formats.payloads import BadRecord, Format, format_of
+from sow_server.engine.formats.payloads import BadRecord, Format
+from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType, TopicSettings

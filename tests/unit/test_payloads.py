@@ -8,13 +8,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sow_server.engine.formats.payloads import (
-    KEY_STEPS_MAX,
-    BadRecord,
-    Projection,
-    format_of,
-    key_paths,
-)
+from sow_server.engine.formats.payloads import BadRecord, Projection
+from sow_server.engine.formats.topic_formats import KEY_STEPS_MAX, format_of, key_paths
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.keys import parse_path, path_text
 from sow_server.engine.values.model import MessageType, TopicSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sow_server.engine.formats.payloads import JsonFormat
+from sow_server.engine.formats.json_format import JsonFormat
 from sow_server.engine.values.fields import Kind
 from sow_server.engine.values.model import NEVER, Publish
 from sow_server.filters.tree import Metadata, MetadataName

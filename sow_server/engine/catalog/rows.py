@@ -21,7 +21,7 @@ from sow_server.engine.disk.layout import (
     unpack_u32,
 )
 from sow_server.engine.disk.rocks import META, Rocks
-from sow_server.engine.formats.payloads import index_paths
+from sow_server.engine.formats.topic_formats import index_paths
 from sow_server.engine.values.fields import Steps
 from sow_server.engine.values.model import TopicSettings
 from sow_server.engine.values.policies import (

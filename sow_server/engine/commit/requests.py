@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
 from sow_server.engine.commit.publishers import Run
 from sow_server.engine.formats.deltas import LEVELS_MAX, UnsetTree, unset_tree
-from sow_server.engine.formats.payloads import BadRecord, KeyColumn, check_flat
+from sow_server.engine.formats.payloads import BadRecord, KeyColumn
+from sow_server.engine.formats.topic_formats import check_flat
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path, path_text
 from sow_server.engine.values.model import (

@@ -1,1 +1,5 @@
-"""Message types: the keys, fields, deltas and sizes of payloads. Pure."""
+"""Message types: keys, fields, projections and deltas of payloads. Pure.
+
+`payloads` has the interface of a message type, and there is one `…_format` for each. `topic_formats` finds the one of a
+topic.
+"""

@@ -1,0 +1,236 @@
+"""JSON documents.
+
+Deriving keys is the hottest Python of a publish: it works on whole columns, decodes only the key fields of a document,
+and returns bytes for a key and a `BadRecord` for a refused record.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from sow_server.engine.formats.deltas import Difference, Documents, UnsetTree
+from sow_server.engine.formats.nested import (
+    NESTING_MAX,
+    Level,
+    check_json_nesting,
+    fields_type,
+    fit_for_msgspec,
+    merge_documents,
+    not_decoded,
+    project_level,
+    with_fallback,
+)
+from sow_server.engine.formats.payloads import (
+    BadRecord,
+    Decode,
+    DeriveKeys,
+    KeyColumn,
+    Projection,
+    Steps,
+    key_of,
+    malformed,
+)
+from sow_server.engine.values.keys import KeyFieldError, canonical_text, escape
+
+_AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)")
+
+
+class JsonFormat:
+    """JSON objects. Syntax and UTF-8 of the whole document are checked; only key fields become Python objects."""
+
+    def __init__(self) -> None:
+        self._object = msgspec.json.Decoder(msgspec.defstruct("Document", []))
+        self._level: msgspec.json.Decoder[Level] = msgspec.json.Decoder(Level)
+        self._whole: msgspec.json.Decoder[dict[str, object]] = msgspec.json.Decoder(dict[str, object])
+        self._documents = Documents(
+            self._level.decode,
+            msgspec.json.Decoder(object).decode,
+            msgspec.json.encode,
+            msgspec.json.Encoder(order="sorted").encode,
+            null=b"null",
+            opening=b"{",
+        )
+
+    def check(self, payload: bytes) -> BadRecord | None:
+        try:
+            self._object.decode(payload)
+            if len(payload) > NESTING_MAX:
+                check_json_nesting(payload)
+            if not payload.isascii():  # skipped strings are not decoded, so their UTF-8 is checked here
+                payload.decode()
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _json_error(error, payload)
+        return None
+
+    def derive_keys(self, paths: Sequence[Steps]) -> DeriveKeys:
+        decode = msgspec.json.Decoder(_key_struct(paths)).decode
+        if all(len(path) == 1 for path in paths):
+            names = [f"f{index}" for index in range(len(paths))]
+            if len(paths) == 1:
+                return _json_one_key(decode, paths)
+            values_of: Callable[[object], Sequence[object]] = operator.attrgetter(*names)
+        else:
+            values_of = _nested_values(paths)
+
+        def derive(payloads: Sequence[bytes]) -> KeyColumn:
+            keys: KeyColumn = []
+            for payload in payloads:
+                values: Sequence[object] = ()
+                try:
+                    values = values_of(decode(payload))
+                    if len(payload) > NESTING_MAX:
+                        check_json_nesting(payload)
+                    if not payload.isascii():
+                        payload.decode()
+                    texts: list[str] = []
+                    for value in values:
+                        # The two common kinds inline: a call per key field costs as much as decoding it.
+                        if type(value) is str:
+                            texts.append(value if "|" not in value and "\\" not in value else escape(value))
+                        elif type(value) is int:
+                            texts.append(str(value))
+                        else:
+                            texts.append(escape(canonical_text(value)))
+                    key = "|".join(texts)
+                    keys.append(key.encode() if key else key_of(values, paths))
+                except KeyFieldError:
+                    keys.append(key_of(values, paths))
+                except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                    keys.append(_json_error(error, payload))
+            return keys
+
+        return derive
+
+    def project(self, payload: bytes, projection: Projection) -> bytes:
+        try:
+            level = self._level.decode(payload)
+            return msgspec.json.encode(project_level(level, projection, self._level.decode, msgspec.json.encode))
+        except (msgspec.MsgspecError, RecursionError):
+            return b"{}"  # valid by its syntax, undecodable in fact: a document without fields
+
+    def decode(self, payload: bytes) -> dict[str, object]:
+        try:
+            return self._whole.decode(payload)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return _decode_large(payload)
+
+    def decoder(self, names: Sequence[str]) -> Decode:
+        if not fit_for_msgspec(names):
+            return self.decode
+        return with_fallback(msgspec.json.Decoder(fields_type(names)).decode, self.decode)
+
+    def merge(self, base: bytes, delta: bytes, unset: UnsetTree) -> bytes | BadRecord:
+        return merge_documents(self._documents, base, delta, unset)
+
+    def difference(self, old: bytes, new: bytes, key_paths: Sequence[Steps]) -> Difference:
+        return self._documents.difference(old, new, key_paths)
+
+
+def _decode_large(payload: bytes) -> dict[str, object]:
+    """A document with numbers beyond the range of floats: they become infinite, like such a literal of a filter. Slow,
+    and rare."""
+    try:
+        document: dict[str, object] = json.loads(payload, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return {}
+    return document
+
+
+def _integer(text: str) -> int | float:
+    return int(text) if len(text) <= 4000 else float(text)  # int() refuses longer ones
+
+
+def _json_one_key(decode: Callable[[bytes], object], paths: Sequence[Steps]) -> DeriveKeys:
+    """The most frequent case, one top-level key field, without a list per record."""
+
+    def derive(payloads: Sequence[bytes]) -> KeyColumn:
+        keys: KeyColumn = []
+        add = keys.append
+        for payload in payloads:
+            try:
+                value = decode(payload).f0  # type: ignore[attr-defined]  # a struct made at run time
+                if len(payload) > NESTING_MAX:
+                    check_json_nesting(payload)
+                if not payload.isascii():
+                    payload.decode()
+                if type(value) is int:
+                    add(b"%d" % value)
+                elif type(value) is str and value and "|" not in value and "\\" not in value:
+                    add(value.encode())
+                else:
+                    add(key_of((value,), paths))
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                add(_json_error(error, payload))
+        return keys
+
+    return derive
+
+
+def _json_error(error: Exception, payload: bytes) -> BadRecord:
+    if isinstance(error, UnicodeDecodeError):
+        # msgspec tells the position inside the text that it was decoding; ours is that in the payload.
+        start = error.start
+        try:
+            payload.decode()
+        except UnicodeDecodeError as whole:
+            start = whole.start
+        return malformed(f"not well-formed UTF-8 at byte {start}")
+    bad = not_decoded(error, payload, "a JSON object")
+    position = _AT_BYTE.search(bad.message)
+    if position is not None and payload.startswith((b"NaN", b"Infinity"), int(position[1])):
+        return bad._replace(message=f"{bad.message}; JSON has no NaN and no infinities, publish null instead")
+    return bad
+
+
+def _key_struct(paths: Sequence[Steps]) -> type[msgspec.Struct]:
+    """A struct type with just the key fields; `fN` is the N-th child of its level."""
+    leaves: dict[str, list[Steps]] = {}
+    for path in paths:
+        leaves.setdefault(path[0], []).append(path[1:])
+    fields: list[tuple[str, object, object]] = []
+    names: dict[str, str] = {}
+    for index, (name, rests) in enumerate(leaves.items()):
+        field = f"f{index}"
+        names[field] = name
+        if rests == [()]:
+            fields.append((field, object, None))
+        else:
+            child = _key_struct(rests)
+            # Anything but an object here means that the key field below is missing, which is not a malformed payload.
+            fields.append((field, child | str | int | float | bool | list[object] | None, None))
+    return msgspec.defstruct("KeyFields", fields, rename=names, gc=False)
+
+
+def _nested_values(paths: Sequence[Steps]) -> Callable[[object], Sequence[object]]:
+    """Reads the key fields out of nested `_key_struct`s, in the order of `paths`."""
+
+    def routes(rests: Sequence[Steps]) -> list[tuple[str, ...]]:
+        children: dict[str, list[int]] = {}
+        for position, rest in enumerate(rests):
+            children.setdefault(rest[0], []).append(position)
+        found: list[tuple[str, ...]] = [()] * len(rests)
+        for index, positions in enumerate(children.values()):
+            below = [rests[position][1:] for position in positions]
+            tails = routes(below) if below != [()] else [()]
+            for position, tail in zip(positions, tails, strict=True):
+                found[position] = (f"f{index}", *tail)
+        return found
+
+    ways = routes(paths)
+
+    def values_of(document: object) -> Sequence[object]:
+        values: list[object] = []
+        for way in ways:
+            at: object = document
+            for field in way:
+                at = getattr(at, field, None)
+            values.append(at)
+        return values
+
+    return values_of
