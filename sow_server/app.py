@@ -50,7 +50,7 @@ from sow_server.services.admission import Admission
 from sow_server.services.guard import guarded_handlers, handlers
 from sow_server.services.load_service import LoadService
 from sow_server.services.loading import Loading
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import SowService
 from sow_server.services.submissions import Submissions
@@ -279,7 +279,7 @@ def _own_handlers(
     """The handlers of this project's own services, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.commits, store.topics, links, parts.admission)
-    reading = Reading(store.topics, store.cuts, store.origins, store.instance)
+    reading = StoreReading(store.topics, store.cuts, store.origins, store.instance)
     sow = SowService(
         reading,
         store.commits,

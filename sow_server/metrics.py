@@ -41,7 +41,7 @@ from sow_server.retention.idle import IdleTopics
 from sow_server.services.admission import Admission
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
-from sow_server.timers import Job
+from sow_server.timers import PeriodicJob
 
 TOPICS_MAX: Final = 1000
 """Topics with separate figures, the first by name; the others are added up under `OTHER_TOPICS`."""
@@ -141,7 +141,7 @@ class Metrics(Collector):
         self._admission: Admission | None = None
         self._idle: IdleTopics | None = None
         self._exports: Exports | None = None
-        self._jobs: Sequence[Job] = ()
+        self._jobs: Sequence[PeriodicJob] = ()
         self._sorts: SortMemory | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
@@ -176,7 +176,7 @@ class Metrics(Collector):
         with self._scrape:
             self._idle = idle
 
-    def watch_jobs(self, jobs: Sequence[Job]) -> None:
+    def watch_jobs(self, jobs: Sequence[PeriodicJob]) -> None:
         """From now on a scrape shows the periodic jobs, too."""
         self._jobs = jobs
 
@@ -342,7 +342,7 @@ def _idle_metrics(idle: IdleTopics) -> Iterator[Metric]:
     yield deleted
 
 
-def _job_metrics(jobs: Sequence[Job]) -> Iterator[Metric]:
+def _job_metrics(jobs: Sequence[PeriodicJob]) -> Iterator[Metric]:
     running = GaugeMetricFamily(
         "sow_job_running_seconds", "Duration of a periodic job's current run; 0 between runs.", labels=["job"]
     )

@@ -98,22 +98,22 @@ class Timers:
         self._alarm: asyncio.TimerHandle | None = None
         self._woken = False
         """Whether the event loop was asked to check the deadlines and has not yet done so. Set on any thread."""
-        # Two instances: the second notices that the first is still running, see `Job`.
+        # Two instances: the second notices that the first is still running, see `PeriodicJob`.
         self._scheduler = AsyncIOScheduler(
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 2}
         )
         logging.getLogger("apscheduler.executors.default").addFilter(_is_fault)
-        self.jobs: Final[tuple[Job, ...]] = (
-            Job("prune", self._prune, prune_interval_micros / MICROS),
-            Job("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
-            Job("clock_mark", _threaded(upkeep.mark_clock), mark_interval_micros / MICROS),
-            Job("mark", _threaded(upkeep.keep_mark), KEEP_MARK_SECONDS),
-            Job("save_peers", _threaded(save_peers), SAVE_PEERS_SECONDS),
-            Job("forget_publishers", _threaded(upkeep.forget_publishers), FORGET_SECONDS),
-            Job("forget_durables", _threaded(forget_durables), FORGET_SECONDS),
-            Job("exports", _threaded(exports.tick), EXPORTS_SECONDS),
-            Job("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
-            Job("trim", _threaded(self._trim), TRIM_SECONDS),
+        self.jobs: Final[tuple[PeriodicJob, ...]] = (
+            PeriodicJob("prune", self._prune, prune_interval_micros / MICROS),
+            PeriodicJob("clock_watch", _threaded(self._watch_clock), CLOCK_WATCH_SECONDS),
+            PeriodicJob("clock_mark", _threaded(upkeep.mark_clock), mark_interval_micros / MICROS),
+            PeriodicJob("mark", _threaded(upkeep.keep_mark), KEEP_MARK_SECONDS),
+            PeriodicJob("save_peers", _threaded(save_peers), SAVE_PEERS_SECONDS),
+            PeriodicJob("forget_publishers", _threaded(upkeep.forget_publishers), FORGET_SECONDS),
+            PeriodicJob("forget_durables", _threaded(forget_durables), FORGET_SECONDS),
+            PeriodicJob("exports", _threaded(exports.tick), EXPORTS_SECONDS),
+            PeriodicJob("reclaim", self._reclaim, reclaim_interval_micros / MICROS),
+            PeriodicJob("trim", _threaded(self._trim), TRIM_SECONDS),
         )
         for job in self.jobs:
             self._scheduler.add_job(job.run, "interval", seconds=job.seconds)
@@ -227,7 +227,7 @@ class Timers:
                 log.info("reclaimed", parts=parts)
 
 
-class Job:
+class PeriodicJob:
     """A periodic job. A run that comes due while the last one is still running is skipped; the next run does all the
     work."""
 

@@ -26,7 +26,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.services import convert
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 from sow_server.services.replication import Links
 from sow_server.services.selection import checked, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
@@ -46,7 +46,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(
         self,
-        reading: Reading,
+        reading: StoreReading,
         commits: Commits,
         administration: Administration,
         durables: Durables,

@@ -18,7 +18,7 @@ from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.query.filtering import RecordFilter, record_filter
 from sow_server.services import convert, packing
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 from sow_server.services.submissions import settle
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
@@ -44,7 +44,13 @@ class ChangesService(snapshot_pb2_grpc.SnapshotServiceServicer):
     """Validates, asks the journal, packs; owns nothing."""
 
     def __init__(
-        self, reading: Reading, commits: Commits, hub: Hub, consumers: Consumers, readers: Executor, rpcs: RpcObserver
+        self,
+        reading: StoreReading,
+        commits: Commits,
+        hub: Hub,
+        consumers: Consumers,
+        readers: Executor,
+        rpcs: RpcObserver,
     ) -> None:
         self._reading = reading
         self._commits = commits

@@ -11,7 +11,7 @@ from sow_server.engine.reading import Cuts
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StoreReading:
     """Finds topics, cuts and bookmarks. The services and their conversions share one."""
 
     topics: Topics

@@ -29,7 +29,7 @@ from sow_server.services import packing
 from sow_server.services.changes_service import ChangesService
 from sow_server.services.convert import invalid
 from sow_server.services.guard import Context, RpcObserver, streaming, unary
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 
@@ -43,7 +43,7 @@ class SnapshotService(ChangesService):
 
     def __init__(
         self,
-        reading: Reading,
+        reading: StoreReading,
         commits: Commits,
         exports: Exports,
         hub: Hub,

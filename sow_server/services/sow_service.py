@@ -27,7 +27,7 @@ from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.query.sort_memory import SortMemory, SortShare
 from sow_server.services import convert, subscribe_convert
 from sow_server.services.guard import Context, RpcObserver, readable, streaming, unary
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 from sow_server.services.selection import CHANGE_RECORDS, close_after, count, count_selected, selected
 from sow_server.services.submissions import Submissions, settle
 from sow_server.subscriptions.consumer import Attachment, Consumer
@@ -83,7 +83,7 @@ class SowService(sow_pb2_grpc.SowServiceServicer):
 
     def __init__(
         self,
-        reading: Reading,
+        reading: StoreReading,
         commits: Commits,
         hub: Hub,
         consumers: Consumers,

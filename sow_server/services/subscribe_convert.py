@@ -11,7 +11,7 @@ from sow.v1 import sow_pb2
 from sow_server.engine.disk.layout import HeaderColumns
 from sow_server.query.scan import RecordBatch
 from sow_server.services import convert
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 from sow_server.services.topic_filters import TopicFilters
 from sow_server.subscriptions.consumer import Attachment
 from sow_server.subscriptions.frames import (
@@ -27,7 +27,7 @@ from sow_server.subscriptions.frames import (
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
 
 
-def request(message: sow_pb2.SubscribeRequest, reading: Reading) -> Request:
+def request(message: sow_pb2.SubscribeRequest, reading: StoreReading) -> Request:
     """The requested subscription. Raises StoreError if options contradict each other."""
     filters = TopicFilters(
         reading.cuts, message.filter, message.select.include, message.select.exclude, message.batch_size or 1000
@@ -82,7 +82,7 @@ def _start(message: sow_pb2.SubscribeRequest) -> Start:
             return Start(StartKind.EARLIEST)
 
 
-def response(frame: Frame, reading: Reading) -> bytes:
+def response(frame: Frame, reading: StoreReading) -> bytes:
     """The bytes of a frame on the wire."""
     message = sow_pb2.SubscribeResponse()
     match frame:
@@ -115,7 +115,7 @@ def response(frame: Frame, reading: Reading) -> bytes:
     return message.SerializeToString()
 
 
-def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Reading) -> None:
+def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: StoreReading) -> None:
     """Fills a message with a frame of changes."""
     message.topic = frame.topic
     message.bookmark = "" if frame.more else reading.instance.bookmark(frame.bookmark)

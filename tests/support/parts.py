@@ -6,7 +6,7 @@ from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.metrics import StoreFigures
 from sow_server.peers import PeerStore
-from sow_server.services.reading import Reading
+from sow_server.services.reading import StoreReading
 
 
 def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
@@ -23,9 +23,9 @@ def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
     )
 
 
-def reading_of(store: Store) -> Reading:
+def reading_of(store: Store) -> StoreReading:
     """What services read through."""
-    return Reading(store.topics, store.cuts, store.origins, store.instance)
+    return StoreReading(store.topics, store.cuts, store.origins, store.instance)
 
 
 def peer_store_of(store: Store, clock: GuardedClock, *, name: str) -> PeerStore:

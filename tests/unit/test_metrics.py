@@ -34,7 +34,7 @@ from sow_server.services.admission import Admission
 from sow_server.subscriptions.consumers import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
-from sow_server.timers import Job
+from sow_server.timers import PeriodicJob
 from tests.support.parts import figures_of
 from tests.support.stores import SECOND, FakeTime
 
@@ -76,7 +76,7 @@ class Watched:
             IdleTopics(self.store.topics, self.store.durables, self.store.administration, self.clock)
         )
         self.metrics.watch_sorts(SortMemory())
-        self.metrics.watch_jobs([Job("prune", _nothing, 60)])
+        self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
         self.exports = Exports(self.store.topics, self.store.cuts)
         self.metrics.watch_exports(self.exports)
 

@@ -26,7 +26,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.engine.values.policies import Declared, Policy, PolicyTarget
-from sow_server.timers import Job
+from sow_server.timers import PeriodicJob
 from tests.support.stores import HOUR, MINUTE, SECOND, Rig
 from tests.support.subscribers import EARLIEST, Subscribers, at
 from tests.support.timers import timers
@@ -242,7 +242,7 @@ def test_periods_for_messages_and_for_consumers_are_given_at_creation_and_may_be
 def test_pruning_is_routine_every_minute_or_as_set(rig: Rig, tmp_path: Path) -> None:
     """arrebato 3: nobody asks for it. Durations are written and shown as Go does."""
 
-    def prune_of(text: str) -> tuple[Job, str]:
+    def prune_of(text: str) -> tuple[PeriodicJob, str]:
         (tmp_path / "sow.toml").write_text(text)
         micros = config.load(tmp_path / "sow.toml").journal.prune_interval_micros
         shown = next(knob.default for knob in config.knobs() if knob.key == "prune_interval")

@@ -32,7 +32,7 @@ _CACHED_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
-class Run:
+class AnsweredRun:
     """Records that were applied one after the other: the next one has the next publisher sequence, version and journal
     sequence. A run is the part of a request in one commit, if no record in between was refused or expired."""
 
@@ -45,7 +45,7 @@ class Run:
     expire_time_micros: int
     """Of all of them; `SEVERAL`: they differ, and are forgotten."""
 
-    def grow(self, other: Run) -> bool:
+    def grow(self, other: AnsweredRun) -> bool:
         """Appends a run that continues this one; False if it does not."""
         count = self.count
         if (
@@ -67,11 +67,11 @@ SEVERAL: Final = -1
 _RUN: Final = Struct(">qiqqq")
 
 
-def _packed(before: bytes, runs: Sequence[Run]) -> bytes:
+def _packed(before: bytes, runs: Sequence[AnsweredRun]) -> bytes:
     """The last runs, as stored."""
     if before:
         # The records of a stream in one commit are one run, even of many requests.
-        last = Run(*_RUN.unpack_from(before, len(before) - _RUN.size))
+        last = AnsweredRun(*_RUN.unpack_from(before, len(before) - _RUN.size))
         if last.grow(runs[0]):
             before = before[: -_RUN.size]
             runs = [last, *runs[1:]]
@@ -164,7 +164,7 @@ class Publisher(NamedTuple):
         unit: int = 0,
         applied: int = 0,
         finishes: bool = False,
-        runs: Sequence[Run] = (),
+        runs: Sequence[AnsweredRun] = (),
     ) -> Publisher:
         """The publisher after its sequences up to `to_sequence` have been decided; `refusals` are the new ones.
 
@@ -210,9 +210,9 @@ class Publisher(NamedTuple):
             )
         return None
 
-    def known_runs(self) -> list[Run]:
+    def known_runs(self) -> list[AnsweredRun]:
         """The runs of applied records that are kept, the newest first."""
-        return [Run(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
+        return [AnsweredRun(*fields) for fields in _RUN.iter_unpack(self.runs)][::-1]
 
 
 class _Row(msgspec.Struct, array_like=True):

@@ -17,7 +17,7 @@ from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft, Puts
-from sow_server.engine.commit.publishers import SEVERAL, Publisher, PublisherCache, Run
+from sow_server.engine.commit.publishers import SEVERAL, AnsweredRun, Publisher, PublisherCache
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice
 from sow_server.engine.disk.layout import (
     EXPIRE_TIME,
@@ -130,7 +130,7 @@ def _skip_duplicates(
     return first_new
 
 
-def _remembered(runs: Sequence[Run], sequence: int) -> tuple[int, int, int]:
+def _remembered(runs: Sequence[AnsweredRun], sequence: int) -> tuple[int, int, int]:
     """Version, journal sequence and stamp that a publisher's sequence got when it was applied; 0, 0 and SEVERAL if they
     are forgotten."""
     for run in runs:
@@ -279,7 +279,7 @@ def _put_plain(
     part.last_version, part.last_sequence = version + count - 1, sequence + count - 1
     if part.first_sequence is not None:
         stamp = expire_times[0] if alike else SEVERAL
-        part.runs.append(Run(part.first_sequence + start, count, version, sequence, stamp))
+        part.runs.append(AnsweredRun(part.first_sequence + start, count, version, sequence, stamp))
 
 
 def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
@@ -293,7 +293,9 @@ def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int
             result = _put_one(draft, topic, job, request, index, key)
         part.add(result)
         if part.first_sequence is not None and isinstance(result, Applied):
-            run = Run(part.first_sequence + index, 1, result.version, result.sequence, result.expire_time_micros)
+            run = AnsweredRun(
+                part.first_sequence + index, 1, result.version, result.sequence, result.expire_time_micros
+            )
             if not (part.runs and part.runs[-1].grow(run)):
                 part.runs.append(run)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import UNDELIVERED_ID, Topic, check_name
-from sow_server.engine.commit.publishers import Run
+from sow_server.engine.commit.publishers import AnsweredRun
 from sow_server.engine.formats.deltas import LEVELS_MAX, UnsetTree, unset_tree
 from sow_server.engine.formats.payloads import BadRecord, KeyColumn
 from sow_server.engine.formats.topic_formats import check_flat
@@ -60,7 +60,7 @@ class Slice:
     results: list[Result] = field(default_factory=list)
     first_sequence: int | None = None
     """The publisher's sequence of the job's first record; None: there is no publisher."""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[AnsweredRun] = field(default_factory=list)
     """The applied records, for the memory of the publisher."""
 
     def add(self, result: Result) -> None:

@@ -67,7 +67,7 @@ class Dead(NamedTuple):
     payload: bytes
 
 
-class Rows(NamedTuple):
+class PeerRows(NamedTuple):
     """Changes of one topic, in columns of equal length, origins by their numbers here."""
 
     kinds: bytes
@@ -81,9 +81,9 @@ class Rows(NamedTuple):
     changes: Changes | None = None
     """The chunk that they are the whole of: its columns may be two numbers."""
 
-    def picked(self, chosen: Sequence[bool]) -> Rows:
+    def picked(self, chosen: Sequence[bool]) -> PeerRows:
         """Some of them."""
-        return Rows(
+        return PeerRows(
             bytes(compress(self.kinds, chosen)),
             list(compress(self.keys, chosen)),
             list(compress(self.store_keys, chosen)),
@@ -134,7 +134,7 @@ class Merge:
         except IndexError:
             raise StoreError(Reason.BATCH_DAMAGED, f"a change of {topic.name} has an origin without a name") from None
         store_keys = [topic.prefix + key for key in changes.keys]
-        rows = Rows(
+        rows = PeerRows(
             changes.change,
             changes.keys,
             store_keys,
@@ -172,7 +172,7 @@ class Merge:
         elif len(alone) < len(every):
             self._put_all(rows.picked([index not in alone for index in every]))
 
-    def _taken(self, rows: Rows, found: Mapping[int, Fault]) -> list[bool]:
+    def _taken(self, rows: PeerRows, found: Mapping[int, Fault]) -> list[bool]:
         """The changes that are applied; the ones in `found` are unsound. A removal under a key that no publish could
         have made is applied if there is a record under this key, so one instance repairs all. If there is none, nothing
         is needed, because no put under that key will be applied."""
@@ -188,7 +188,7 @@ class Merge:
         self._tally.refused += len(found) - len(removals)
         return taken
 
-    def _one_by_one(self, rows: Rows) -> set[int]:
+    def _one_by_one(self, rows: PeerRows) -> set[int]:
         """The rows that are merged one by one: all except puts of newer versions over older ones. Such puts are made
         column by column, and decide the speed of replication."""
         draft, topic = self._draft, self._topic
@@ -215,7 +215,7 @@ class Merge:
             alone.update(index for index in missing if rows.store_keys[index] in dead)
         return alone
 
-    def _put_all(self, rows: Rows) -> None:
+    def _put_all(self, rows: PeerRows) -> None:
         draft, topic, count = self._draft, self._topic, len(rows.keys)
         sequence, one = draft.next_sequence, rows.origins[0]
         starts = repeat(header_start(one)) if rows.origins.count(one) == count else map(header_start, rows.origins)
@@ -248,7 +248,7 @@ class Merge:
         draft.next_version = max(draft.next_version, max(rows.versions) + 1)
         self._tally.applied += count
 
-    def _apply_one(self, rows: Rows, index: int) -> None:
+    def _apply_one(self, rows: PeerRows, index: int) -> None:
         draft, topic, tally = self._draft, self._topic, self._tally
         key, store_key, kind, origin = rows.keys[index], rows.store_keys[index], rows.kinds[index], rows.origins[index]
         head = draft.live_head(topic, key, store_key)
