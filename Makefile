@@ -1,7 +1,8 @@
 # Every target sets up .venv by itself; `make clean` takes it away again.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# Two test processes; the tests of one file stay in one of them. PYTEST_WORKERS=0 runs them in this process.
-PYTEST_WORKERS ?= 2
+# Three test processes for two cores, as tests also wait; the tests of one file stay in one of them. PYTEST_WORKERS=0 runs
+# them in this process.
+PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 # Tests start hundreds of servers and commands; where a container asks for no bytecode, each of them would compile us anew.

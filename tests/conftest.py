@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import tempfile
+from pathlib import Path
+from typing import Final
 
 # Before anything imports grpc: Spark's tests start Java by a fork, which the handlers of an open connection do not let
 # live ("Java gateway process exited").
@@ -23,15 +27,28 @@ settings.register_profile(
 settings.register_profile(NIGHTLY, settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("SOW_HYPOTHESIS_PROFILE", "default"))
 
+MEMORY: Final = Path("/dev/shm")
+MEMORY_BYTES: Final = 8 * 2**30
+"""Temporary files go to memory where so much is free. A run needs less than a quarter of it."""
 _SEED_VARIABLE = "SOW_TEST_SEED"
 
 
 def pytest_configure() -> None:
+    if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+        # Thousands of tests open a store of their own. A sync in memory costs nothing, and no test relies on one of a
+        # disk: those that cut the power count the synced bytes themselves. The servers under test inherit this.
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None  # it may have looked already
     # Set once in the controlling process; the workers of xdist inherit it.
     os.environ.setdefault(_SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # What a shell gives its background jobs, and they to their children: no process under test would see Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+TESTS = Path(__file__).parent
+SLOWEST_FIRST = ("spark", "fault", "integration", "robustness", "property", "unit", "mutants")
+"""The folders of tests."""
 
 
 class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
@@ -44,7 +61,13 @@ class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no anno
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSession:
+    config.option.loadscopereorder = False  # as `pytest_collection_modifyitems` has ordered them
     return OneSession(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest first, so that no process still has one to do when the others have finished.
+    items.sort(key=lambda item: SLOWEST_FIRST.index(item.path.relative_to(TESTS).parts[0]))
 
 
 def pytest_report_header() -> str:

@@ -58,8 +58,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = Path("/dev/shm")
-        self.folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+        self.folder = Path(tempfile.mkdtemp())
         self.defaults: Declared = {}
         self.rig = Rig(self.folder, options=self._options())
         self.policies: dict[tuple[bool, str], Policy] = {}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -29,7 +31,7 @@ from sow_server.subscriptions import ranges
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.ranges import KeyShare, RangeLimits, RangePlan, RangeReader, plan_range
 from sow_server.subscriptions.request import Start, StartKind
-from tests.support.stores import MINUTE, SECOND, Rig, directory_in_memory
+from tests.support.stores import MINUTE, SECOND, Rig
 from tests.support.subscription_oracle import KEYED, Happened, Oracle, matches
 from tests.support.subscription_traffic import FILTERS, KEYS, documents, lifetimes
 
@@ -74,7 +76,7 @@ class World:
 
         self.patches.enter_context(mock.patch.object(Writer, "_take_over", take_over))
         self.patches.enter_context(mock.patch.object(ranges, "READ_CHANGES", 3))
-        self.directory = directory_in_memory()
+        self.directory = Path(tempfile.mkdtemp())
         self.rig = Rig(self.directory, options=OPTIONS)
         self.rig.create_topic("keyed", SETTINGS)
         self.rig.create_topic("other", OTHER)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +20,7 @@ from sow_server.engine.values.model import MICROS, TTL_MAX_MICROS, Expiration, L
 from tests.support.examples import examples
 from tests.support.store_checks import KEYS, OPTIONS, TOPICS
 from tests.support.store_requests import INDEXED, StoreRequests, plain_lifetimes, spans, topics
-from tests.support.stores import Rig, directory_in_memory, replaced
+from tests.support.stores import Rig, replaced
 
 rare = precondition(lambda self: self.steps % 5 == 0)
 """For rules that must not crowd out publishing, expiring and sweeping: hypothesis chooses among rules evenly."""
@@ -334,7 +336,7 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
     """Byte for byte, but for the journal: its columns may be packed differently, and must say the same."""
     found: list[object] = []
     for want_results in (False, True):
-        directory = directory_in_memory()
+        directory = Path(tempfile.mkdtemp())
         rig = Rig(directory)
         try:
             for name, wanted in TOPICS.items():

@@ -6,6 +6,8 @@ caches overflow and reservations run out all the time.
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
@@ -30,7 +32,7 @@ from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, Publish, Request, TopicSettings
 from tests.support.indexes import check_indexes
 from tests.support.model import Change, ModelStore
-from tests.support.stores import FakeTime, JournalEntry, Rig, directory_in_memory, journal_rows
+from tests.support.stores import FakeTime, JournalEntry, Rig, journal_rows
 
 OUTCOMES_KEPT = 6
 PAYLOAD_BYTES_MAX = 64
@@ -70,7 +72,7 @@ class StoreChecks(RuleBasedStateMachine):
         ]
         for patch in self.patches:
             patch.start()
-        self.directory = directory_in_memory()
+        self.directory = Path(tempfile.mkdtemp())
         self.time = FakeTime()
         self.rig = Rig(self.directory, options=OPTIONS, time=self.time)
         self.model = ModelStore(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,12 +60,6 @@ T = TypeVar("T")
 def replaced(settings: TopicSettings, changes: Mapping[str, object]) -> TopicSettings:
     """Settings with some fields changed, by their names."""
     return settings._replace(**changes)  # type: ignore[arg-type]  # the tests name fields and give what belongs there
-
-
-def directory_in_memory() -> Path:
-    """A new directory, in memory where there is such a place: random programs spend most of their time on opening."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
 
 
 class FakeTime:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from unittest import mock
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
@@ -33,7 +35,7 @@ from sow_server.subscriptions.frames import (
     SnapshotEnd,
 )
 from sow_server.subscriptions.subscription import Subscription
-from tests.support.stores import FakeTime, Rig, directory_in_memory
+from tests.support.stores import FakeTime, Rig
 from tests.support.subscription_oracle import Happened, Known, Oracle, matches
 
 OPTIONS = StoreOptions(
@@ -97,7 +99,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
         ):
             self.patches.enter_context(patch)
         self.patches.enter_context(mock.patch.object(Writer, "_take_over", self._observed_take_over()))
-        self.directory = directory_in_memory()
+        self.directory = Path(tempfile.mkdtemp())
         self.time = FakeTime()
         self.rig = Rig(self.directory, options=OPTIONS, time=self.time)
         self.clients: list[Client] = []
