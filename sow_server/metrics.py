@@ -48,7 +48,7 @@ TOPICS_MAX: Final = 1000
 OTHER_TOPICS: Final = "_other"
 """No topic has this name: a leading underscore is reserved (rule K1)."""
 OVERDUE_MAX: Final = 2000
-"""Overdue records are counted up to here, over all topics: so a scrape during a mass expiry stays cheap."""
+"""A scrape counts at most this many overdue records, over all topics, so that it stays cheap during a mass expiry."""
 FAILURES: Final = (Reason.DISK_FULL, Reason.STORE_FAILED, Reason.DATA_DAMAGED, Reason.INTERNAL)
 """Reasons why writing may have ended (rule X3). All are always shown, so that an alert has a series to look at."""
 
@@ -70,7 +70,7 @@ _RPC_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 
 
 
 class ListenError(Exception):
-    """The metrics endpoint cannot be opened: one message."""
+    """The metrics endpoint cannot be opened; the message says why."""
 
 
 class Distribution:
@@ -204,7 +204,7 @@ class Metrics(Collector):
         self._commit_records.add(records)
 
     def expired(self, lags_micros: list[int]) -> None:
-        """The sweep removed records, each so long after its expire time."""
+        """The sweep removed records; `lags_micros` are the times from their expire times to their removal."""
         self._lag_micros.add_all(lags_micros)
 
     def stalled(self) -> None:

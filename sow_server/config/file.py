@@ -1,11 +1,11 @@
 """The configuration file: TOML and command-line overrides become a `Config`, and a `Config` becomes TOML.
 
-    [1]  Unknown tables and keys, wrong types, values out of bounds and values that contradict each other are refused,
-         with the file, the table, the key and the near miss.
+    [1]  Unknown tables and keys, wrong types, values out of bounds and values that contradict each other are refused.
+         The error names the file, the table and the key, and for a misspelt name the nearest known one.
     [2]  `load` of the text that `render` writes gives the same `Config`.
 
-Paths in the file are relative to the file's folder, on the command line to the working directory. In a `Config` they
-are absolute.
+Paths in the file are relative to its folder; paths on the command line are relative to the working directory. In a
+`Config` they are absolute.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Overrides:
 
 
 def load(path: Path | None, overrides: Overrides | None = None) -> Config:
-    """The configuration of a file (None: defaults, with dynamic topics), overridden. Raises ConfigError."""
+    """The configuration of a file, with the overrides applied. Without a file: the defaults, with dynamic topics.
+    Raises ConfigError."""
     overrides = overrides or Overrides()
     if path is None:
         reader = _Reader("default configuration", Path.cwd())
@@ -188,7 +189,7 @@ class _Reader:
         self._check_readable(table, "certificate", certificate)
         self._check_readable(table, "key", key)
         try:
-            # The password: gRPC cannot use an encrypted key, and OpenSSL would ask for one on the terminal.
+            # An empty password, because gRPC cannot use an encrypted key, and OpenSSL would ask on the terminal.
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, ValueError) as error:
             message = f"{certificate} and {key} are not a certificate and its unencrypted key ({error})"
@@ -360,8 +361,8 @@ def warnings(config: Config) -> list[str]:
 
 
 def render(config: Config) -> str:
-    """The configuration as TOML with every key. Of a topic's settings only those that the file sets: the others come
-    from policies and defaults. `load` reads the same `Config` back ([2])."""
+    """The configuration as TOML with every key. A topic has only the settings that the file sets, because the others
+    come from policies and defaults. `load` reads the same `Config` back ([2])."""
     parts = [
         _rendered("server", config.server),
         *([] if config.tls is None else [_rendered("server.tls", config.tls)]),

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ValueKind(Protocol[T]):
-    """A kind of value. `read` raises ValueError with a message that continues the key."""
+    """A kind of value. `read` raises ValueError; the text before its message names the key."""
 
     def read(self, value: object, folder: Path) -> T:
         """The value for an entry of the file; relative paths begin at `folder`."""
@@ -96,7 +96,7 @@ class Texts:
             raise _expected(self.expected, value)
         for entry in value:
             if not isinstance(entry, str):
-                raise _expected(f"{self.expected}, with nothing but texts in it", entry)
+                raise _expected(f"{self.expected}, all of them texts", entry)
         return tuple(value)
 
     def show(self, value: tuple[str, ...]) -> str:
@@ -274,7 +274,7 @@ class UnlessWord(ValueKind[T | None]):
 
 @dataclass(frozen=True, slots=True)
 class MayBeAbsent(ValueKind[T | None]):
-    """A value that the file may leave out: None, which is not written either."""
+    """A value that the file may leave out. Then it is None, and `render` leaves it out, too."""
 
     kind: ValueKind[T]
 

@@ -74,6 +74,6 @@ def clock_options(config: Config) -> ClockOptions:
 
 
 def replication_token(config: Config) -> str:
-    """The token that peers present to each other; "": none. Raises OSError where its file cannot be read."""
+    """The token that peers present to each other; "": none. Raises OSError when its file cannot be read."""
     file = config.replication.token_file
     return config.replication.token if file is None else file.read_bytes().decode(errors="replace").strip()

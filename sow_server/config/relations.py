@@ -116,6 +116,6 @@ def _check_token(complain: Complain, config: Config) -> None:
         raise complain(
             "replication",
             "token",
-            f"is needed, because other machines reach {server.listen}: with it, peers prove who they are; or let them "
-            "present certificates, with [server.tls] client_ca",
+            f"is needed, because other machines reach {server.listen}, and peers prove with it who they are; or set "
+            "[server.tls] client_ca, with which they present certificates",
         )

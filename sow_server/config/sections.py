@@ -380,8 +380,8 @@ SECTIONS: Final[tuple[tuple[str, type], ...]] = (
 class Knob:
     """One key of the file: its table, the field it sets, and the default and bounds for the documentation.
 
-    `default` is TOML, "" where there is none or it depends. `bounds` are the minimum and the maximum, "" where the kind
-    has none.
+    `default` is TOML; it is "" where there is no default, or where it depends on other settings. `bounds` are the
+    minimum and the maximum; they are "" where the kind has none.
     """
 
     table: str

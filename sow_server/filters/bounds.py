@@ -98,7 +98,7 @@ def bounds_of(tree: Filter, key_paths: Sequence[Sequence[str]] = ()) -> Mapping[
 
 
 def key_texts(tree: Filter, key_paths: Sequence[Sequence[str]]) -> Mapping[Field, frozenset[str]]:
-    """The canonical texts that key fields and `@key` must have, from `=` and IN [2]; none: no record matches."""
+    """The canonical texts that key fields and `@key` must have, from `=` and IN [2]; an empty set: no match."""
     keys = _keys(key_paths)
     found = _conjunction(tree, True, lambda leaf, wanted: _leaf_texts(leaf, wanted, keys), _all_texts, _any_texts)
     return found if found is not None else {}
@@ -217,7 +217,7 @@ _PATTERN_BEGINNING: Final = re.compile(r"\^((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])+)
 
 
 def _leaf_bounds(expression: Expression, wanted: bool, keys: frozenset[Field]) -> _PerField[tuple[Bound, ...]]:
-    # "Not true" of an array means that no element satisfies it. The entries of an empty array do not show that.
+    # "Not true" of an array means that no element satisfies it. An empty array has no entries, so no bound finds it.
     if not wanted:
         return {}
     field: Expression

@@ -63,7 +63,7 @@ from sow_server.filters.tree import (
 def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), allow_now: bool = True) -> Predicate:
     """The predicate of a filter. On `key_paths` and `@key`, `=`, `!=` and IN compare canonical texts (rule K4).
 
-    Raises FilterError for NOW_MICROS if it is not allowed: the answer for an unchanged record may not change then.
+    Without `allow_now` the answer for an unchanged record must not change, so NOW_MICROS raises FilterError.
     """
     if not allow_now and any(isinstance(node, Call) and node.function is Function.NOW_MICROS for node in walk(tree)):
         raise FilterError("NOW_MICROS() changes without any change of a record, so a subscription cannot use it")
@@ -277,7 +277,8 @@ class _Compilation:
         return py.and_(truths) if all_of else py.or_(truths)
 
     def _truth_value(self, expression: Expression) -> ast.expr:
-        """Code whose value is True, False or None, for a condition as a value. Covers every case, nothing inline."""
+        """Code whose value is True, False or None, for a condition that is used as a value. It covers every case, and
+        tests nothing inline."""
         match expression:
             case Not(operand):
                 return self._apply(values.inverse, self._condition_value(operand))
@@ -381,7 +382,7 @@ class _Compilation:
         if wanted:
             fast = py.compare(operand.name, ast.In(), py.constant(frozenset(present)))
         elif len(present) < len(items):
-            fast = ast.Constant(False)  # a value in no item may still equal the unknown item
+            fast = ast.Constant(False)  # a value that equals no item may still equal the null among them
         else:
             fast = py.compare(operand.name, ast.NotIn(), py.constant(frozenset(present)))
             fast = self._unless_nan(operand, fast, kind)
@@ -582,8 +583,8 @@ class _Compilation:
     def _fast_or_slow(
         self, operand: _Operand, kind: _ValueKinds, fast: ast.expr, slow: ast.expr, *, coerces: bool
     ) -> ast.expr:
-        """`fast` if the operand is of `kind`, else `slow`. Without `coerces` everything except an array is unknown
-        then."""
+        """`fast` if the operand is of `kind`, else `slow`. Without `coerces` an operand of another kind makes the
+        comparison unknown, unless it is an array."""
         if operand.kinds in kind:
             return fast
         if operand.kinds in kind | _ValueKinds.NULL:
@@ -627,7 +628,7 @@ def _kind(value: fields.Scalar | None) -> _ValueKinds:
 def _searcher(pattern: str) -> Callable[[str], bool]:
     try:
         return searcher(pattern)
-    except PatternError as error:  # of a tree that does not come from the parser
+    except PatternError as error:  # only in a tree that does not come from the parser
         raise FilterError(f"expected a regular expression: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""The cost of evaluating a filter on one record, at most, estimated from its tree. Pure.
+"""An upper estimate, from its tree, of the cost of evaluating a filter on one record. Pure.
 
 The estimate is for the worst record of a size: each field may be the whole record, as one text or as one array. It
 decides where a filter runs, never its answer.
@@ -59,11 +59,11 @@ TEXT_BYTE: Final = 10
 """LOWER, REPLACE and similar functions, per byte of the text that they make."""
 PATTERN_BYTE: Final = 50
 LARGEST_TEXT: Final = 2**20 * TEXT_BYTE
-"""A function makes no longer text (values [6])."""
+"""No function makes a longer text (values [6])."""
 
 
 class _Size(NamedTuple):
-    """The length of a text, at most: `times` the payload, and `more` characters."""
+    """An upper bound for the length of a text: `times` the length of the payload, plus `more` characters."""
 
     times: int
     more: int
@@ -109,12 +109,12 @@ def _own(node: Expression) -> Cost:
 
 
 def _text(size: _Size) -> Cost:
-    # A text longer than the largest is null, so no more than that is ever worked on.
+    # A longer text than the largest is null, so no function works on one.
     return Cost(NODE + min(TEXT_BYTE * size.more, LARGEST_TEXT), TEXT_BYTE * size.times)
 
 
 def _size(expression: Expression) -> _Size:
-    """The length of the text of a value, at most."""
+    """An upper bound for the length of the text of a value."""
     match expression:
         case Text(value):
             return _Size(0, len(value))

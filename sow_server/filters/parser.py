@@ -1,4 +1,4 @@
-"""Text to tree. Linear in the length of the text; every error has its position. Pure.
+"""Turns text into a tree, in time linear in the length of the text. Every error has its position. Pure.
 
 LENGTH_BYTES_MAX, NESTING_MAX, TERMS_MAX, FUNCTIONS_MAX, LIST_ITEMS_MAX and PATTERNS_MAX bound the cost of one filter;
 each has its own error. Nesting counts parentheses, functions, NOT, minus and chains of arithmetic, but not the operands
@@ -117,7 +117,7 @@ class _List(NamedTuple):
 
 
 class _Fault(Exception):
-    """A fault, before the text of the filter is at hand."""
+    """A fault that is found where the text of the filter is not at hand."""
 
     def __init__(self, what: str, position: int) -> None:
         self.what = what
@@ -160,7 +160,7 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
             if functions > FUNCTIONS_MAX:
                 raise _Fault(f"more functions than the limit of {FUNCTIONS_MAX}", part.position)
             if patterns > PATTERNS_MAX:
-                raise _Fault(f"more LIKE than the limit of {PATTERNS_MAX}", part.position)
+                raise _Fault(f"more LIKE conditions than the limit of {PATTERNS_MAX}", part.position)
     if depth > NESTING_MAX:
         raise _Fault(f"nested deeper than the limit of {NESTING_MAX}", position)
     return _Part(node, position, depth, terms, functions, patterns)

@@ -1,4 +1,4 @@
-"""Decides where the code of a filter reads each value: once on every way through the code. Pure."""
+"""Decides where the code of a filter reads each value: once on every path through the code. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sow_server.filters import pycode as py
 
 
 class Placement:
-    """Places the reads of values. Code is made with bare names; the first use on a way becomes `(name := load)`.
+    """Places the reads of values. Code is made with bare names; the first use on a path becomes `(name := load)`.
 
-    A use after another that has surely been evaluated stays a bare name; any other use reads again.
+    A use stays a bare name if an earlier use has surely been evaluated. Any other use reads the value again.
     """
 
     def __init__(self) -> None:

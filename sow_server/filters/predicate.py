@@ -10,7 +10,7 @@ from sow_server.filters.tree import Step
 
 
 class Meta(NamedTuple):
-    """The metadata of a record that a filter can read. Times in microseconds since the epoch."""
+    """The metadata of a record that a filter can read. Times are in microseconds since the epoch."""
 
     key: str
     version: int
@@ -34,7 +34,7 @@ class Predicate:
     paths: tuple[tuple[Step, ...], ...]
     """The fields it reads, in the order of the filter; a decoder may leave out the others."""
     uses_payload: bool
-    """False: the document may be any object."""
+    """Whether the payload is read. If not, the document may be any object."""
     constant: bool | None
     """The answer for every record; None if it depends on the record."""
 

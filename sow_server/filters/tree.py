@@ -1,8 +1,9 @@
 """The syntax tree of a filter: frozen values, equal when they mean the same text. Pure.
 
 Any expression may stand anywhere: a comparison is a value (true, false or null), and a field that holds a boolean is a
-condition. `And` and `Or` hold all their operands at one level, so a long chain is not a deep tree. A parser builds
-these from text, the Spark connector from pushed filters; `printer.print_filter` gives the one text of a tree.
+condition. `And` and `Or` hold all their operands at one level, so a long chain is not a deep tree. The parser builds
+trees from text, and the Spark connector builds them from pushed filters. `printer.print_filter` gives the one text of a
+tree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sow_server.engine.values import fields
 INTEGER_MIN: Final = fields.INTEGER_MIN
 INTEGER_MAX: Final = fields.INTEGER_MAX
 STEPS_MAX: Final = 64
-"""The steps of a path, at most."""
+"""The largest number of steps of a path."""
 
 Step: TypeAlias = fields.Step
 

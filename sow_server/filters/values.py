@@ -27,7 +27,8 @@ Truth: TypeAlias = bool | None
 """None is unknown."""
 
 TEXT_CHARACTERS_MAX: Final = 1 << 20
-"""The longest text of a function: nested functions could make any amount of text from a short one."""
+"""The longest text that a function makes. Without a bound, nested functions could make any amount of text from a short
+one."""
 
 # --- single values ---------------------------------------------------------------------------------------------------
 
@@ -214,8 +215,8 @@ def member_of(items: Sequence[Scalar | None], *, key: bool) -> Callable[[object]
     booleans = frozenset([item for item in items if type(item) is bool])
     numeric = frozenset([number for text in texts if (number := number_of(text)) is not None])
     wordy = any(number_of(text) is None for text in texts)
-    # Whether some item cannot be compared with a text (except numbers with texts that are none), with a number, with a
-    # boolean.
+    # Whether the list holds an item that compares as unknown with an element of this type. Numbers in the list compare
+    # as unknown with texts that are no numbers; `is_in` handles this case by itself.
     beside_text = null or bool(booleans)
     beside_number = beside_text or wordy
     beside_boolean = null or bool(texts) or bool(numbers)
@@ -360,7 +361,7 @@ def _divide(left: int | float, right: int | float) -> int | float | None:
 
 
 def _remainder(left: int | float, right: int | float) -> int | float | None:
-    """With the sign of the dividend, as in SQL."""
+    """The remainder, with the sign of the dividend, as in SQL."""
     if not right:
         return None
     if type(left) is int and type(right) is int:
@@ -473,7 +474,9 @@ def _abs(value: object) -> int | float | None:
     return None if number is None else _bounded(abs(number))
 
 
-_DIGITS: Final = decimal.Context(prec=800, rounding=decimal.ROUND_HALF_UP)  # any float, to any digit
+_DIGITS: Final = decimal.Context(
+    prec=800, rounding=decimal.ROUND_HALF_UP
+)  # enough digits to round any float at any place
 
 
 def _round(value: object, digits: object = 0) -> int | float | None:

@@ -323,7 +323,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncGenerator[admin_pb2.RestampResponse, None]:
         topic = self._reading.topics.find(request.topic)
         mode, lifetime = convert.restamp(request)
-        try:  # also without a change: an impossible one is refused
+        try:  # an impossible lifetime is refused even when no record matches
             lifetimes.restamp_time(topic.settings, mode, lifetime, self._clock.now_micros())
         except lifetimes.LifetimeError as error:
             raise StoreError(error.reason, error.message, field="lifetime") from None

@@ -1,8 +1,8 @@
 """Holds or refuses publishes before the writer's queue while a topic's backlog quota is used up (rule J9).
 
 A publish passes while the slowest durable's backlog, together with the publishes that have passed and are not written
-yet, is below the quota. So one request at most exceeds the quota. Deletes, sweeps, dead letters and restamps always
-pass, and so does everything if the quota evicts or conflates instead, see `subscriptions.consumers`.
+yet, is below the quota. So at most one request exceeds the quota. Deletes, sweeps, dead letters and restamps always
+pass. If the quota evicts or conflates instead, every request passes, see `subscriptions.consumers`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sow_server.subscriptions.consumers import exceeds
 POLL_SECONDS: Final = 0.02
 """How often waiting publishes check for room. One of them checks for all that wait for the same topic."""
 ANSWER_SECONDS: Final = 0.25
-"""How long before its deadline a waiting publish is refused, so that the client gets the reason: the answer needs this
-time on a busy machine, where 0.05 s were too little. Not longer, as there might be room until then."""
+"""A waiting publish is refused this long before its deadline, so that the answer with the reason reaches the client in
+time. On a busy machine 0.05 s were too little. A longer time would refuse publishes that may still find room."""
 ANSWER_PART: Final = 10
-"""For a deadline shorter than ten times that, this part of it is left for the answer."""
+"""A deadline shorter than this many times ANSWER_SECONDS leaves one part in this many for the answer."""
 RETRY_MICROS: Final = MICROS
 
 
@@ -48,7 +48,7 @@ class Admission:
 
     async def admit(self, request: model.Request, seconds: float | None) -> Topic | None:
         """Waits until a request may pass, for at most `seconds`. Returns the topic whose quota it counts for; call
-        `left` once it is written. None: there is no quota. Raises StoreError BACKLOG_QUOTA_EXCEEDED."""
+        `left` once it is written. Returns None if there is no quota. Raises StoreError BACKLOG_QUOTA_EXCEEDED."""
         loop = asyncio.get_running_loop()
         give_up = (
             None if seconds is None else loop.time() + max(0.0, seconds - min(ANSWER_SECONDS, seconds / ANSWER_PART))
@@ -57,7 +57,7 @@ class Admission:
         # The settings may change during the wait, and the name may belong to another topic afterwards.
         while (topic := self._limited(request)) is not None and self._exceeds(topic):
             if self._commits.failure is not None:
-                break  # the writer will raise it
+                break  # the writer will refuse the request with this failure
             if topic.settings.backlog_action is BacklogAction.REJECT:
                 self.rejected_total += 1
                 raise _exceeded(topic)
@@ -71,7 +71,7 @@ class Admission:
         return topic
 
     def left(self, topic: Topic, request: model.Request) -> None:
-        """Notes that a request that has passed is written, or refused."""
+        """Notes that an admitted request has been written or refused."""
         (entries, size), (fewer, smaller) = self._under_way.get(topic.id, (0, 0)), _size(request)
         if entries > fewer:
             self._under_way[topic.id] = entries - fewer, size - smaller
@@ -111,7 +111,7 @@ class Admission:
 
     async def _poll(self, topic: Topic) -> None:
         try:
-            # Polls, as the quota has an age, and time sets no event.
+            # It polls: a quota may bound the age, and nothing signals that time has passed.
             while topic.id in self._waiting and self._exceeds(topic) and not self._over(topic):  # noqa: ASYNC110  # see above
                 await asyncio.sleep(POLL_SECONDS)
         finally:

@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 SHARES_MAX: Final = 1_000
 PARTS_MAX: Final = 1_000
-"""Parts of a plan, at most. Each is found by some twenty seeks: together they take a tenth of a second."""
+"""The largest number of parts of a plan. Finding one takes some twenty seeks; finding all takes a tenth of a second."""
 PIECES_AT_ONCE: Final = 1
-"""Pieces of work on exports and ranges that reader threads do at the same time, for all streams. So queries, which
-somebody waits for, find a thread however many clients read snapshots. Two at a time would not read faster, as iterating
-holds the GIL, and a publish beside them took half as long again."""
+"""Pieces of work on exports and ranges that reader threads do at the same time, for all streams together. A query has
+somebody who waits for it, so it must find a free thread however many clients read snapshots. Two pieces at a time would
+not read faster, because iterating holds the GIL; a publish beside them took half as long again."""
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
 

@@ -131,7 +131,7 @@ def position(message: types_pb2.PublisherPosition) -> PublisherPosition:
 def acting(message: types_pb2.PublisherPosition) -> PublisherPosition:
     """The publisher of an action that has no place in the publisher's sequence."""
     if message.first_sequence or message.unit_done:
-        raise invalid("publisher.first_sequence", "has no meaning for a delete, nor has unit_done")
+        raise invalid("publisher.first_sequence", "has no meaning for a delete; neither has unit_done")
     return position(
         types_pb2.PublisherPosition(
             publisher_id=message.publisher_id,
@@ -326,7 +326,7 @@ def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStre
 def record(
     names: Sequence[str], topic: Topic, key: bytes, value: bytes, payload: bytes | None = None
 ) -> types_pb2.Record:
-    """A stored record; `names`: of the origins; `payload` replaces its own payload (for a projection)."""
+    """A stored record; `names` are those of the origins; `payload` replaces its own payload (for a projection)."""
     found = stored_record(key, value)
     return types_pb2.Record(
         topic=topic.name,
@@ -354,8 +354,8 @@ def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
 
 
 def fill_columns(columns: types_pb2.RecordColumns, names: Sequence[str], batch: RecordBatch) -> None:
-    """Fills a message with records in columns; `names`: of the origins. In place, as setting a message inside another
-    one would copy it."""
+    """Fills a message with records in columns; `names` are those of the origins. It fills the message in place, because
+    setting a message inside another one copies it."""
     headers = batch.headers
     origins = headers.origin
     first = origins[0]

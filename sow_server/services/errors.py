@@ -13,8 +13,9 @@ from sow_server.engine.values.errors import Reason, StoreError
 
 DOMAIN: Final = "sow"
 MESSAGE_BYTES_MAX: Final = 1000
-"""A longer message, which quotes the request, is cut. It travels in the trailers, twice in the details and once
-percent-encoded. Of trailers beyond 8 KiB a client only tells that they are too large, so the reason would be lost."""
+"""A longer message is cut; such a message quotes the request. The trailers carry a message three times: twice in the
+details and once percent-encoded. A client that gets trailers beyond 8 KiB reports only that they are too large, and the
+reason is lost."""
 _BAD_REQUEST: Final = grpc.StatusCode.INVALID_ARGUMENT
 
 CODES: Final[dict[Reason, grpc.StatusCode]] = {

@@ -59,8 +59,8 @@ _KINDS: Final = {
 
 
 def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service, as the generated `add_…_to_server` makes them, except for requests that do not parse:
-    its RPCs get an `Unreadable`, which `unary` and `readable` refuse."""
+    """The handlers of a service, as the generated `add_…_to_server` makes them. They differ for requests that do not
+    parse: the RPC gets an `Unreadable`, which `unary` and `readable` refuse."""
     return grpc.method_handlers_generic_handler(
         service.full_name,
         {
@@ -75,8 +75,8 @@ def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHan
 
 
 def guarded_handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service that does not use this module: links, health, reflection. Refuses requests that do not
-    parse, and answers an unexpected exception as our own services do: gRPC itself would answer UNKNOWN, with a
+    """The handlers of a service that does not use this module: links, health, reflection. They refuse requests that do
+    not parse, and answer unexpected exceptions as our own services do. gRPC itself would answer UNKNOWN, with a
     traceback in the log."""
     return grpc.method_handlers_generic_handler(
         service.full_name,

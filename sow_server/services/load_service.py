@@ -252,7 +252,8 @@ class LoadService(load_pb2_grpc.LoadServiceServicer):
 
 
 def _looked_at(done: asyncio.Task[None]) -> None:
-    """If staging fails first, that is the error; asyncio must not complain about the reading."""
+    """Marks the error of a reading task as seen. When staging fails first, the caller gets that error, and asyncio must
+    not complain that nobody took the other one."""
     if not done.cancelled():
         done.exception()
 

@@ -55,7 +55,7 @@ GET_CHUNK: Final = 256
 
 async def _until_ready(share: SortShare) -> None:
     """Waits until there is room to sort in. Raises StoreError OVERLOADED when nobody has taken or given back any memory
-    for a while: a client that does not read its result holds it."""
+    for a while: then clients that do not read their results hold it."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     while not share.when_ready(lambda: _set_soon(loop, ready)):

@@ -1,4 +1,4 @@
-"""The way of changes to the writer, with quotas before it and peers after it (rules J9, P5)."""
+"""The path of a change to the writer: before it the quota is checked, after it peers are awaited (rules J9, P5)."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_the_bounds_each_have_their_error() -> None:
     parse("/a like 'x' or " * (PATTERNS_MAX - 1) + "/a like 'x'")
     with pytest.raises(FilterError) as caught:
         parse("/a like 'x' or " * PATTERNS_MAX + "/a like 'x'")
-    assert caught.value.message.startswith("more LIKE than the limit of 100 at 1500\n")
+    assert caught.value.message.startswith("more LIKE conditions than the limit of 100 at 1500\n")
     parse("/a not like 'x' and not /a like 'x' and " * (PATTERNS_MAX // 2 - 1) + "/a like 'x'")
     for text, limit in (("/a = 1", TERMS_MAX - 1), ("ABS(/a) > 1", FUNCTIONS_MAX)):
         parse(" or ".join([text] * limit))
