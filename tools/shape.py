@@ -31,9 +31,6 @@ SERVER = "sow_server/"
 LONG_TESTS = frozenset(
     f"tests/{name}.py"
     for name in (
-        "support/fake_client",
-        "unit/test_cli_commands",
-        "unit/test_client_calls",
         "unit/test_client_connection",
         "unit/test_client_durable",
     )

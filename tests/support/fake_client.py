@@ -6,13 +6,10 @@ Close enough for the command's tests: json topics with one key field or none, no
 
 from __future__ import annotations
 
-import inspect
 import json
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -21,25 +18,16 @@ from sow.v1 import types_pb2
 from sow_client import (
     AlreadyExists,
     BackupMade,
-    Browsed,
     Change,
-    Client,
     ClockAccepted,
     Compacted,
     Deleted,
-    Durable,
-    DurableFigures,
-    DurableSettings,
-    DurableSettingsArguments,
     EffectiveSetting,
     Gap,
     IndexStatus,
     InvalidArgument,
     NotFound,
-    Policy,
     Published,
-    QueryFooter,
-    QueryHeader,
     QueryPlan,
     Record,
     RecordBatch,
@@ -47,80 +35,37 @@ from sow_client import (
     Repaired,
     ReplicationStatus,
     Restamped,
-    Rewound,
     SowError,
     Status,
     Topic,
     TopicChecked,
     TopicSettings,
-    TopicSettingsArguments,
     TopicStatistics,
     UnsoundRow,
     Verified,
 )
-from sow_client._reports import PolicyTargetName
-from sow_server.engine.formats.deltas import unset_tree
-from sow_server.engine.formats.topic_formats import format_of
-from sow_server.engine.values.keys import parse_path
-from sow_server.engine.values.model import TopicSettings as EngineSettings
 from sow_server.filters import FilterError, Meta, compile_filter, parse
-
-NOW_MICROS = 1_900_000_000_000_000
-NOW = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=NOW_MICROS)
-NEVER_MICROS = 2**63 - 1
-
-
-@dataclass(slots=True)
-class Row:
-    """A stored record."""
-
-    payload: bytes
-    version: int
-    expire_time_micros: int | None
-    sequence: int
-
-
-@dataclass(slots=True)
-class Table:
-    """A stored topic."""
-
-    settings: TopicSettings
-    rows: dict[str, Row] = field(default_factory=dict)
+from tests.support.fake_results import (
+    NEVER_MICROS,
+    NOW,
+    NOW_MICROS,
+    FakeDurable,
+    FakeResult,
+    FakeSubscription,
+    Merge,
+    Row,
+    Table,
+    check_names,
+)
+from tests.support.fake_retention import FakeRetention
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """What a delta publish does besides (rule P2)."""
-
-    unset: Sequence[str] | None
-
-    def into(self, base: bytes, delta: bytes) -> bytes:
-        """The merged document."""
-        result = format_of(EngineSettings()).merge(
-            base, delta, unset_tree([parse_path(one) for one in self.unset or ()])
-        )
-        assert isinstance(result, bytes), result
-        return result
-
-
-def check_names(method: str, named: Mapping[str, object]) -> None:
-    """Raises TypeError where the client's method does not take an argument of such a name."""
-    known = set(inspect.signature(getattr(Client, method)).parameters)
-    if "named" in known:
-        known |= TopicSettingsArguments.__annotations__.keys()
-    if "settings" in known:
-        known |= DurableSettingsArguments.__annotations__.keys()
-    if unknown := named.keys() - known:
-        raise TypeError(f"{method} takes no {sorted(unknown)}")
-
-
-class FakeClient:
+class FakeClient(FakeRetention):
     """Owns its tables; a test looks into them, or sets `fails_with` to have every call raise that."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tables: dict[str, Table] = {}
-        self.fails_with: SowError | None = None
-        self.calls: list[tuple[str, dict[str, object]]] = []
         self.sequence = 0
         self.query_batch_size = 2
         self.coming: list[Change] = []
@@ -129,12 +74,6 @@ class FakeClient:
         """The state of a durable subscription before its first message."""
         self.acknowledged: list[str] = []
         """Bookmarks, in order."""
-        self.kept: dict[tuple[str, str], Durable] = {}
-        """Durable subscriptions by topic and name."""
-        self.browsed = Browsed((), "4567.4", complete=True)
-        """The unacknowledged changes of any of them."""
-        self.set_policies: dict[tuple[str, bool], Policy] = {}
-        """By name, and whether it is the operator's."""
         self.effective: tuple[EffectiveSetting, ...] = ()
         """The settings in force on described topics."""
         self.links = ReplicationStatus("nyc-1", 0, (), ())
@@ -445,84 +384,6 @@ class FakeClient:
                 on_gap(gap)
         return FakeDurable(self.coming, self.acknowledged)
 
-    # ---- durable subscriptions and policies ----
-
-    def keep(self, topic: str, name: str, *, figures: DurableFigures | None = None, filter: str = "") -> None:  # noqa: A002 - likewise
-        """A durable subscription as a test wants it."""
-        settings = DurableSettings(retain_time="90m", retain_bytes=1_500)
-        self.kept[topic, name] = Durable(
-            topic, name, filter, "4567.4", "4567.1", False, NOW, NOW + timedelta(seconds=5), settings, figures
-        )
-
-    def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
-        self._called("durables", topic=topic, with_figures=with_figures)
-        kept = [one for one in self.kept.values() if topic in (None, one.topic)]
-        return kept if with_figures else [replace(one, figures=None) for one in kept]
-
-    def durable_browse(self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None) -> Browsed:
-        self._called("durable_browse", topic=topic, name=name, entries_max=entries_max, after=after)
-        self._durable(topic, name)
-        return self.browsed
-
-    def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
-        self._called("describe_durable", topic=topic, name=name, exact=exact)
-        return self._durable(topic, name)
-
-    def rewind(self, topic: str, name: str, to: object, *, force: bool = False) -> Rewound:
-        self._called("rewind", topic=topic, name=name, to=to, force=force)
-        self._durable(topic, name)
-        return Rewound("4567.1", 7)
-
-    def delete_durable(self, topic: str, name: str, *, force: bool = False) -> None:
-        self._called("delete_durable", topic=topic, name=name, force=force)
-        self._durable(topic, name)
-        del self.kept[topic, name]
-
-    def clear_backlog(self, topic: str, name: str | None = None) -> int:
-        self._called("clear_backlog", topic=topic, name=name)
-        return 7
-
-    def set_policy(
-        self,
-        name: str,
-        pattern: str,
-        *,
-        topics: dict[str, object] | None = None,
-        durables: dict[str, object] | None = None,
-        priority: int = 0,
-        operator: bool = False,
-    ) -> Policy:
-        self._called("set_policy", name=name, pattern=pattern, topics=topics, durables=durables, priority=priority)
-        settings = topics if topics is not None else durables
-        assert settings is not None
-        said = {key: value for key, value in settings.items() if isinstance(value, str | int)}
-        target: PolicyTargetName = "topics" if topics is not None else "durables"
-        made = self.set_policies[name, operator] = Policy(name, pattern, priority, target, operator, said, 2)
-        return made
-
-    def get_policy(self, name: str, *, operator: bool = False) -> Policy:
-        self._called("get_policy", name=name, operator=operator)
-        return self._policy(name, operator)
-
-    def policies(self) -> list[Policy]:
-        self._called("policies")
-        return list(self.set_policies.values())
-
-    def delete_policy(self, name: str, *, operator: bool = False) -> None:
-        self._called("delete_policy", name=name, operator=operator)
-        self._policy(name, operator)
-        del self.set_policies[name, operator]
-
-    def _durable(self, topic: str, name: str) -> Durable:
-        if (topic, name) not in self.kept:
-            raise NotFound(f"there is no durable subscription {name!r}", reason="DURABLE_NOT_FOUND")
-        return self.kept[topic, name]
-
-    def _policy(self, name: str, operator: bool) -> Policy:
-        if (name, operator) not in self.set_policies:
-            raise NotFound(f"there is no policy {name!r}", reason="POLICY_NOT_FOUND")
-        return self.set_policies[name, operator]
-
     # ---- deleting and touching ----
 
     def sow_delete(
@@ -668,15 +529,6 @@ class FakeClient:
 
     # ---- inside ----
 
-    def _called(self, call: str, /, **arguments: object) -> None:
-        self.calls.append((call, arguments))
-        if self.fails_with is not None:
-            raise self.fails_with
-
-    def arguments_of(self, name: str) -> dict[str, object]:
-        """The arguments of the last call of that name."""
-        return next(arguments for called, arguments in reversed(self.calls) if called == name)
-
     def _table(self, name: str) -> Table:
         try:
             return self.tables[name]
@@ -763,71 +615,3 @@ class FakePublisher:
             self._on_refusal(outcome)
         else:
             self.applied += 1
-
-
-class FakeResult:
-    """The answer to a query."""
-
-    def __init__(self, batches: Sequence[RecordBatch], *, matched: int, returned: int) -> None:
-        self._batches = batches
-        self.header = QueryHeader("epoch:1", NOW_MICROS)
-        self.footer = QueryFooter(matched, returned, matched, "")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
-
-    def batches(self) -> Iterator[RecordBatch]:
-        return iter(self._batches)
-
-
-class FakeSubscription:
-    """Tells its changes, then waits like the real one until it is closed: `FakeSubscription.waits_seconds` at most."""
-
-    waits_seconds = 30.0
-
-    def __init__(self, changes: Sequence[Change]) -> None:
-        self._changes = iter(changes)
-        self._closed = threading.Event()
-        self.bookmark: str | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Change:
-        change = None if self._closed.is_set() else next(self._changes, None)
-        if change is None:
-            # In short steps: a signal that comes just before the system call would be seen only after it.
-            deadline = time.monotonic() + self.waits_seconds
-            while not self._closed.wait(0.05):
-                assert time.monotonic() < deadline, "nobody closed the subscription"
-            raise StopIteration
-        self.bookmark = change.bookmark or self.bookmark
-        return change
-
-
-class FakeDurable(FakeSubscription):
-    """The same for a durable subscription; what is acknowledged goes to a list."""
-
-    def __init__(self, changes: Sequence[Change], acknowledged: list[str]) -> None:
-        super().__init__(changes)
-        self._acknowledged = acknowledged
-
-    def acknowledge(self, done: Change) -> None:
-        if done.bookmark is not None:
-            self._acknowledged.append(done.bookmark)

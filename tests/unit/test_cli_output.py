@@ -14,7 +14,8 @@ from sow_cli import display
 from sow_cli.command import sow
 from sow_cli.output import Format, Output, RecordForm
 from sow_client import RecordBatch
-from tests.support.fake_client import NOW_MICROS, FakeClient, Row
+from tests.support.fake_client import FakeClient
+from tests.support.fake_results import NOW_MICROS, Row
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from sow_client import (
     ReplicationUnavailable,
     Verified,
 )
-from tests.support.fake_client import NOW, FakeClient
+from tests.support.fake_client import FakeClient
+from tests.support.fake_results import NOW
 
 OUT = OutgoingLink(
     peer="ldn-1",

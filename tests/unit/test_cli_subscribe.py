@@ -20,7 +20,8 @@ from sow_cli.command import sow
 from sow_cli.live import HIGHLIGHT_SECONDS, LiveTable
 from sow_cli.messages import TopicForms
 from sow_client import Change, Client, Gap, Unavailable
-from tests.support.fake_client import NOW_MICROS, FakeClient
+from tests.support.fake_client import FakeClient
+from tests.support.fake_results import NOW_MICROS
 from tests.unit.test_cli_terminal import SECONDS_MAX, Terminal, plain, start
 
 

@@ -9,7 +9,8 @@ from inspect import Parameter
 import pytest
 
 from sow_client import Client, DurableSubscription, Publisher, QueryResult, Subscription
-from tests.support.fake_client import FakeClient, FakeDurable, FakePublisher, FakeResult, FakeSubscription
+from tests.support.fake_client import FakeClient, FakePublisher
+from tests.support.fake_results import FakeDurable, FakeResult, FakeSubscription
 
 FOR_TESTS = {"add", "record", "keep", "arguments_of", "waits_seconds", "breaks_at", "breaks_with"}
 """Attributes of fakes that only tests use."""
@@ -49,7 +50,7 @@ def test_a_name_that_the_client_does_not_know_is_not_taken_among_others_either()
         lambda: client.sow_and_subscribe("orders", None, colour="red"),
         lambda: client.durable("orders", "billing", colour="red"),
     ]
-    takers = {name for name in vars(FakeClient) if inspect.isfunction(getattr(FakeClient, name)) and takes_any(name)}
+    takers = {name for name in dir(FakeClient) if inspect.isfunction(getattr(FakeClient, name)) and takes_any(name)}
     assert len(calls) == len(takers - FOR_TESTS - {"_called"})
     for call in calls:
         with pytest.raises(TypeError, match="colour"):
