@@ -86,7 +86,7 @@ class _Pair:
     def _wait(self, holds: Callable[[OutgoingLink], bool]) -> None:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while not holds(link := self.link()):
-            assert time.monotonic() < give_up, f"the peer does not come that far: {link}"
+            assert time.monotonic() < give_up, f"the peer has not reached that state: {link}"
             time.sleep(POLL_SECONDS)
 
 
@@ -207,7 +207,7 @@ def catching_up(setting: Setting) -> Iterator[Row]:
 
 
 def resync(setting: Setting) -> Iterator[Row]:
-    """A peer without data is seeded while single durable publishes to the sender continue; then another one."""
+    """In each round a new peer without data is seeded while single durable publishes to the sender continue."""
     records = setting.size(1_000_000, quick=100_000)
     rounds = setting.size(3, quick=2)
     idle_seconds = setting.size(10, quick=4)

@@ -41,7 +41,7 @@ CLOSES: Final = 23
 HOUR_SECONDS: Final = 0.3
 """Duration of an hour of that day in the demo."""
 LAST_CALL_SECONDS: Final = 1.5
-"""If a touched record is due before it is handed over, the touch is not told (rule J12)."""
+"""A touched record must not be due before the touch is handed over: then the touch would not be told (rule J12)."""
 LAST_CALL_STEP_SECONDS: Final = 0.04
 SETTLE_SECONDS_MAX: Final = 20.0
 LOOK_SECONDS: Final = 0.1
@@ -188,8 +188,8 @@ class BoardStep:
                 self._watch(board, show, HOUR_SECONDS)
                 told = self._told - before
                 tell.say(
-                    f"{hour}:00  {told['put']:2} came or are later still, {told['match']:2} have left, "
-                    f"{len(self._waiting):2} wait"
+                    f"{hour}:00  {told['put']:2} came or changed, {told['match']:2} departed, "
+                    f"{len(self._waiting):2} are waiting"
                 )
             self._claim(board, show, f"{CLOSES}:00, after {self._told.total():,} messages")
             self._last_call(board, show)
@@ -239,9 +239,9 @@ class BoardStep:
         self._told["touched"] += len(last)
         self._told["expired"] += len(last)
         self._waiting.clear()
-        self._claim(board, show, f"last call, {len(last):,} flights were given moments to live, and expired")
+        self._claim(board, show, f"last call, {len(last):,} flights got moments to live and expired")
         late = max(board.expiries_late_micros) / 1_000
-        self._tell.say(f"each was told to the board at the latest {late:,.0f} ms after its expire time")
+        self._tell.say(f"the board heard of each expiry at the latest {late:,.0f} ms after the expire time")
 
     def _claim(self, board: Board, show: Show, when: str) -> None:
         """Waits until the board has received all messages, and claims that it equals the result of a query."""
@@ -251,13 +251,13 @@ class BoardStep:
         shown, told = board.look()
         found = {record.key: record for record in self._client.query(BOARD, WAITING)}
         self._tell.claim(
-            f"{when}: the board shows {len(self._waiting):,} flights, the same as a query finds, in every respect",
+            f"{when}: the board shows {len(self._waiting):,} flights, exactly as a query finds them",
             _identities(shown) == _identities(found)
             and {key: delay_of(record) for key, record in shown.items()} == self._waiting,
             found=f"{len(shown):,} on the board, {len(found):,} by query, {len(self._waiting):,} are expected",
         )
         self._tell.claim(
-            f"it was told everything once: {', '.join(f'{count} × {what}' for what, count in told.items())}",
+            f"each message came once: {', '.join(f'{count} × {what}' for what, count in told.items())}",
             told == self._told,
             found=f"{dict(told)}, not {dict(self._told)}",
         )

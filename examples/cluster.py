@@ -477,7 +477,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.cluster", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=int, default=RECORDS, metavar="N", help="only the first N flights")
-    parser.add_argument("--folder", type=Path, default=PROJECT / FOLDER, metavar="DIR", help="where config and data go")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=PROJECT / FOLDER,
+        metavar="DIR",
+        help="the folder for the configurations and the data",
+    )
     given = parser.parse_args(arguments)
     if not 3_000 <= given.records <= RECORDS_ALL:
         parser.error(f"--records: not 3,000 to {RECORDS_ALL:,}")

@@ -109,8 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=int, default=RECORDS_ALL, metavar="N", help="only the first N flights")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="PORT", help="0: any that is free")
-    parser.add_argument("--folder", type=Path, default=PROJECT, metavar="DIR", help="where config and data go")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, metavar="PORT", help="the port of the server; 0: any that is free"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=PROJECT, metavar="DIR", help="the folder for the configuration and the data"
+    )
     given = parser.parse_args(arguments)
     if not 2_000 <= given.records <= RECORDS_ALL:
         parser.error(f"--records: not 2,000 to {RECORDS_ALL:,}")

@@ -372,9 +372,11 @@ def _bind(server: grpc.aio.Server, config: Config) -> str:
         else:
             port = server.add_secure_port(listen, _credentials(config.tls))
     except RuntimeError as error:
-        raise StartError(f"cannot listen on {listen}: is the port taken, the address this machine's?") from error
+        raise StartError(
+            f"cannot listen on {listen}: perhaps the port is taken, or the address is not of this machine"
+        ) from error
     if port == 0:
-        raise StartError(f"cannot listen on {listen}: is the port taken, the address this machine's?")
+        raise StartError(f"cannot listen on {listen}: perhaps the port is taken, or the address is not of this machine")
     return f"{listen.rpartition(':')[0]}:{port}"
 
 

@@ -2,8 +2,8 @@
 
 Guarantees:
 
-    [1]  An unknown option is refused with the near miss. An option of the other direction (`ttl` when reading) is
-         refused, too.
+    [1]  An unknown option is refused, and the error names the nearest known one. An option of the other direction
+         (`ttl` when reading) is refused, too.
     [2]  Every error names the option as documented, although Spark passes the names in lower case.
     [3]  The results are plain values, which are pickled to executors.
 

@@ -106,8 +106,8 @@ class SnapshotReader(DataSourceReader):
         except SowError as error:
             if error.reason != "FILTER_INVALID" or text == user:
                 raise
-        # The user's filter alone. Either the fault is there, and then the position in the message is right. Or our text
-        # of Spark's filters is more than this server accepts.
+        # Try the user's filter alone. If the fault is in it, the error comes again, with the right position. If not,
+        # this server does not accept our text of Spark's filters, and the export is opened without them.
         return retried(reading.connecting, lambda: opened(user))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -3,7 +3,7 @@
 The plan is made on the driver, from the schema, the options and the topic, and pickled to the tasks. It turns batches
 into columns for the client's bulk calls. Guarantees:
 
-    [1]  A fault of the schema or the options is found on the driver, before anything is written, and named.
+    [1]  A fault of the schema or the options is found and named on the driver, before anything is written.
     [2]  A row that cannot be a record (no key, no payload, an invalid lifetime) never stops the others. It is counted
          and reported with its number, and the option `onBadRow` decides whether the job fails.
     [3]  Metadata columns of a read (`_key`, `_version`, …) and columns with a role are not written into the payload, so

@@ -55,9 +55,9 @@ except ImportError:  # PySpark 4.1 has neither limits nor AvailableNow; it asks 
         ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = SupportsTriggerAvailableNow = object
 
 ENTRIES_PER_SHARE: Final = 20_000
-"""Without the option `partitions` a micro-batch has one partition for this many entries,"""
+"""Without the option `partitions` a micro-batch has one partition for this many entries, up to `SHARES` partitions."""
 SHARES: Final = 8
-"""and at most this many partitions: each one reads the whole range, and skips the keys of the others."""
+"""There are not more, because each partition reads the whole range and skips the keys of the others."""
 SHARES_MAX: Final = 1_000
 """The server's limit."""
 
