@@ -13,12 +13,28 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
 
+import pytest
+
 from sow_client import AsyncClient, AsyncSubscription, Client
 
 _Value = TypeVar("_Value")
 
 ClientKind: TypeAlias = Literal["Client", "AsyncClient"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("Client", "AsyncClient")
+
+
+Connect: TypeAlias = Callable[..., Client]
+"""Makes a client; the arguments are those of `Client`."""
+
+
+@pytest.fixture(params=CLIENT_KINDS)
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients of each kind, which are used like a `Client`. It opens no connection by itself."""
+    if request.param == "Client":
+        yield Client
+        return
+    with EventLoop() as loop:
+        yield lambda *arguments, **options: blocking(loop, loop.make(lambda: AsyncClient(*arguments, **options)))
 
 
 class EventLoop:

@@ -26,7 +26,6 @@ from sow.v1 import sow_pb2
 from sow_client import (
     EARLIEST,
     AsyncClient,
-    AsyncSubscription,
     Cancelled,
     Change,
     Client,
@@ -38,9 +37,12 @@ from sow_client import (
     Unavailable,
     View,
 )
+from tests.support.clients import Connect, connect
 from tests.support.server import until
 from tests.support.subscriptions import TOPIC, Journal, Told, put, refusal
 from tests.unit.test_client_subscription_core import history, told
+
+__all__ = ["connect"]  # a fixture
 
 SECONDS_MAX = 20.0  # before a hanging test fails; nothing takes as long
 END = "end"
@@ -203,97 +205,55 @@ def until_end(changes: Iterator[Change]) -> list[Change]:
     raise AssertionError("the iteration ended")
 
 
-async def until_end_async(changes: AsyncSubscription) -> list[Change]:
-    result: list[Change] = []
-    async for change in changes:
-        result.append(change)
-        if change.key == END and change.op == "put":
-            return result
-    raise AssertionError("the iteration ended")
-
-
 # ---- cuts and restarts ----
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_calls_that_break_after_every_number_of_frames(servers: Servers, seed: int, batch_size: int) -> None:
+def test_calls_that_break_after_every_number_of_frames(
+    connect: Connect, servers: Servers, seed: int, batch_size: int
+) -> None:
     """Each call of a subscription gets one frame further than the one before, so every place is broken at."""
     journal = ended(history(seed))
     followed = Followed(journal, cuts=range(1, 200))
     servers.start(followed)
-    with Client(servers.address) as client:
+    with connect(servers.address) as client:
         changes = until_end(client.subscribe(TOPIC, start=EARLIEST, batch_size=batch_size))
     assert told(changes) == journal.told()
     assert len(followed.requests) > 3
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_calls_of_the_asynchronous_client_that_break(servers: Servers, seed: int, batch_size: int) -> None:
-    journal = ended(history(seed))
-    servers.start(Followed(journal, cuts=range(1, 200)))
-
-    async def use() -> list[Change]:
-        async with AsyncClient(servers.address) as client:
-            async with client.subscribe(TOPIC, start=EARLIEST, batch_size=batch_size) as changes:
-                return await until_end_async(changes)
-
-    assert told(asyncio.run(use())) == journal.told()
-
-
-def test_both_clients_tell_that_they_are_interrupted_and_go_on(servers: Servers) -> None:
-    journal = ended(history(1))
-    servers.start(Followed(journal, cuts=[3, 3]))
+def test_a_client_tells_that_it_is_interrupted_and_goes_on(connect: Connect, servers: Servers) -> None:
+    servers.start(Followed(ended(history(1)), cuts=[3, 3]))
     seen: list[SowError | None] = []
-
-    async def use() -> None:
-        async with AsyncClient(servers.address) as client:
-            changes = client.subscribe(TOPIC, start=EARLIEST, batch_size=1, on_interruption=seen.append)
-            async with changes:
-                await until_end_async(changes)
-
-    with Client(servers.address) as client:
+    with connect(servers.address) as client:
         with client.subscribe(TOPIC, start=EARLIEST, batch_size=1, on_interruption=seen.append) as changes:
             until_end(changes)
     assert [interruption and interruption.reason for interruption in seen] == ["UNREACHABLE", None] * 2
-    seen.clear()
-    servers.stop()
-    servers.start(Followed(journal, cuts=[3]))
-    asyncio.run(use())
-    assert [interruption and interruption.reason for interruption in seen] == ["UNREACHABLE", None]
 
 
-def test_a_snapshot_that_breaks_again_and_again_gives_the_state_in_the_end(servers: Servers, seed: int) -> None:
+def test_a_snapshot_that_breaks_again_and_again_gives_the_state_in_the_end(
+    connect: Connect, servers: Servers, seed: int
+) -> None:
     journal = ended(history(seed))
     servers.start(Followed(journal, cuts=range(200)))
-
-    async def use() -> list[Change]:
-        async with AsyncClient(servers.address) as client:
-            result = []
-            async for change in client.sow_and_subscribe(TOPIC, oof=True, batch_size=1):
-                result.append(change)
-                if change.op == "snapshot_end":
-                    return result
-        raise AssertionError("the iteration ended")
-
-    with Client(servers.address) as client:
-        changes = []
+    seen = []
+    with connect(servers.address) as client:
         for change in client.sow_and_subscribe(TOPIC, oof=True, batch_size=1):
-            changes.append(change)
+            seen.append(change)
             if change.op == "snapshot_end":
                 break
-    for seen in (changes, asyncio.run(use())):
-        view = View()
-        for change in seen:
-            view.apply(change)
-        assert {key: record.payload for key, record in view.items()} == journal.state()
-        assert view.complete
-    assert any(change.op == "resync" for change in changes)
+    view = View()
+    for change in seen:
+        view.apply(change)
+    assert {key: record.payload for key, record in view.items()} == journal.state()
+    assert view.complete
+    assert any(change.op == "resync" for change in seen)
 
 
-def test_a_restart_of_the_server_is_not_noticed(servers: Servers) -> None:
+def test_a_restart_of_the_server_is_not_noticed(connect: Connect, servers: Servers) -> None:
     followed = Followed(Journal())
     servers.start(followed)
-    with Client(servers.address) as client, client.subscribe(TOPIC) as changes:
+    with connect(servers.address) as client, client.subscribe(TOPIC) as changes:
         followed.commit("a")
         assert next(changes).key == "a"
         servers.stop()
@@ -306,24 +266,19 @@ def test_a_restart_of_the_server_is_not_noticed(servers: Servers) -> None:
     assert (first, set(others)) == ("", {"e0.1"})
 
 
-def test_a_subscription_is_attached_when_the_call_returns(followed: Followed, servers: Servers) -> None:
+def test_a_subscription_is_attached_when_the_call_returns(
+    connect: Connect, followed: Followed, servers: Servers
+) -> None:
     """A record that the next line publishes is not missed, although nobody has asked for a change yet."""
-
-    async def use() -> str:
-        async with AsyncClient(servers.address) as client, client.subscribe(TOPIC) as changes:
-            followed.commit("b")
-            return (await anext(changes)).key
-
-    with Client(servers.address) as client:
+    with connect(servers.address) as client:
         changes = client.subscribe(TOPIC)
         followed.commit("a")
         assert next(changes).key == "a"
         changes.close()
-    assert asyncio.run(use()) == "b"
 
 
-def test_no_deadline_binds_a_subscription(followed: Followed, servers: Servers) -> None:
-    with Client(servers.address, timeout=0.001) as client, client.subscribe(TOPIC):
+def test_no_deadline_binds_a_subscription(connect: Connect, followed: Followed, servers: Servers) -> None:
+    with connect(servers.address, timeout=0.001) as client, client.subscribe(TOPIC):
         (seconds_left,) = followed.deadlines
         assert seconds_left is None or seconds_left > 1e9
 
@@ -369,11 +324,11 @@ def test_a_server_that_is_not_there_is_unreachable_within_the_connect_timeout(se
     assert time.monotonic() - started < 5
 
 
-def test_a_server_that_stays_away_ends_the_command_with_the_bookmark(servers: Servers) -> None:
+def test_a_server_that_stays_away_ends_the_command_with_the_bookmark(connect: Connect, servers: Servers) -> None:
     followed = Followed(Journal())
     servers.start(followed)
     followed.commit("a")
-    with Client(servers.address, connect_timeout=0.2) as client:
+    with connect(servers.address, connect_timeout=0.2) as client:
         changes = client.subscribe(TOPIC, start=EARLIEST, retry_for=0.2)
         next(changes)
         servers.stop()
@@ -384,11 +339,13 @@ def test_a_server_that_stays_away_ends_the_command_with_the_bookmark(servers: Se
             next(changes)
 
 
-def test_a_journal_that_no_longer_reaches_back_is_reported_with_the_bookmark(servers: Servers) -> None:
+def test_a_journal_that_no_longer_reaches_back_is_reported_with_the_bookmark(
+    connect: Connect, servers: Servers
+) -> None:
     followed = Followed(Journal())
     servers.start(followed)
     followed.commit("a", "b")
-    with Client(servers.address) as client:
+    with connect(servers.address) as client:
         changes = client.subscribe(TOPIC, start="e0.0")
         next(changes)
         next(changes)
@@ -425,8 +382,8 @@ def test_closing_ends_the_wait_for_a_connection_too(followed: Followed, servers:
         assert waiting.result(SECONDS_MAX) == []
 
 
-def test_leaving_the_block_ends_the_call(followed: Followed, servers: Servers) -> None:
-    with Client(servers.address) as client:
+def test_leaving_the_block_ends_the_call(connect: Connect, followed: Followed, servers: Servers) -> None:
+    with connect(servers.address) as client:
         with client.subscribe(TOPIC):
             followed.wait_for(lambda: followed.active == 1, "the call")
         followed.wait_for(lambda: followed.active == 0, "the end of the call")
