@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import struct
 import subprocess
@@ -14,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sow_client import EARLIEST, AsyncClient, Client, PackedRecords
+from sow_client import EARLIEST, Client, PackedRecords
 from sow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResyncRequired
+from tests.support.clients import Connect, connect
 from tests.support.server import ServerProcess, until
 
 CONFIG = """
@@ -34,6 +34,8 @@ retain_bytes = "0"
 """
 PUT, DELETE, EXPIRE = 1, 3, 4
 
+__all__ = ["connect"]  # a fixture
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
@@ -43,8 +45,8 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    with server.client() as connected:
+def client(server: ServerProcess, connect: Connect) -> Iterator[Client]:
+    with connect(server.address) as connected:
         yield connected
 
 
@@ -138,12 +140,6 @@ def test_a_start_in_the_future_is_refused(server: ServerProcess, client: Client)
         assert next(iter(consumer)).key == "0"
     refused(lambda: client.rewind("orders", "later", tomorrow), "time_micros")
 
-    async def asynchronously() -> None:
-        async with AsyncClient(server.address) as other:
-            with pytest.raises(FailedPrecondition):
-                await anext(aiter(other.subscribe("orders", start=tomorrow)))
-
-    asyncio.run(asynchronously())
     for arguments in (
         ("subscribe", "orders", "--from", tomorrow.isoformat()),
         ("durable", "rewind", "orders", "later", tomorrow.isoformat()),
@@ -234,22 +230,3 @@ def test_a_pin_keeps_changes_beyond_retention(client: Client) -> None:
         list(client.read_changes("short", begin, end))
     assert refused.value.reason == "BOOKMARK_TOO_OLD"
     assert refused.value.details["earliest_bookmark"]
-
-
-def test_the_asynchronous_client_does_the_same(server: ServerProcess, client: Client) -> None:
-    publish(client, 2500)
-
-    async def run() -> None:
-        async with AsyncClient(server.address) as connected:
-            plan = await connected.plan_changes("orders", start=EARLIEST, parts=2)
-            assert plan == client.plan_changes("orders", start="earliest", parts=2)
-            found = [
-                batch
-                async for batch in connected.read_changes(
-                    "orders", plan.start, plan.end, columns=("key",), batch_size=1000
-                )
-            ]
-            assert keys(found) == [b"%d" % number for number in range(2500)]
-            assert (await connected.pin_journal("orders", "query", plan.end)).created
-
-    asyncio.run(run())

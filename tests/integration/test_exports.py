@@ -16,6 +16,7 @@ import pytest
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
 from sow_client import AsyncClient, Client, Export, NotFound, PackedColumn, PackedRecords, SowError, Unavailable
+from tests.support.clients import Connect, connect
 from tests.support.proxy import Proxy
 from tests.support.server import ServerProcess
 
@@ -38,6 +39,8 @@ KEY: Final = snapshot_pb2.PACKED_COLUMN_KEY
 OP: Final = snapshot_pb2.PACKED_COLUMN_OP
 UNSPECIFIED: Final = snapshot_pb2.PACKED_COLUMN_UNSPECIFIED
 
+__all__ = ["connect"]  # a fixture
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -50,8 +53,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    with server.client() as made:
+def client(server: ServerProcess, connect: Connect) -> Iterator[Client]:
+    with connect(server.address) as made:
         yield made
 
 
@@ -136,6 +139,7 @@ def test_lines_are_documents_also_where_these_have_line_breaks(client: Client) -
 
 
 def test_changes_after_the_bookmark_are_those_after_the_export(client: Client) -> None:
+    client.sow_delete("going", all=True)
     client.publish("going", {"n": 1}, durability="buffered")
     export = client.open_export("going")
     client.publish("going", {"n": 2})

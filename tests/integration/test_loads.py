@@ -15,6 +15,7 @@ import pytest
 from sow.v1 import load_pb2, load_pb2_grpc, types_pb2
 from sow_client import AsyncClient, Client, LoadPart, SowError
 from sow_client._statuses import error_of_status
+from tests.support.clients import Connect, connect
 from tests.support.proxy import Proxy
 from tests.support.server import ServerProcess, until
 
@@ -28,6 +29,8 @@ expiration = "enabled"
 loads_max = 2
 """
 
+__all__ = ["connect"]  # a fixture
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -37,8 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
-    with server.client() as client:
+def client(server: ServerProcess, connect: Connect) -> Iterator[Client]:
+    with connect(server.address) as client:
         yield client
         for load in client.loads():
             if load.phase == "staging":
@@ -65,7 +68,7 @@ def refused(client: Client, method: str, request: object) -> tuple[str, str]:
     return known.reason, known.details.get("field", "")
 
 
-def test_a_load_through_the_blocking_client(client: Client) -> None:
+def test_a_load_is_staged_committed_and_over(client: Client) -> None:
     client.publish("t", {"id": 1})
     load = client.open_load("t", lease=timedelta(minutes=2))
     assert load.lease == timedelta(minutes=2)
@@ -82,21 +85,8 @@ def test_a_load_through_the_blocking_client(client: Client) -> None:
     assert (last.figures.applied, last.figures.deleted) == (3, 1)
     assert {record.key for record in client.query("t")} == {"2", "3", "4"}
     assert [found.phase for found in client.loads("t") if found.id == load.id] == ["done"]
-
-
-def test_a_load_through_the_asynchronous_client(server: ServerProcess) -> None:
-    async def run() -> None:
-        async with server.async_client() as client:
-            load = await client.open_load("t")
-            async with client.stage_load(load.id, 0, 1) as stager:
-                await stager.stage(rows(7))
-            told = [progress.phase async for progress in await client.commit_load(load.id, [stager.part()])]
-            assert told[-1] == "done"
-            assert (await client.get_load(load.id)).figures.applied == 1
-            with pytest.raises(SowError, match="committed"):
-                await client.abort_load(load.id)
-
-    asyncio.run(run())
+    with pytest.raises(SowError, match="committed"):
+        client.abort_load(load.id)
 
 
 def test_an_asynchronous_stager_goes_on_over_connections_that_break(server: ServerProcess) -> None:

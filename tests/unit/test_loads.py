@@ -9,7 +9,7 @@ import pytest
 
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.commit.steps import StagedBy
+from sow_server.engine.commit.steps import Nothing
 from sow_server.engine.disk.layout import PUT
 from sow_server.engine.disk.rocks import STAGING, DiskFull
 from sow_server.engine.loads import Load, LoadDone, LoadOptions, LoadPart, LoadPhase, applying, staging
@@ -439,24 +439,24 @@ def test_a_change_that_comes_late_from_another_instance_wins_whatever_its_versio
     load = rig.open_load()
     assert rig.store.loads.registry.find(load).row.begin_version > version
 
-    def merge(draft: Draft) -> Callable[[], None]:
-        head = rig.stored("t")[b"a"]
-        draft.fetch_heads([topic.prefix + b"a"])
-        draft.put(
-            topic,
-            b"a",
-            topic.prefix + b"a",
-            draft.heads[topic.prefix + b"a"],
-            b"theirs",
-            change=PUT,
-            publish_time=head.publish_time_micros,
-            expire_time=NEVER,
-            version=version,
-        )
-        draft.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
-        return lambda: None
+    class Merge(Nothing):
+        def stage(self, draft: Draft) -> None:
+            head = rig.stored("t")[b"a"]
+            draft.fetch_heads([topic.prefix + b"a"])
+            draft.put(
+                topic,
+                b"a",
+                topic.prefix + b"a",
+                draft.heads[topic.prefix + b"a"],
+                b"theirs",
+                change=PUT,
+                publish_time=head.publish_time_micros,
+                expire_time=NEVER,
+                version=version,
+            )
+            draft.bury(topic, b"c", topic.prefix + b"c", version=version, origin=0)
 
-    rig.store.commits.run(StagedBy(merge), lambda _: None)
+    rig.store.commits.run(Merge(), lambda _: None)
     rig.store.writer.step()
     rig.stage(load, [("a", b"new"), ("b", b"new"), ("c", b"new")])
     rig.commit(load, (0, 1, 3))

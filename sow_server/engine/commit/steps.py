@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from sow_server.engine.commit.draft import Draft
@@ -75,22 +74,3 @@ class Nothing:
 
     def committed(self) -> None:
         """Has no effects."""
-
-
-class StagedBy(Generic[T]):
-    """A step made of one function, which stages the change and returns the function for `committed`."""
-
-    __slots__ = ("_committed", "_stage")
-
-    def __init__(self, stage: Callable[[Draft], Callable[[], T]]) -> None:
-        self._stage = stage
-        self._committed: Callable[[], T] | None = None
-
-    def stage(self, draft: Draft) -> None:
-        """Calls the function."""
-        self._committed = self._stage(draft)
-
-    def committed(self) -> T:
-        """Calls the returned function."""
-        assert self._committed is not None, "a step is committed after it was staged"
-        return self._committed()
