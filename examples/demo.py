@@ -70,6 +70,7 @@ def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int)
     started = time.monotonic()
     narration.title("sow: the flights that left New York in 2013, in a store whose records have lifetimes")
     narration.step("Start a server", "A real one: a process of its own, reached over gRPC.")
+    folder.mkdir(parents=True, exist_ok=True)
     remove_data(folder)
     lives = lifetimes(records)
     port, metrics_port = free_port(wanted_port), free_port(DEFAULT_METRICS_PORT if wanted_port else 0)
@@ -95,7 +96,7 @@ def _tell(narration: Narration, folder: Path, *, records: int, wanted_port: int)
     narration.say("To continue with the remaining records:")
     sow = ".venv/bin/sow" if port == DEFAULT_PORT else f".venv/bin/sow --server {HOST}:{port}"
     for command in (
-        "make serve",
+        "make serve" if folder == PROJECT else f"sow-server --config {CONFIG_NAME}    # in the folder of --folder",
         f"{sow} count {FLIGHTS}                    # in another terminal",
         f"{sow} query {FLIGHTS} '{LONG}' --order-by '/dep_delay DESC' --top 5",
         f"{sow} get {FLIGHTS} '{kept}'",
