@@ -356,7 +356,7 @@ class LetterLoad:
             letters = query_all(client, "letters")[1].keys()
             return wanted <= letters
 
-        until(arrived, 20, f"letters of {len(wanted)} records; {len(left)} were alive at first")
+        until(arrived, 20, f"the letters of {len(wanted)} acknowledged records; {len(left)} were alive at first")
         assert letters <= allowed, "no letter comes twice, and none of what was never sent"
         client.sow_delete("letters", all=True)
         self.sent, self.standing = set(), set()

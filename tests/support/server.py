@@ -268,7 +268,7 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
     give_up = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up:
-            pytest.fail(f"waited {seconds:g} s for {what}")
+            raise AssertionError(f"waited {seconds:g} s for {what}")
         time.sleep(0.01)
 
 
