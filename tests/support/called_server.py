@@ -129,3 +129,28 @@ PUBLISHED = Published("1", 7, 5_000_000, 3, ttl_ignored=False, duplicate=False)
 def refused(reason: str, *, index: int = 0, current_version: int = 0) -> types_pb2.Refusal:
     value = types_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}")
     return types_pb2.Refusal(index=index, reason=value, message="no", current_version=current_version)
+
+
+def header() -> sow_pb2.QueryResponse:
+    return sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="e:9", as_of_micros=1_000_000))
+
+
+def batch(*keys: str) -> sow_pb2.QueryResponse:
+    numbers = [1] * len(keys)
+    return sow_pb2.QueryResponse(
+        batch=types_pb2.RecordColumns(
+            key=keys,
+            payload=[b"{}" for _ in keys],
+            version=numbers,
+            publish_time_micros=numbers,
+            expire_time_micros=numbers,
+            sequence=numbers,
+            origins=["nyc"],
+        )
+    )
+
+
+def footer(matched: int = 0, token: str = "") -> sow_pb2.QueryResponse:
+    return sow_pb2.QueryResponse(
+        footer=sow_pb2.QueryFooter(matched=matched, returned=matched, scanned=matched, next_page_token=token)
+    )

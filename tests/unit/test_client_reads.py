@@ -18,7 +18,10 @@ from sow_client import (
 )
 from tests.support.called_server import (
     Server,
+    batch,
     blocking_server,
+    footer,
+    header,
     loop,
     script,
     server,
@@ -59,31 +62,6 @@ def test_get_of_an_unknown_topic(server: Server) -> None:
     with pytest.raises(NotFound) as caught:
         call.result(SECONDS_MAX)
     assert caught.value.reason == "TOPIC_NOT_FOUND"
-
-
-def header() -> sow_pb2.QueryResponse:
-    return sow_pb2.QueryResponse(header=sow_pb2.QueryHeader(bookmark="e:9", as_of_micros=1_000_000))
-
-
-def batch(*keys: str) -> sow_pb2.QueryResponse:
-    numbers = [1] * len(keys)
-    return sow_pb2.QueryResponse(
-        batch=types_pb2.RecordColumns(
-            key=keys,
-            payload=[b"{}" for _ in keys],
-            version=numbers,
-            publish_time_micros=numbers,
-            expire_time_micros=numbers,
-            sequence=numbers,
-            origins=["nyc"],
-        )
-    )
-
-
-def footer(matched: int = 0, token: str = "") -> sow_pb2.QueryResponse:
-    return sow_pb2.QueryResponse(
-        footer=sow_pb2.QueryFooter(matched=matched, returned=matched, scanned=matched, next_page_token=token)
-    )
 
 
 def test_query(server: Server) -> None:
