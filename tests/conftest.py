@@ -42,7 +42,7 @@ def pytest_configure() -> None:
     # Set once in the controlling process; the workers of xdist inherit it.
     os.environ.setdefault(_SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # What a shell gives its background jobs, and they to their children: no process under test would see Ctrl-C.
+        # A shell gives this to its background jobs, and they to their children: no process under test would see Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -55,7 +55,7 @@ dead_letter_by_key = true
 key = ["/id"]
 """
 INDEXES: Final[tuple[list[str], ...]] = ([], ["/n"], ["/pad", "/n"], ["/pad"])
-"""What the topics have indexes on, changing from start to start: builds are killed, too."""
+"""The topics' indexed fields, which change from start to start, so that builds are killed, too."""
 KEYS: Final = 100
 PAUSE_EVERY: Final = 40
 """Records after which a stream rests a little: the point is to be killed, not to fill the disk."""
@@ -280,7 +280,7 @@ class MixedLoad:
             except SowError as error:
                 if error.reason != "RECORD_NOT_FOUND":
                     raise
-                # What is not there has been deleted, or has expired.
+                # A record that is not there was deleted, or has expired.
                 assert before.at(time.time_ns() // 1000 + 1_000_000) is None
                 self.doubt = None
 

@@ -107,7 +107,7 @@ class Attached:
 
 
 def reason(error: pytest.ExceptionInfo[grpc.RpcError]) -> str:
-    """What the details of a refused call name."""
+    """The details of a refused call."""
     (details,) = [pair.value for pair in error.value.trailing_metadata() if pair.key == "grpc-status-details-bin"]
     told = status_pb2.Status.FromString(bytes(details))
     info = error_details_pb2.ErrorInfo()
@@ -398,7 +398,7 @@ def test_an_entry_that_consumers_fail_on_is_set_aside_and_the_rest_is_browsed(se
 
 
 def handed(client: Client) -> list[tuple[str, int]]:
-    """What a consumer that acknowledges nothing is handed, gaps by their reason, and how often."""
+    """The deliveries to a consumer that acknowledges nothing, with their counts; gaps by their reason."""
     found: list[tuple[str, int]] = []
     with client.durable(
         "orders", "billing", on_gap=lambda gap: found.append((gap.reason, gap.entries or 0))

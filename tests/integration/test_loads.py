@@ -90,7 +90,7 @@ def test_a_load_is_staged_committed_and_over(client: Client) -> None:
 
 
 def test_an_asynchronous_stager_goes_on_over_connections_that_break(server: ServerProcess) -> None:
-    """What was not answered is sent again, in order, and counted once; what has ended the load is told at once."""
+    """Unanswered rows are sent again, in order, and counted once; an end of the load is told at once."""
 
     async def run(address: str, proxy: Proxy) -> None:
         async with AsyncClient(address) as client:

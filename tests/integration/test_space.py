@@ -23,7 +23,7 @@ SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_lett
 DEAD = TopicSettings(expiration=Expiration.ENABLED, default_ttl_micros=MINUTE)
 BATCH = 500
 WORK = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions", "rocksdb.num-running-flushes")
-"""What RocksDB may have under way; it removes the files that it has replaced at the end of it."""
+"""Room for a compaction under way: RocksDB removes the replaced files at its end."""
 
 
 @dataclass(frozen=True, slots=True)

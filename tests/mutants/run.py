@@ -54,7 +54,7 @@ TESTS_FAILED: Final = 1
 
 
 class BadPatch(Exception):
-    """What is wrong with a patch."""
+    """A fault of a patch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Mutant:
 
 
 class Verdict(enum.StrEnum):
-    """What has become of a mistake."""
+    """The outcome for a planted mistake."""
 
     CAUGHT = "caught"
     SURVIVED = "SURVIVED"
@@ -150,7 +150,7 @@ def plant(mutant: Mutant, tree: Path) -> None:
 
 
 class Run(NamedTuple):
-    """What pytest did. `code` None: it took too long."""
+    """The result of pytest. `code` None: it took too long."""
 
     code: int | None
     failed: list[str]

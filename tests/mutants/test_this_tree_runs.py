@@ -1,4 +1,4 @@
-"""What runs is this tree, whatever is installed: in the tests' own process, and in the servers that they start.
+"""This tree runs, whatever is installed: in the tests' own process, and in the servers that they start.
 
 An editable install points at one checkout. Tests of a copy of it, in which a mistake is planted, would import the
 original, and find nothing.

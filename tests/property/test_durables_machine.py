@@ -138,7 +138,7 @@ class Lives(RuleBasedStateMachine):
             durable.position = upto
 
     def _discard(self) -> None:
-        """What is beyond the hard limits goes, with what durables have not come to."""
+        """Entries beyond the hard limits go, also those that durables have not reached."""
         limits = self._outside(self.settings.max_age_micros, self.settings.max_bytes)
         if self.settings.max_entries is not None:
             beyond = self._entries(0)[: -self.settings.max_entries]
@@ -312,7 +312,7 @@ class Lives(RuleBasedStateMachine):
         if position != durable.position:
             durable.position = position
             self._let_go()
-        # What is handed over again is no gap any more; how much of one is left is not known.
+        # An entry that is handed over again is no gap any more; how much of one is left is not known.
         durable.gaps = [
             gap if gap[2] <= position else ("EVICTED" if gap[0] == "CONFLATED" else gap[0], gap[1], position, 0)
             for gap in durable.gaps

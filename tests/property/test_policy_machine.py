@@ -79,7 +79,7 @@ class PolicyMachine(RuleBasedStateMachine):
         return resolve_topic(name, self.declared[name], Policies(self.policies.values()), self.defaults).settings
 
     def _settle(self, acted: Mapping[str, bool]) -> None:
-        """What was overdue on a topic that acted on it, and acts no more, is gone (rule L12)."""
+        """A record that was overdue on a topic that acted on it, and acts no more, is gone (rule L12)."""
         now = self.rig.clock.now_micros()
         for name, before in acted.items():
             if before and not self._expected(name).acts_on_expiration:

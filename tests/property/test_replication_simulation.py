@@ -99,7 +99,7 @@ def disturb(world: World, draw: random.Random, seconds: int) -> None:
         if draw.random() < rates:
             fault(world, draw)
     for instance in world.instances.values():
-        # What is lost now nobody writes again.
+        # Nobody writes again what is lost now.
         instance.fragile = rates > 0 and draw.random() < 0.3
         instance.exposed = rates > 0 and draw.random() < 0.1
 
@@ -188,7 +188,7 @@ def heal(world: World) -> None:
 
 
 def trouble(world: World) -> str:
-    """What is not as it has to be; empty: nothing."""
+    """The differences from the expected state; empty: none."""
     sees: dict[str, set[str]] = {name: set() for name in world.instances}
     for name in world.instances:
         for reached in world.reaches(name):
@@ -263,7 +263,7 @@ class Owners:
         return {(it.topic, it.key, it.row.rank): place for place, it in enumerate(self.world.history)}
 
     def loses(self, loser: Instance) -> None:
-        """The data of an instance are lost. What the others have of such keys has to stay."""
+        """The data of an instance are lost. The others keep what they have of such keys."""
         self.since[loser.store.identity.name] = len(self.world.history)
         places = self.places()
         self.survivors = {(it.topic, it.key): -1 for it in self.world.history if it.instance in self.since}
@@ -285,7 +285,7 @@ class Owners:
         return found
 
     def trouble(self) -> str:
-        """What is not as it has to be; empty: nothing."""
+        """The differences from the expected state; empty: none."""
         places = self.places()
         dropped = {pair for it in self.world.instances.values() for pair in it.store.dropped()}
         for name, instance in self.world.instances.items():
@@ -476,7 +476,7 @@ class PurgesTooEarly(ModelStore):
 
 
 class AppliesWhatIsOlder(ModelStore):
-    """What comes last wins."""
+    """The last write wins."""
 
     def _wins(self, change: Row, kept: Row) -> bool:
         return change.rank != kept.rank
@@ -498,7 +498,7 @@ class SkipsWhatWasRefused(ModelStore):
 
 
 class ForgetsWhatItLost(ModelStore):
-    """What the journal has lost is not told."""
+    """Changes that the journal has lost are not told."""
 
     def read(
         self, peer: Identity, after: int, *, topics: Collection[str], filter_text: str, bytes_max: int
@@ -508,7 +508,7 @@ class ForgetsWhatItLost(ModelStore):
 
 
 class AcknowledgesBeforeTheSync(ModelStore):
-    """What was received is acknowledged once it is written."""
+    """A received change is acknowledged once it is written."""
 
     def _submit_for(self, job: Callable[[], MergeCounts | Refused], done: Done) -> None:
         asked = self._sync_asked
@@ -570,7 +570,7 @@ def found(make: type[ModelStore] = ModelStore) -> bool:
 
 
 class KeepsTheGreaterOfItsLives(ModelStore):
-    """What an instance wrote before it lost its data counts by its version alone (K7)."""
+    """An instance's writes from before it lost its data count by their versions alone (K7)."""
 
     def _put(self, topic: str, key: str, row: Row, via: Identity | None, *, own: bool = False) -> None:
         super()._put(topic, key, row, via)

@@ -194,7 +194,7 @@ class StoreMachine(StoreRequests):
     @rule(topic=st.sampled_from(["keyed", "given"]))
     def switch_journal(self, topic: str) -> None:
         self._flush()
-        # What is overdue goes first, as it would in the change itself, whose journal could not be seen any more.
+        # Overdue records go first, as they would in the change itself, whose journal could not be seen any more.
         self.rig.store.writer.sweep_now()
         self._expired_by_sweep()
         wanted = not self.model.topics[topic].settings.journal
@@ -246,7 +246,7 @@ class StoreMachine(StoreRequests):
         killed=st.booleans(),
     )
     def alter_indexes(self, topic: str, index: tuple[str, ...], turns: int, killed: bool) -> None:
-        """What is left of a build is done between the requests that follow, or by the process that comes next."""
+        """The rest of a build is done between the requests that follow, or by the next process."""
         self._flush()
         answers: list[object] = []
         self.rig.submit_alter(topic, answers.append, {"index": index})
@@ -267,7 +267,7 @@ class StoreMachine(StoreRequests):
     def delete_topic(self, topic: str) -> None:
         self._flush()
         if self.model.topics[topic].settings.dead_letter:
-            # What is overdue has its dead letters before, which could not be seen any more.
+            # Overdue records have their dead letters before, which could not be seen any more.
             self.rig.store.writer.sweep_now()
             self._expired_by_sweep()
         live = len(self.model.topics[topic].live(self.rig.clock.now_micros()))

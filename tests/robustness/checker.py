@@ -252,7 +252,7 @@ def reads(known: Known) -> Iterator[Problem]:
 
 
 class Bound(NamedTuple):
-    """What a key is not to be older than: at least this version, or exactly this rank."""
+    """The oldest state that a key may have: at least this version, or exactly this rank."""
 
     version: int
     rank: Rank | None

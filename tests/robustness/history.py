@@ -1,4 +1,4 @@
-"""What happened in a round, as its clients saw it: what the checker judges, and what is kept of a round that failed."""
+"""The history of a round as its clients saw it. The checker judges it, and it is kept when a round fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER: Final = 2**63 - 1
 
 
 class Rank(NamedTuple):
-    """What decides between two writes of a key (rule R3)."""
+    """The pair that decides between two writes of a key (rule R3)."""
 
     version: int
     origin: str
@@ -55,7 +55,7 @@ class Op:
     key: str
     kind: Kind
     tag: str
-    """What is in the payload, and in no other one; empty for deletes and touches."""
+    """A value that only this payload has; empty for deletes and touches."""
     begin: int
     end: int = 0
     outcome: Outcome = "unknown"
@@ -96,7 +96,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Covered:
-    """What a stream has been handed without a gap: everything behind `after`, up to `upto`."""
+    """A range that a stream was handed without a gap: everything after `after`, up to `upto`."""
 
     instance: str
     epoch: str
@@ -132,7 +132,7 @@ class Dropped:
 
 @dataclass(slots=True)
 class Fault:
-    """What the nemesis did."""
+    """One act of the nemesis."""
 
     time: int
     what: str

@@ -1,6 +1,6 @@
 """A round: a cluster of three, clients, a nemesis that breaks what can break, healing, and the judgement.
 
-Everything that is drawn is drawn from one seed. What the operating system adds, the order of threads and of messages,
+All random choices come from one seed. The order of threads and of messages, which the operating system adds,
 is not: a seed that fails once fails often, not always.
 """
 
@@ -53,14 +53,14 @@ KNOBS: Final = {
     "settle_micros": SECOND,
     "cursor_micros": SECOND // 2,
 }
-"""What a round has no time for at its size in service."""
+"""Settings that are smaller than in service, as a round is short."""
 HEAL_SECONDS: Final = 90.0
 QUIET_SECONDS: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a round is like."""
+    """The settings of a round."""
 
     seed: int
     shape: str
@@ -72,7 +72,7 @@ class Plan:
     """False: the journal is kept for peers alone."""
     seconds: float
     faults: tuple[str, ...]
-    """What the nemesis chooses from."""
+    """The faults that the nemesis chooses from."""
     victim: str
     """The one instance that may lose its data."""
 
@@ -100,7 +100,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What came of a round."""
+    """The outcome of a round."""
 
     plan: Plan
     history: History
@@ -195,7 +195,7 @@ class Round:
                 with self._timed(outcome, "restart"):
                     self._restart_all()
                     self._note_dropped(*NAMES)
-                # What gRPC itself says of bytes that were damaged on their way is no fault of ours.
+                # gRPC itself complains of bytes that were damaged on their way; that is no fault of ours.
                 outcome.problems += [line for line in self.cluster.faults() if '"logger": "grpc.' not in line]
         except (Exception, pytest.fail.Exception) as failure:
             outcome.problems.append(f"the round itself: {type(failure).__name__}: {failure}")
@@ -358,7 +358,7 @@ class Round:
 
 
 def check_equal(history: History) -> list[Problem]:
-    """What differs between instances."""
+    """The differences between instances."""
     return [problem for problem in check(history) if problem.rule == "[5]"]
 
 

@@ -52,7 +52,7 @@ def ended(ops: list[Op], *rows: Row, **more: object) -> History:
 
 
 def wrongs(history: History) -> set[str]:
-    """What the checker finds."""
+    """The checker's findings."""
     return {problem.what for problem in check(history)}
 
 
@@ -117,7 +117,7 @@ RIGHT: Final[dict[str, Callable[[], History]]] = {
 
 
 def followed(after: int, upto: int, stream: str = "f1") -> Covered:
-    """What a follower was told without a gap."""
+    """The changes that a follower was told without a gap."""
     return Covered("a", "e", stream, ("orders",), after, upto)
 
 

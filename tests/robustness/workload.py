@@ -56,7 +56,7 @@ def now() -> int:
 
 
 class Lives(Protocol):
-    """What the round knows of instances."""
+    """The round's knowledge of its instances."""
 
     def life(self, name: str) -> int:
         """How often its data have been lost so far."""
@@ -78,7 +78,7 @@ def row_of(record: Record) -> Row:
 
 
 class Worker(threading.Thread):
-    """One client in a thread. What it fails with fails the round."""
+    """One client in a thread. Its error fails the round."""
 
     def __init__(self, name: str, instance: Instance, history: History, lives: Lives, draw: random.Random) -> None:
         super().__init__(name=name, daemon=True)
@@ -355,7 +355,7 @@ class Follower(Worker):
         covered = self._covered
         if covered is None or covered.epoch != epoch:
             self._streams += 1
-            # What lay before its first change it may have been too late for.
+            # It may have come too late for anything before its first change.
             self._covered = covered = Covered(
                 self.instance.name,
                 epoch,

@@ -84,7 +84,7 @@ def decoded(schema: StructType, *documents: str, mode: ParseMode = "FAILFAST") -
 
 
 def value(kind: DataType, text: str, mode: ParseMode = "FAILFAST") -> object:
-    """What a column of the type makes of a value."""
+    """The value in a column of the type."""
     return decoded(StructType().add("x", kind), f'{{"x":{text}}}', mode=mode)[0]["x"]
 
 

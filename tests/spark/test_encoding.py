@@ -98,7 +98,7 @@ def maybe(rng: random.Random, draw: Draw) -> object:
 
 
 def naive(value: object, kind: pa.DataType, write_nulls: bool) -> object:
-    """What `json.loads` gives for the value; numbers as their texts."""
+    """The value as `json.loads` gives it; numbers as their texts."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""What each column of a DataFrame is for, and which rows cannot be records: without Spark, without a server."""
+"""The meaning of each column of a DataFrame, and rows that cannot be records: without Spark, without a server."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_the_driver_refuses_columns_that_cannot_be_written(
 
 
 class Stream:
-    """What comes behind the rows of a task."""
+    """The end of a task, after its rows."""
 
     def __init__(self, rest: bytes) -> None:
         self.rest = rest

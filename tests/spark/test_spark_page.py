@@ -60,7 +60,7 @@ def test_every_metadata_column_has_its_line() -> None:
 
 
 def reasons() -> Iterator[str]:
-    """What the connector gives as the first argument of its exception, wherever it raises one."""
+    """The first argument of each exception that the connector raises."""
     for path in (ROOT / "spark_connector" / "sow_spark").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "SowSourceError" and node.args:

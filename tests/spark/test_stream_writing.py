@@ -82,7 +82,7 @@ def test_a_batch_that_was_published_but_not_recorded_by_spark_is_not_published_a
     run(frame, server, tmp_path / "checkpoint")
     assert (client.count("orders"), entries(client)) == (1500, 1500)
 
-    # What a kill between the two leaves: the batch is planned, and not committed.
+    # As a kill between the two leaves it: the batch is planned, and not committed.
     for left in (tmp_path / "checkpoint" / "commits").glob("*0*"):
         left.unlink()
     lines(tmp_path / "in", "c.json", range(1500, 1700))

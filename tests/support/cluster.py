@@ -214,7 +214,7 @@ class Cluster:
         for topic in topics:
             for other in others:
                 here, there = first.state(topic), other.state(topic)
-                # What falls due between two queries is not a difference. The clocks are the same, but for their guards.
+                # Records that fall due between two queries do not count. The clocks are the same, but for their guards.
                 due = time.time_ns() // 1000 + SLACK_MICROS
                 assert lasting(here, due) == lasting(there, due), f"{topic} at {first.name} and at {other.name}"
 

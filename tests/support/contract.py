@@ -89,7 +89,7 @@ def _message_traits(name: str, message: DescriptorProto, file: str, traits: dict
 
 
 def _json_name(name: str) -> str:
-    # What protoc fills in; the descriptors inside generated code leave the default out.
+    # protoc fills in the default; the descriptors inside generated code leave it out.
     return re.sub("_+(.?)", lambda match: match[1].upper(), name)
 
 

@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a delta publish does besides (rule P2)."""
+    """The further effects of a delta publish (rule P2)."""
 
     unset: Sequence[str] | None
 

@@ -82,7 +82,7 @@ class Durables:
         self.active = 0
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a server needs of it."""
+        """The generic handler of a gRPC server."""
         return grpc.method_handlers_generic_handler(
             "sow.v1.SowService",
             {

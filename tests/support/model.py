@@ -154,7 +154,7 @@ class Refused(NamedTuple):
 
 @dataclass(slots=True)
 class Expected:
-    """What a request is to be answered: refused as a whole, or record by record."""
+    """The expected answer to a request: refused as a whole, or record by record."""
 
     refused: Reason | None = None
     results: list[Accepted | Refused] = field(default_factory=list)

@@ -10,7 +10,7 @@ from sow_server.services.reading import StoreReading
 
 
 def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
-    """What metrics read of the store."""
+    """The parts of the store that metrics read."""
     return StoreFigures(
         clock,
         store.topics,
@@ -24,7 +24,7 @@ def figures_of(store: Store, clock: GuardedClock) -> StoreFigures:
 
 
 def reading_of(store: Store) -> StoreReading:
-    """What services read through."""
+    """The parts of the store that services read through."""
     return StoreReading(store.topics, store.cuts, store.origins, store.instance)
 
 

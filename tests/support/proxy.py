@@ -115,7 +115,7 @@ class Proxy:
 
     @property
     def bytes_forward(self) -> int:
-        """What has gone to the target so far."""
+        """The bytes that have gone to the target so far."""
         return self._bytes
 
     @property
@@ -209,7 +209,7 @@ class Proxy:
             writer.write(chunk)
             if forward and self._cut_after == 0:
                 self._cut_after = None
-                # What was written must be on its way, or nothing is cut in its middle.
+                # The written bytes must be on their way, or nothing is cut in its middle.
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(1):
                         await writer.drain()

@@ -261,7 +261,7 @@ class ModelStore(LocalStore):
                         continue
                     self._bury(part.topic, key, kept.row)
                     result = result._replace(dropped=result.dropped + 1)
-            # What is dead there is dead here: this instance has to tell others in its turn.
+            # A row that is dead there is dead here: this instance has to tell others in its turn.
             topic.purged = max(topic.purged, (purged.version, purged.origin))
         progress = row.seeds.get(part.topic, b"")
         if part.first or (progress is not None and part.after_key <= progress):

@@ -94,7 +94,7 @@ class RocksStore(PeerStore):
 
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None:
         settings = TopicSettings(key=key, expiration=Expiration.ENABLED if acts else Expiration.DISABLED)
-        # What is pruned is said by `prune`.
+        # `prune` says what is pruned.
         declared = {**declared_of(settings), "retain_time_micros": None, "retain_bytes": None}
         self._rig.store.administration.create_topic(topic, declared, lambda _: None)
 
@@ -157,7 +157,7 @@ class RocksStore(PeerStore):
         self._seen = last
 
     def _accepted(self, last: int) -> list[Written]:
-        """What was accepted here behind `_seen`, from the journal."""
+        """The changes accepted here after `_seen`, from the journal."""
         found: list[Written] = []
         cut = self._rig.store.cuts.journal()
         try:

@@ -106,7 +106,7 @@ Backup: TypeAlias = Disk | Path
 
 
 class Operations(Protocol):
-    """What tests do to a store, besides what replication does. All but the last are queued for the next commit."""
+    """The changes that tests make to a store besides replication. All but the last are queued for the next commit."""
 
     def create(self, topic: str, *, acts: bool = True, key: tuple[str, ...] = ()) -> None: ...
     def drop_topic(self, topic: str) -> None: ...
@@ -158,7 +158,7 @@ def pack(rows: Sequence[tuple[str, Row]], names: list[str]) -> bytes:
 
 
 def unpack(chunk: bytes, names: Sequence[str]) -> list[tuple[str, Row]]:
-    """What `pack` has packed."""
+    """The changes that `pack` has packed."""
     if not chunk:
         return []
     return [

@@ -55,7 +55,7 @@ class Wire:
         self.world.at(at, arrive)
 
     def cut(self) -> None:
-        """What is under way is lost; each end hears of it when it does."""
+        """Messages under way are lost; each end hears of it when it does."""
         if self.broken:
             return
         self.broken = True
@@ -238,7 +238,7 @@ class World:
         self.at(self.now + self.random.randint(100, 10_000), commit)
 
     def _sync(self, instance: Instance) -> None:
-        """What nobody waits for becomes durable within 50 ms (rule P5)."""
+        """A write that nobody waits for becomes durable within 50 ms (rule P5)."""
         name = instance.store.identity.name
         if name in self._syncing or not instance.store.unsynced():
             return

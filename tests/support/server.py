@@ -75,7 +75,7 @@ class ServerProcess:
         self.module = "sow_server.__main__"
         """Its `main` is what runs."""
         self.first_arguments: list[str] = []
-        """What `main` is given in front of the server's own arguments."""
+        """Arguments of `main` in front of the server's own."""
         self._log = folder / "server.log"
         self._port = port
         self._process: subprocess.Popen[bytes] | Fork | None = None

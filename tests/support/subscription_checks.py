@@ -68,7 +68,7 @@ class Client:
     began: int = 0
     """Where this connection began: what it gets comes after."""
     received: list[tuple[str, Row, bool]] = field(default_factory=list)
-    """What came in this connection: topic, row, whether it was of an atomic request."""
+    """The rows of this connection: topic, row, whether it was of an atomic request."""
     together: list[ChangeFrame] = field(default_factory=list)
     """Frames whose rest has not come yet."""
     greeted: bool = False
@@ -108,8 +108,8 @@ class SubscriptionChecks(RuleBasedStateMachine):
         self.steps = 0
         self.deleted: set[int] = set()
         self.deleted_at: dict[str, int] = {}
-        """Who follows several topics may hear, late, of changes up to here of a topic that is gone; he is not told that
-        it is gone, so what he has of it does not count."""
+        """A follower of several topics may hear, late, of changes up to here of a topic that is gone. It is not told
+        that the topic is gone, so what it has of it does not count."""
         self.dropping = False
 
     def _observed_take_over(self) -> Callable[[Writer, Draft], None]:
@@ -234,7 +234,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
                 self._check(client)
 
     def _check(self, client: Client) -> None:
-        """What came in this connection, up to its bookmark, is what was asked for."""
+        """The rows of this connection, up to its bookmark, are those that were asked for."""
         now = self.rig.clock.now_micros()
         received = list(client.received)
         for happened in self.oracle.history:
@@ -258,7 +258,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
         assert received == []
 
     def _expected(self, client: Client, happened: Happened, now: int) -> tuple[tuple[ChangeOp, ...], bool] | None:
-        """What may come for a change, and whether it may also be left out; None: nothing may come."""
+        """The row that may come for a change, and whether it may also be left out; None: none may come."""
         options = client.options
         topic, key, record, before = happened.topic, happened.key, happened.record, happened.before
         # Nobody is told what a topic was like that is gone; and a due put is skipped, now or when its turn came (J12).

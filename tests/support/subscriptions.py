@@ -190,7 +190,7 @@ class Journal:
 
 
 def refusal(reason: str) -> SowError:
-    """What a server that refuses for this reason is told by."""
+    """The error that a server raises when it refuses for this reason."""
     return error_of_reason(reason, f"refused: {reason}")
 
 

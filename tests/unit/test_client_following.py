@@ -67,7 +67,7 @@ class Followed:
         self._changed = threading.Condition()
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a server needs of it."""
+        """The generic handler of a gRPC server."""
         return grpc.method_handlers_generic_handler(
             "sow.v1.SowService",
             {
@@ -148,7 +148,7 @@ class Service(Protocol):
     """The handlers of a server."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a server needs of it."""
+        """The generic handler of a gRPC server."""
 
 
 class Servers:
@@ -452,7 +452,7 @@ def test_a_closed_client_says_so_to_its_subscribers(followed: Followed, servers:
 
 
 def test_ctrl_c_while_waiting_is_felt_at_once_and_loses_nothing(followed: Followed, servers: Servers) -> None:
-    """Who catches it may go on: nobody knows how much of a frame was read, so the call is made again."""
+    """A caller may catch it and go on: nobody knows how much of a frame was read, so the call is made again."""
     with Client(servers.address) as client, client.subscribe(TOPIC) as changes, futures.ThreadPoolExecutor() as threads:
         interrupting = threads.submit(interrupt_when, main_thread_waits)
         with pytest.raises(KeyboardInterrupt):

@@ -135,7 +135,7 @@ def test_every_bookmark_of_a_change_is_a_place_to_start_at(seed: int) -> None:
 
 
 def test_a_subscription_from_now_on_is_pinned_before_its_first_change() -> None:
-    """What is committed while the connection is being made again belongs to it, also if nothing had come yet."""
+    """Changes committed during a reconnect are delivered, also when nothing had come before it."""
     journal = Journal()
     journal.commit(put("old", {}))
     core = core_of(request_of())

@@ -172,8 +172,8 @@ class ChunkHeads:
         return decode_entry(row[1], sequence - unpack_i64(row[0][FIRST_SEQUENCE]))
 
     def counts(self, topic: Topic, figures: StoredStatistics, position: int) -> JournalCounts:
-        """What was ever journaled up to a position, which is not below the floor. Of a chunk that reaches over it no
-        byte counts."""
+        """Entries and bytes ever journaled up to a position, which is not below the floor. A chunk that reaches
+        over the position adds none of its bytes."""
         if position >= figures.last_sequence:
             return JournalCounts(figures.appended_entries, figures.appended_bytes)
         chunk = self.upto(topic, position)
@@ -246,7 +246,7 @@ class Ledger:
         """The last position that is on disk. (Of a topic that keeps nothing the floor may be ahead of that.)"""
 
     def counts(self, position: int) -> JournalCounts:
-        """What was ever journaled up to a position, which is not before the earliest."""
+        """Entries and bytes ever journaled up to a position, which is not before the earliest."""
         return self._heads.counts(self._topic, self._figures, position)
 
     def after(self, position: int) -> StoredChunk | None:
