@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.server import ROOT, ServerProcess, until
+import pytest
+
+from tests.support.server import MEASURED, ROOT, ServerProcess, until
 
 
 def test_a_forked_process_has_its_own_id_exit_code_and_output(tmp_path: Path) -> None:
@@ -24,6 +26,7 @@ def test_a_forked_process_has_its_own_id_exit_code_and_output(tmp_path: Path) ->
     assert server.wait() == -signal.SIGKILL
 
 
+@pytest.mark.skipif(MEASURED, reason="under coverage, servers are started, not forked")
 def test_no_server_outlives_the_process_that_had_it_forked(tmp_path: Path) -> None:
     """Invariant forks [2], also where that process is killed."""
     program = (
