@@ -91,7 +91,7 @@ def position(text: str) -> str | datetime:
     if text == "earliest" or "." in text or text.isdecimal():
         return text
     raise click.BadParameter(
-        f"{text!r} is not earliest, a bookmark such as 0d4c5b7e8f90.17, or a time such as 2030-01-31T12:00:00Z"
+        f"{text!r} is not earliest, a bookmark such as 0d4c5b7e8f90.17, or a time such as 2026-01-31T12:00:00Z"
     )
 
 

@@ -112,7 +112,8 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
             writer.write(change)
         writer.finish()
     if not found.complete:
-        note(f"there may be more: sow durable browse {topic} {name} --after {found.bookmark}")
+        rest = f"{topic} {name} --max {entries_max} --after {found.bookmark}"
+        note(f"there may be more: {session.command} durable browse {rest}")
 
 
 @durable.command(short_help="Move the position back.")
@@ -130,7 +131,7 @@ def rewind(session: Session, output: Output, topic: str, name: str, to: str | da
     \b
     Examples:
       sow durable rewind orders billing earliest
-      sow durable rewind orders billing 2030-01-31T12:00:00Z --force
+      sow durable rewind orders billing 2026-01-31T12:00:00Z --force
     """
     with session.client() as client:
         done = client.rewind(topic, name, _place(client, to), force=force)

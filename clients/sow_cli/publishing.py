@@ -346,7 +346,7 @@ def _publish_all(job: _Job, reading: _Reading, tally: Tally) -> None:
         note(
             f"broke off: lines 1 to {numbers.line(settled - 1)} are published or refused"
             if settled
-            else "broke off: no line is published or refused"
+            else "broke off: no line is published"
         )
         raise
     finally:
@@ -385,7 +385,7 @@ def _publish_strictly(job: _Job, reading: _Reading, tally: Tally) -> None:
         except _Stop as earlier:
             line, reason, message = earlier.args
         tally.bad(line, reason, message)
-        note(f"stopped at line {line}; the {display.records(tally.published)} before it are published")
+        note(f"stopped at line {line}; published before it: {display.records(tally.published)}")
 
 
 def _publish_atomically(job: _Job, run: list[tuple[int, Item]], tally: Tally) -> None:

@@ -23,6 +23,11 @@ class Session:
     tls: Tls | None
     connect: Connect
 
+    @property
+    def command(self) -> str:
+        """The beginning of a command to the same server, for hints."""
+        return "sow" if self.server == DEFAULT_SERVER else f"sow --server {self.server}"
+
     def client(self) -> Client:
         """A client that is not connected yet; use it in a `with` block. A bad address or TLS file is wrong usage."""
         try:

@@ -252,13 +252,16 @@ def test_browsing_shows_how_often_each_change_was_handed_over(client: FakeClient
 
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(each["op"], each["key"], each["delivery_count"]) for each in rows] == [("put", "a", 2), ("delete", "b", 0)]
-    assert "sow durable browse orders billing --after 4567.6" in result.stderr
+    assert "sow durable browse orders billing --max 2 --after 4567.6" in result.stderr
     assert client.arguments_of("durable_browse") == {
         "topic": "orders",
         "name": "billing",
         "entries_max": 2,
         "after": None,
     }
+    elsewhere = run(client, "--server", "other:1", "durable", "browse", "orders", "billing", "--format", "ndjson")
+    assert "sow --server other:1 durable browse orders billing --max 100 --after 4567.6" in elsewhere.stderr
+
     client.browsed = Browsed(entries, "4567.6", complete=True)
     table = run(client, "durable", "browse", "orders", "billing", "--after", "4567.4", "--format", "table")
     assert (table.stdout.count("2x"), table.stdout.count("0x"), table.stderr) == (1, 1, "")
