@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Outcome, Publish, TopicSettings
@@ -124,7 +125,9 @@ def requests(load: Load, cycle: int) -> Iterator[Publish]:
 
 def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: Path) -> None:
     time = FakeTime()
-    store = Store.open(tmp_path / "data", clock=time.clock(), options=StoreOptions(rocks=SMALL.rocks))
+    # Patient: on a busy machine, three compactions in a row can stall writes for longer than publishers wait.
+    options = StoreOptions(rocks=SMALL.rocks, writer=WriterOptions(stall_patience_micros=MINUTE))
+    store = Store.open(tmp_path / "data", clock=time.clock(), options=options)
     store.start(lambda answer: answer())
     compacted = threading.Event()
 
@@ -152,7 +155,7 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
                     heard.set()
 
                 store.commits.submit(request, hear)
-                assert heard.wait(30)
+                assert heard.wait(90)
                 assert isinstance(answers[0], Outcome), answers
                 written += answers[0].applied
                 _, (found,) = store.cuts.get(topic, [f"{cycle}/0".encode()])
