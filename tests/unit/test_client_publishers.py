@@ -37,6 +37,23 @@ def acknowledged(applied: int, *refusals: types_pb2.Refusal, duplicates: int = 0
     )
 
 
+def test_a_publisher_sends_the_epoch_that_it_is_given_zero_too(server: Server) -> None:
+    """The blocking client once sent 1 for 0, and so wrote in the epoch of another publisher."""
+
+    def publish() -> None:
+        with server.client.publisher("orders", publisher_id="loader", epoch=0) as publisher:
+            publisher.publish({"id": 1})
+
+    call = server.begin(publish)
+    rpc = server.publish_stream()
+    request = rpc.take_request()
+    rpc.send_response(acknowledged(1))
+    rpc.requests_closed()
+    rpc.terminate((), grpc.StatusCode.OK, "")
+    call.result(SECONDS_MAX)
+    assert (request.publisher.publisher_id, request.publisher.publisher_epoch) == ("loader", 0)
+
+
 def test_publisher_sends_batches_and_closes_the_stream(server: Server) -> None:
     acks: list[Ack] = []
 

@@ -179,7 +179,10 @@ class AsyncPublishing(AsyncCalls):
         )
         options = PublisherOptions(batch_records, max_in_flight, linger, retry_for, self._connect_timeout)
         core = PublishCore(
-            defaults, options, publisher_id=publisher_id or _writes.random_publisher_id(), publisher_epoch=epoch or 1
+            defaults,
+            options,
+            publisher_id=publisher_id or _writes.random_publisher_id(),
+            publisher_epoch=1 if epoch is None else epoch,
         )
         return AsyncPublisher(
             core,
