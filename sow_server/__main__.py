@@ -16,11 +16,14 @@ from sow_server import __version__
 
 EXIT_OK = 0
 EXIT_TROUBLE = 2
+PRIVATE_UMASK = 0o077
+"""Files and directories that this process makes, RocksDB's included, are for its own user alone (rule X5)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server until it is told to stop; returns the exit code."""
     given = _parser().parse_args(arguments)
+    os.umask(PRIVATE_UMASK)
     try:
         return _run(given)
     except ModuleNotFoundError as error:

@@ -153,23 +153,24 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
 
 
 @click.command(short_help="Make a backup on the server's machine.")
-@click.argument("directory")
+@click.argument("name")
 @output_option
 @click.pass_obj
-def backup(session: Session, output: Output, directory: str) -> None:
-    """Make a backup in DIRECTORY on the server's machine: an absolute path that must not exist.
+def backup(session: Session, output: Output, name: str) -> None:
+    """Make a backup NAME on the server's machine: a directory of that name in [backup] root of its configuration.
 
-    The server keeps working meanwhile. To restore the backup, copy DIRECTORY to the new data directory, and start a
+    A name is 1 to 100 of [A-Za-z0-9_.-], without a '.' at its beginning, and there must be no backup of that name. The
+    server keeps working meanwhile. To restore the backup, copy its directory to the new data directory, and start a
     server on the copy: it becomes a separate instance with new bookmarks.
 
     \b
     Example:
-      sow backup /var/backups/sow/2030-01-31
+      sow backup 2030-01-31
     """
     with session.client() as client:
         with progress(measured=False) as bar:
             bar.add_task("making a backup", total=None)
-            made = client.backup(directory)
+            made = client.backup(name)
     output.one(_backup(made))
 
 
@@ -318,7 +319,7 @@ def _left_out(why: str) -> Fact:
 
 def _backup(made: BackupMade) -> list[Fact]:
     return [
-        Fact("directory", made.directory, display.safe(made.directory)),
+        Fact("name", made.name, display.safe(made.name)),
         Fact("sequence", made.sequence, str(made.sequence)),
         Fact("bytes", made.bytes, display.size(made.bytes), label="size"),
     ]

@@ -139,7 +139,7 @@ def repaired(response: admin_pb2.RepairReplicationResponse) -> Repaired:
 
 def backup_made(response: admin_pb2.BackupResponse) -> BackupMade:
     """A backup that was made."""
-    return BackupMade(response.directory, response.sequence, response.bytes)
+    return BackupMade(response.name, response.sequence, response.bytes)
 
 
 def _named(peer: str) -> str:

@@ -403,7 +403,8 @@ class Repaired:
 class BackupMade:
     """A backup on the server's machine (rule J14)."""
 
-    directory: str
+    name: str
+    """The name of its directory in `[backup] root` of the server."""
     sequence: int
     """The sequence up to which it has everything."""
     bytes: int

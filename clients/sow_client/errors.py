@@ -254,6 +254,8 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "LOAD_FAILED": FailedPrecondition,
     "UNIT_DONE": FailedPrecondition,
     "TIME_IN_FUTURE": FailedPrecondition,
+    "BACKUP_UNAVAILABLE": FailedPrecondition,
+    "BACKUP_EXISTS": AlreadyExists,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

@@ -4,6 +4,7 @@ kinds      the kinds of values: durations, sizes, addresses, patterns
 sections   one frozen dataclass per table of the file: every knob with its default and bounds
 file       reading and writing the file
 relations  checks between values
+private    the one check of files that hold secrets
 options    the options of the store, the clock and the links that follow from a `Config`
 """
 
@@ -13,6 +14,7 @@ from sow_server.config.file import Overrides, load, render, warnings
 from sow_server.config.kinds import is_loopback, split_address
 from sow_server.config.options import clock_options, replication_token, store_options
 from sow_server.config.sections import (
+    BackupConfig,
     ClockConfig,
     Config,
     ConfigError,
@@ -34,6 +36,7 @@ from sow_server.config.sections import (
 )
 
 __all__ = [
+    "BackupConfig",
     "ClockConfig",
     "Config",
     "ConfigError",

@@ -22,10 +22,12 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
+from sow_server.config.private import check_private_file
 from sow_server.config.relations import check_relations
 from sow_server.config.sections import (
     PEERS_TABLE,
     SECTIONS,
+    BackupConfig,
     ClockConfig,
     Config,
     ConfigError,
@@ -137,6 +139,7 @@ class _Reader:
             subscriptions=self.section(SubscriptionsConfig, "subscriptions", self._table("subscriptions", tables)),
             replication=self.section(ReplicationConfig, "replication", replication_table),
             peers=peers,
+            backup=self.section(BackupConfig, "backup", self._table("backup", tables)),
             metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
             tls=None if tls_table is None else self._tls(tls_table),
             log=self.section(LogConfig, "log", self._table("log", tables)),
@@ -188,6 +191,10 @@ class _Reader:
     def _check_pair(self, context: ssl.SSLContext, table: str, certificate: Path, key: Path) -> None:
         self._check_readable(table, "certificate", certificate)
         self._check_readable(table, "key", key)
+        try:
+            check_private_file(key)
+        except ValueError as error:
+            raise self.error(table, "key", str(error)) from None
         try:
             # An empty password, because gRPC cannot use an encrypted key, and OpenSSL would ask on the terminal.
             context.load_cert_chain(certificate, key, password="")
@@ -374,6 +381,7 @@ def render(config: Config) -> str:
         _rendered("subscriptions", config.subscriptions),
         _rendered("replication", config.replication),
         *(_rendered(f"[{PEERS_TABLE}]", peer) for peer in config.peers),
+        _rendered("backup", config.backup),
         _rendered("metrics", config.metrics),
         _rendered("log", config.log),
         _rendered_settings("defaults", DefaultsForm, config.defaults),

@@ -21,6 +21,7 @@ def store_options(config: Config) -> StoreOptions:
         head_cache_records=storage.head_cache_records,
         verify_at_start_bytes=storage.verify_at_start_bytes,
         publisher_ttl_micros=storage.publisher_ttl_micros,
+        backup_root=config.backup.root,
         defaults=config.defaults,
         replicas=ReplicaOptions(
             peers=tuple(PeerSettings(peer.name, peer.topics) for peer in config.peers),

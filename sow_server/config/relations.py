@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from sow_server.config.kinds import is_loopback, quoted, split_address
 from sow_server.config.options import replication_token
+from sow_server.config.private import check_private_file
 from sow_server.config.sections import PEERS_TABLE, Config, ConfigError, LinkMode, PeerConfig, knobs
 from sow_server.engine.values.model import Durability
 
@@ -19,6 +20,7 @@ def check_relations(complain: Complain, config: Config) -> None:
     """Raises ConfigError for the first contradiction."""
     _check_server(complain, config)
     _check_order(complain, config)
+    _check_backup(complain, config)
     _check_replication(complain, config)
     for peer in config.peers:
         _check_peer(complain, config, peer)
@@ -59,6 +61,16 @@ def _check_order(complain: Complain, config: Config) -> None:
             kind = next(knob.kind for knob in knobs() if (knob.table, knob.key) == (table, low_key))
             low_text, high_text = kind.show(low).strip('"'), kind.show(high).strip('"')
             raise complain(table, low_key, f"{low_text} is above {high_key}, {high_text}")
+
+
+def _check_backup(complain: Complain, config: Config) -> None:
+    root, data_dir = config.backup.root, config.server.data_dir
+    if root is None:
+        return
+    if root.exists() and not root.is_dir():
+        raise complain("backup", "root", f"{root} is not a directory")
+    if root.resolve().is_relative_to(data_dir.resolve()):
+        raise complain("backup", "root", f"{root} is in the data directory {data_dir}, see [server] data_dir")
 
 
 def _check_replication(complain: Complain, config: Config) -> None:
@@ -104,10 +116,13 @@ def _check_token(complain: Complain, config: Config) -> None:
         raise complain("replication", "token_file", "contradicts token; leave one of the two out")
     if replication.token_file is not None:
         try:
+            check_private_file(replication.token_file)
             token = replication_token(config)
         except OSError as error:
             message = f"{replication.token_file} cannot be read ({error.strerror or error})"
             raise complain("replication", "token_file", message) from error
+        except ValueError as error:
+            raise complain("replication", "token_file", str(error)) from None
         if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
             message = f"{replication.token_file} does not hold one line of 1 to 1000 visible ASCII characters"
             raise complain("replication", "token_file", message)

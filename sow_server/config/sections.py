@@ -263,6 +263,13 @@ class PeerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BackupConfig:
+    """[backup]: the directory in which backups are made (rule J14)."""
+
+    root: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a directory")))
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """[metrics]: the Prometheus endpoint."""
 
@@ -292,6 +299,7 @@ class Config:
     replication: ReplicationConfig = ReplicationConfig()
     peers: tuple[PeerConfig, ...] = ()
     """[[replication.peers]], in the order of the file."""
+    backup: BackupConfig = BackupConfig()
     metrics: MetricsConfig = MetricsConfig()
     tls: TlsConfig | None = None
     log: LogConfig = LogConfig()
@@ -369,6 +377,7 @@ SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("subscriptions", SubscriptionsConfig),
     ("replication", ReplicationConfig),
     (PEERS_TABLE, PeerConfig),
+    ("backup", BackupConfig),
     ("metrics", MetricsConfig),
     ("log", LogConfig),
     ("defaults", DefaultsForm),

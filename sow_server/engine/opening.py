@@ -1,6 +1,7 @@
 """Opening a data directory: checks that it is complete and sound, and determines its instance.
 
-[1]  A directory that cannot be opened is left unchanged, and the error names the reason and the remedy.
+[1]  A directory that cannot be opened is left unchanged, except that its files become private (rule X5). The error
+     names the reason and the remedy.
 [2]  A backup becomes a separate instance (rule J14): bookmarks of the original instance are refused, and peers begin
      anew with it. Durables keep their positions, which are in the data.
 [3]  Each step is done again when the process was killed in it.
@@ -38,6 +39,7 @@ from sow_server.engine.disk.layout import (
 from sow_server.engine.disk.mark import MARK, Differs, LogsMissing, Mark, Marker, check
 from sow_server.engine.disk.mark import load as load_mark
 from sow_server.engine.disk.mark import save as save_mark
+from sow_server.engine.disk.private import tighten
 from sow_server.engine.disk.rocks import (
     COMMITS,
     FAMILIES,
@@ -159,8 +161,10 @@ def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks
     database = path / backups.DATABASE
     claim: Claim | None = None
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path)
         claim = Claim(path)
+        _make_private(path)
         create = not (path / backups.MARKER).exists()
         marked = load_mark(path)
         if create and (marked is not None or (database.exists() and any(_tables_and_logs(database)))):
@@ -183,6 +187,29 @@ def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks
         if claim is not None:
             claim.release()
     return rocks, create, marked
+
+
+def _check_owner(path: Path) -> None:
+    """Raises OpenError for a directory of another user: its owner could read and replace everything in it (rule X5)."""
+    owner, own = path.stat().st_uid, os.geteuid()
+    if owner != own:
+        raise OpenError(
+            f"{path}: belongs to another user (id {owner}), and sow-server runs as the user with the id {own}; give it "
+            "to that user (chown), or take a directory inside it as the data directory"
+        )
+
+
+def _make_private(path: Path) -> None:
+    """Takes a data directory and its files from other users (rule X5). Raises OpenError."""
+    try:
+        changed = tighten(path)
+    except OSError as error:
+        raise OpenError(
+            f"{path}: other users may read or write {error.filename or path}, and its mode cannot be changed "
+            f"({error.strerror or error}); give it to the user that sow-server runs as"
+        ) from error
+    if changed:
+        log.warning("modes_tightened", data_dir=str(path), files=changed, effect="other users have no access any more")
 
 
 def _damaged(path: Path, error: Exception) -> OpenError:

@@ -55,6 +55,8 @@ class StoreOptions:
     head_cache_records: int = 400_000
     verify_at_start_bytes: int = 16 * 2**20
     publisher_ttl_micros: int = 7 * 86_400 * MICROS
+    backup_root: Path | None = None
+    """The directory of backups; None: none can be made (rule J14)."""
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """Settings of topics for which neither the topic nor a policy declares a value (rule T2)."""
     replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
@@ -141,6 +143,7 @@ class Store:
             self.durables,
             publisher_ttl_micros=options.publisher_ttl_micros,
             verify_at_start_bytes=options.verify_at_start_bytes,
+            backup_root=options.backup_root,
         )
 
     @classmethod

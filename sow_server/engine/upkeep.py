@@ -69,6 +69,7 @@ class Upkeep:
         *,
         publisher_ttl_micros: int,
         verify_at_start_bytes: int,
+        backup_root: Path | None,
     ) -> None:
         self._path = opened.path
         self._rocks = opened.rocks
@@ -81,6 +82,7 @@ class Upkeep:
         self._publisher_ttl_micros = publisher_ttl_micros
         self._verify_at_start_bytes = verify_at_start_bytes
         self._pruning = Pruning(opened.rocks, topics, durables)
+        self._backup_root = backup_root
         self._backing_up = threading.Lock()
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -134,16 +136,22 @@ class Upkeep:
 
     # -- backups ----------------------------------------------------------------------------------------------------
 
-    def backup(self, directory: Path) -> backups.Made:
-        """Makes a backup in a new directory: everything up to one sequence (rule J14). Raises StoreError:
-        INVALID_ARGUMENT if the directory is unsuitable, OVERLOADED while another one is made. Long, and not from the
-        event loop."""
-        if self._writer.queue.failure is not None:
-            raise self._writer.queue.failure
+    def backup(self, name: str) -> backups.Made:
+        """Makes a backup in a new directory below the root: everything up to one sequence (rule J14). Raises
+        StoreError, also BACKUP_UNAVAILABLE without a root and OVERLOADED while another one is made. Long, and not from
+        the event loop."""
+        if self._backup_root is None:
+            raise StoreError(
+                Reason.BACKUP_UNAVAILABLE, "backups are turned off; set root in [backup] of the server's configuration"
+            )
+        if (failure := self._writer.queue.failure) is not None:
+            raise StoreError(failure.reason, "the store has stopped writing, and makes no backup; see the server's log")
         if not self._backing_up.acquire(blocking=False):
             raise StoreError(Reason.OVERLOADED, "another backup is being made", retry_after_micros=10 * MICROS)
         try:
-            return backups.make(self._path, directory, instance=self._instance, checkpoint=self._checkpoint)
+            return backups.make(
+                self._path, self._backup_root, name, instance=self._instance, checkpoint=self._checkpoint
+            )
         finally:
             self._backing_up.release()
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
-from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -426,9 +425,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def Backup(self, request: admin_pb2.BackupRequest, context: Context) -> admin_pb2.BackupResponse:
-        directory = Path(request.directory)
-        if not directory.is_absolute() or "\0" in request.directory:
-            raise convert.invalid("directory", "an absolute path on the server's machine is needed")
-        made = await self._read(lambda: self._upkeep.backup(directory))
-        log.info("backup_made", directory=str(directory), sequence=made.sequence, bytes=made.bytes)
-        return admin_pb2.BackupResponse(directory=str(directory), sequence=made.sequence, bytes=made.bytes)
+        made = await self._read(lambda: self._upkeep.backup(request.name))
+        log.info("backup_made", backup=request.name, sequence=made.sequence, bytes=made.bytes)
+        return admin_pb2.BackupResponse(name=request.name, sequence=made.sequence, bytes=made.bytes)

@@ -92,6 +92,8 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.LOAD_FAILED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.UNIT_DONE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TIME_IN_FUTURE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BACKUP_UNAVAILABLE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BACKUP_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
 }
 
 

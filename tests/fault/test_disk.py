@@ -16,6 +16,7 @@ import pytest
 
 from sow_client import Client, DataLoss, ResourceExhausted, SowError
 from sow_server.engine.disk.layout import PAYLOAD
+from sow_server.engine.disk.private import tighten
 from sow_server.engine.disk.rocks import RocksOptions
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.errors import OpenError
@@ -287,6 +288,7 @@ def test_a_log_with_a_torn_end_opens_as_after_a_power_cut(data: Path, torn_bytes
 
 def test_the_server_tells_of_damage_in_one_message(tmp_path: Path, data: Path) -> None:
     damage(files(data, "*.log")[0], at=0.5)
+    tighten(data)  # else the server tells of that, too
     with ServerProcess(tmp_path, CONFIG, start=False) as server:
         assert_refused(server, f"{data}: the data is damaged")
 

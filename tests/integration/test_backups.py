@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sow_client import InvalidArgument, ReplicationUnavailable, ResyncRequired
+from sow_client import AlreadyExists, ReplicationUnavailable, ResyncRequired
 from tests.support.server import DidNotStart, ServerProcess
 
 CONFIG = """
 [server]
 instance = "nyc-1"
+[backup]
+root = "../backups"
 [topics.orders]
 key = ["/id"]
 [topics.unlogged]
@@ -29,7 +31,7 @@ def server(tmp_path: Path) -> ServerProcess:
 def test_a_server_restored_from_a_backup_has_the_data_and_another_journal(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    backup = tmp_path / "backup"
+    backup = tmp_path / "backups" / "nightly"
     with server, server.client() as client:
         for number in range(10):
             client.publish("orders", {"id": number})
@@ -42,13 +44,13 @@ def test_a_server_restored_from_a_backup_has_the_data_and_another_journal(
             client.publish("orders", {"id": 10})
             bookmark = next(iter(subscription)).bookmark
         before = client.status()
-        made = client.backup(str(backup))
+        made = client.backup("nightly")
+        assert made.name == "nightly"
         client.publish("orders", {"id": 11})
         assert made.sequence == before.last_sequence
-        with pytest.raises(InvalidArgument, match="is there already"):
-            client.backup(str(backup))
-        with pytest.raises(InvalidArgument, match="absolute"):
-            client.backup("backup")
+        with pytest.raises(AlreadyExists, match="there is a backup nightly already") as taken:
+            client.backup("nightly")
+        assert taken.value.reason == "BACKUP_EXISTS"
     folder = tmp_path / "restored"
     folder.mkdir()
     shutil.copytree(backup, folder / "data")
@@ -70,14 +72,14 @@ def test_a_server_restored_from_a_backup_has_the_data_and_another_journal(
 def test_authoritative_is_for_the_start_on_a_backup(server: ServerProcess, tmp_path: Path) -> None:
     with server, server.client() as client:
         client.publish("orders", {"id": 1})
-        client.backup(str(tmp_path / "backup"))
+        client.backup("backup")
         server.terminate()
         with pytest.raises(DidNotStart) as caught:
             server.start("--authoritative")
         assert caught.value.code == 2
         assert "--authoritative is for the first start on a backup" in caught.value.said
     shutil.rmtree(server.data)
-    shutil.copytree(tmp_path / "backup", server.data)
+    shutil.copytree(tmp_path / "backups" / "backup", server.data)
     with server:
         server.start("--authoritative")
         (event,) = server.events("backup_restored")

@@ -24,7 +24,7 @@ journal = false
 
 def config(name: str, peers: dict[str, int], *, mode: str = "async", more: str = "", topics: str = TOPICS) -> str:
     """An instance with a token that all share."""
-    text = f'[server]\ninstance = "{name}"\n[replication]\ntoken = "secret"\n{more}\n'
+    text = f'[server]\ninstance = "{name}"\n[backup]\nroot = "../backups"\n[replication]\ntoken = "secret"\n{more}\n'
     for peer, port in peers.items():
         text += f'[[replication.peers]]\nname = "{peer}"\naddress = "127.0.0.1:{port}"\nmode = "{mode}"\n'
     return text + topics
@@ -210,13 +210,13 @@ def test_a_restored_instance_gets_the_records_of_its_peer(tmp_path: Path, stack:
     for number in range(10):
         a.publish("orders", {"id": number})
     until(lambda: b.count("orders") == 10, SECONDS, "the records at b")
-    b.backup(str(tmp_path / "backup"))
+    b.backup("backup")
     a.sow_delete("orders", keys=["0"])
     a.publish("orders", {"id": 1, "new": True})
     until(lambda: b.get("orders", "0") is None, SECONDS, "the delete at b")
     pair.b.terminate()
     pair.b.data.rename(tmp_path / "away")
-    (tmp_path / "backup").rename(pair.b.data)
+    (tmp_path / "backups" / "backup").rename(pair.b.data)
     pair.b.start()
     until(lambda: streaming(a) and streaming(b) and settled(a, b), SECONDS, "b to be back")
     until(lambda: contents(a) == contents(b), SECONDS, "both to have the same")

@@ -523,9 +523,9 @@ class FakeClient(FakeRetention):
                 on_topic(one)
         return self.repaired
 
-    def backup(self, directory: str) -> BackupMade:
-        self._called("backup", directory=directory)
-        return BackupMade(directory, 17, 4_096)
+    def backup(self, name: str) -> BackupMade:
+        self._called("backup", name=name)
+        return BackupMade(name, 17, 4_096)
 
     # ---- inside ----
 

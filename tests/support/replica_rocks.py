@@ -67,7 +67,7 @@ class RocksStore(PeerStore):
         self._name = name
         self._written = written
         self._seen = 0
-        self._folder = folder
+        self._folder = folder / name
         self._backups = 0
         self._open()
 
@@ -205,9 +205,9 @@ class RocksStore(PeerStore):
 
     def backup(self) -> Path:
         self._backups += 1
-        directory = self._folder / f"backup-{self._name}-{self._backups}"
-        self._rig.store.upkeep.backup(directory)
-        return directory
+        name = f"backup-{self._backups}"
+        self._rig.store.upkeep.backup(name)
+        return self._folder / name
 
     def restore(self, backup: Backup, *, authoritative: bool = False) -> None:
         assert isinstance(backup, Path), "one of this kind of store"

@@ -123,11 +123,11 @@ class Rig:
         opened: bool = True,
         syncs: bool = True,
     ) -> None:
-        """Not `syncs`: a sync just notes what `cut_power` has to leave, and costs nothing."""
+        """Backups go to `path`. Not `syncs`: a sync just notes what `cut_power` has to leave, and costs nothing."""
         self._parent = path
         self._generation = 0
         self.path = path / "data-0"
-        self.options = options or StoreOptions()
+        self.options = replace(options or StoreOptions(), backup_root=path)
         self.time = time or FakeTime()
         self.clock: GuardedClock = self.time.clock()
         self._store: Store | None = None

@@ -216,11 +216,9 @@ def test_repair_reports_the_rows_of_each_direction(client: FakeClient) -> None:
     assert arguments_of(client, "repair_replication") == {"peer": "ldn-1", "topics": ("orders",)}
 
 
-def test_a_backup_tells_where_it_is_and_how_far_it_reaches(client: FakeClient) -> None:
-    assert rows(run(client, "backup", "/var/backups/sow")) == [
-        {"directory": "/var/backups/sow", "sequence": 17, "bytes": 4_096}
-    ]
-    assert "4.0 KiB" in run(client, "backup", "/var/backups/sow", "--format", "table").stdout
+def test_a_backup_tells_its_name_and_how_far_it_reaches(client: FakeClient) -> None:
+    assert rows(run(client, "backup", "2030-01-31")) == [{"name": "2030-01-31", "sequence": 17, "bytes": 4_096}]
+    assert "4.0 KiB" in run(client, "backup", "2030-01-31", "--format", "table").stdout
 
 
 @pytest.mark.parametrize(

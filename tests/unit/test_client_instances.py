@@ -117,10 +117,10 @@ def test_a_comparison_that_makes_no_sense_is_refused_here(
 
 
 def test_a_backup(server: Server) -> None:
-    call = server.begin(lambda: server.client.backup("/b"))
-    response = admin_pb2.BackupResponse(directory="/b", sequence=7, bytes=8)
-    assert server.answer("Backup", response) == admin_pb2.BackupRequest(directory="/b")
-    assert call.result(SECONDS_MAX) == BackupMade("/b", 7, 8)
+    call = server.begin(lambda: server.client.backup("b"))
+    response = admin_pb2.BackupResponse(name="b", sequence=7, bytes=8)
+    assert server.answer("Backup", response) == admin_pb2.BackupRequest(name="b")
+    assert call.result(SECONDS_MAX) == BackupMade("b", 7, 8)
 
 
 def test_deleting_a_topic_can_be_forced(server: Server) -> None:

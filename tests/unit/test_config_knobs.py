@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server import config
-from sow_server.config import Config, Overrides, PeerConfig, ReplicationConfig, ServerConfig, load, render
+from sow_server.config import BackupConfig, Config, Overrides, PeerConfig, ReplicationConfig, ServerConfig, load, render
 from sow_server.engine.catalog.topics import check_settings
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
@@ -104,6 +104,7 @@ def test_every_option_of_the_engine_has_a_knob() -> None:
     moved = dataclasses.replace(
         moved,
         server=server,
+        backup=BackupConfig(root=Path("backups")),
         defaults={"max_entries": 1},
         peers=(PeerConfig("ldn-1", "127.0.0.1:1"),),
         replication=ReplicationConfig(max_clock_skew_micros=1, peer_max_lag_bytes=1, peer_max_lag_age_micros=1),

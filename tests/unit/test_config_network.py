@@ -153,8 +153,56 @@ def test_an_instance_that_only_receives_replicates_too(write: Write) -> None:
     assert load(write('[server]\ninstance = "a"\n[replication]\naccept = ["b"]')).replicates
 
 
+def secret(path: Path, text: str, mode: int = 0o600) -> Path:
+    """Writes a file with a mode."""
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "two lines\nof text", "a b", "ä", "x" * 1001])
+def test_a_file_that_holds_no_token_is_refused(write: Write, tmp_path: Path, text: str) -> None:
+    secret(tmp_path / "token", text)
+    message = refusal(write(PEER + '[replication]\ntoken_file = "token"'))
+    assert "[replication] token_file: token does not hold one line" in message
+
+
+SECRETS = (
+    ("[server.tls] key", '[server.tls]\ncertificate = "certificate.pem"\nkey = "my secret"'),
+    ("[replication] token_file", PEER + '[replication]\ntoken_file = "my secret"'),
+    (
+        "[replication.peers] key",
+        PEER + 'ca = "certificate.pem"\ncertificate = "certificate.pem"\nkey = "my secret"',
+    ),
+)
+
+
+@pytest.mark.parametrize(("knob", "text"), SECRETS, ids=[knob for knob, _ in SECRETS])
+def test_a_secret_that_others_may_access_is_refused_with_the_command_that_mends_it(
+    write: Write, pems: Path, tmp_path: Path, knob: str, text: str
+) -> None:
+    """X5: each permission of the group or of others is one too many, and a link counts as the file it leads to."""
+    (tmp_path / "certificate.pem").write_bytes((pems / "certificate.pem").read_bytes())
+    content = "s3cret" if "token" in knob else (pems / "key.pem").read_text()
+    file = secret(tmp_path / "my secret", content)
+    path = write(text)
+    load(path)
+    for mode in (0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o666):
+        file.chmod(mode)
+        said = refusal(path)
+        assert f"{knob}: my secret holds a secret, and other users may access it (mode {mode:04o})" in said
+        assert "run: chmod 600 'my secret'" in said
+    file.chmod(0o400)
+    load(path)
+    file.rename(tmp_path / "target")
+    file.symlink_to("target")
+    load(path)
+    (tmp_path / "target").chmod(0o440)
+    assert f"{knob}: my secret holds a secret, and other users may access it (mode 0440)" in refusal(path)
+
+
 def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("s3cret!\n", encoding="utf-8")
+    secret(tmp_path / "token", "s3cret!\n")
     found = load(write(PEER + '[replication]\ntoken_file = "token"'))
     assert config.replication_token(found) == "s3cret!"
     assert found.replication.token_file == tmp_path / "token"
@@ -201,7 +249,6 @@ def test_a_token_may_stand_in_a_file_of_its_own(write: Write, tmp_path: Path) ->
         (PEER + '[replication]\ntoken = "a b"', "[replication] token: expected up to 1000 visible ASCII characters"),
         (PEER + '[replication]\ntoken = "a"\ntoken_file = "b"', "[replication] token_file: contradicts token"),
         (PEER + '[replication]\ntoken_file = "b"', "[replication] token_file: b cannot be read (No such file"),
-        (PEER + '[replication]\ntoken_file = "sow.toml"', "[replication] token_file: sow.toml does not hold one line"),
         (
             PEER + '[replication]\ntombstone_grace = "1s"',
             "[replication] tombstone_grace: 1s is below the minimum, 1m0s",

@@ -16,7 +16,7 @@ REFUSED = [
     # Unknown names, with the similar known one.
     ('[topics.orders]\nexpriation = "30s"', "[topics.orders] expriation: unknown key, did you mean expiration?"),
     ("[servre]\nx = 1", "[servre]: unknown table, did you mean [server]?"),
-    ("[gadgets]\nx = 1", "[gadgets]: unknown table (known: clock, defaults, journal, limits,"),
+    ("[gadgets]\nx = 1", "[gadgets]: unknown table (known: backup, clock, defaults, journal, limits,"),
     ('[topics.a]\nindexes = ["/x"]', "[topics.a] indexes: unknown key, did you mean index?"),
     ('[topics.a]\nindex = "/x"', "[topics.a] index: expected paths such as"),
     ('[topics.a]\nindex = ["x"]', "[topics.a] index: path 'x' must begin with '/'"),
@@ -118,6 +118,10 @@ REFUSED = [
     ('[limits]\nqueue_bytes_max = "8MiB"', "[limits] request_bytes_max: 16MiB is above queue_bytes_max, 8MiB"),
     ('[storage]\nwal_bytes_max = "8MiB"', "[storage] memtable: 32MiB is above wal_bytes_max, 8MiB"),
     ('[clock]\nmax_ahead = "5s"', "[clock] max_jump: 10s is above max_ahead, 5s"),
+    ('[backup]\nroot = ""', "[backup] root: expected the path of a directory, found the text"),
+    ('[backup]\nroot = "sow.toml"', "[backup] root: sow.toml is not a directory"),
+    ('[backup]\nroot = "sow-data"', "[backup] root: sow-data is in the data directory sow-data, see [server] data_dir"),
+    ('[backup]\nroot = "a/../sow-data/b"', "b is in the data directory"),
     # TLS.
     ('[server]\ntls = "on"', "server.tls: expected the table [server.tls], found the text"),
     ('[server.tls]\ncertificate = "c.pem"', "[server.tls] key: is missing"),

@@ -391,7 +391,7 @@ def test_a_restore_ends_staged_loads_and_continues_committed_ones(rig: Loaded, t
     for load in (staging, committed):
         rig.stage(load, [("a", b"1")])
     rig.commit(committed, (0, 1, 1))
-    rig.store.upkeep.backup(tmp_path / "backup")
+    rig.store.upkeep.backup("backup")
     rig.close()
     rig.path = tmp_path / "backup"
     rig.open()

@@ -38,6 +38,14 @@ def logging_as_before() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture(autouse=True)
+def umask_as_before() -> Iterator[None]:
+    """So is the umask, which `main` sets."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Records the arguments of the start instead of starting a server."""
@@ -69,6 +77,19 @@ def test_every_option_reaches_the_configuration(started: list[Config], tmp_path:
     assert found.accept_loss
     assert found.authoritative
     assert found.server.insecure
+
+
+def test_a_server_makes_no_file_that_others_may_access(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """X5: whatever the umask of its caller."""
+
+    def run(settings: Config) -> int:
+        (tmp_path / "file").touch()
+        (tmp_path / "folder").mkdir()
+        return 0
+
+    monkeypatch.setattr(app, "run", run)
+    assert program.main([]) == 0
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder")] == [0o600, 0o700]
 
 
 def test_without_options_it_starts_with_the_defaults(started: list[Config]) -> None:

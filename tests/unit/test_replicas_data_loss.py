@@ -86,12 +86,12 @@ def test_restored_data_get_the_rows_written_after_the_backup(pair: tuple[Rig, Ri
     """J14, K7: the backup is older than the rows of the peers, though both are by the same instance."""
     a, b = pair
     a.put("t", "1", b"in the backup")
-    a.store.upkeep.backup(tmp_path / "backup")
+    a.store.upkeep.backup("backup")
     a.put("t", "1", b"after the backup")
     ship(a, b)
     a.close()
     restored = Rig(tmp_path, options=a.options, time=a.time, opened=False)
-    restored.path = tmp_path / "backup"
+    restored.path = tmp_path / "a" / "backup"
     restored.open()
     ship(b, restored)
     assert live(restored)["1"].payload == b"after the backup"

@@ -226,8 +226,8 @@ class AsyncAdministration(AsyncCalls):
             raise _statuses.error_of_status(error) from error
         return done
 
-    async def backup(self, directory: str) -> BackupMade:
-        """Makes a backup in a new directory of the server's machine, an absolute path that must not exist (rule J14).
-        This can take long; there is no deadline."""
-        request = admin_pb2.BackupRequest(directory=directory)
+    async def backup(self, name: str) -> BackupMade:
+        """Makes a backup `name` on the server's machine, below the root that its configuration sets (rule J14). The
+        name is 1 to 100 of [A-Za-z0-9_.-] without a '.' at its beginning. This can take long; there is no deadline."""
+        request = admin_pb2.BackupRequest(name=name)
         return _replication.backup_made(await self._call(self._admin.Backup, request, once=True, unbounded=True))

@@ -2209,17 +2209,20 @@ class BackupRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    DIRECTORY_FIELD_NUMBER: _builtins.int
-    directory: _builtins.str
-    """The directory to make, on the server's machine. Absolute; it must not exist."""
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the backup: 1 to 100 of [A-Za-z0-9_.-], without a '.' at its beginning; never a path. The server makes
+    a directory of that name in the root that its configuration sets; without a root it refuses (BACKUP_UNAVAILABLE).
+    There must be no backup of that name (BACKUP_EXISTS).
+    """
     def __init__(
         self,
         *,
-        directory: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2231,11 +2234,11 @@ class BackupResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    DIRECTORY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
-    directory: _builtins.str
-    """The directory."""
+    name: _builtins.str
+    """The name of the backup, as requested."""
     sequence: _builtins.int
     """The sequence up to which it has everything."""
     bytes: _builtins.int
@@ -2243,13 +2246,13 @@ class BackupResponse(_message.Message):
     def __init__(
         self,
         *,
-        directory: _builtins.str = ...,
+        name: _builtins.str = ...,
         sequence: _builtins.int = ...,
         bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "directory", b"directory", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

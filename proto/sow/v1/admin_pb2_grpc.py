@@ -300,7 +300,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
-        """Copies the present data into a new directory on the server's machine (rule J14).
+        """Copies the present data into a new directory below the root of backups on the server's machine (rule J14).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,7 +78,7 @@ class AdminServiceStub:
     RepairReplication: _grpc.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]
     """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
     Backup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
-    """Copies the present data into a new directory on the server's machine (rule J14)."""
+    """Copies the present data into a new directory below the root of backups on the server's machine (rule J14)."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -130,7 +130,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     RepairReplication: _aio.UnaryStreamMultiCallable[_admin_pb2.RepairReplicationRequest, _admin_pb2.RepairReplicationResponse]  # type: ignore[assignment]
     """Compares, and brings each differing key to the newer of its two versions, at both ends (rule R10)."""
     Backup: _aio.UnaryUnaryMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
-    """Copies the present data into a new directory on the server's machine (rule J14)."""
+    """Copies the present data into a new directory below the root of backups on the server's machine (rule J14)."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store as operators use it."""
@@ -311,6 +311,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.BackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.BackupResponse, _abc.Awaitable[_admin_pb2.BackupResponse]]:
-        """Copies the present data into a new directory on the server's machine (rule J14)."""
+        """Copies the present data into a new directory below the root of backups on the server's machine (rule J14)."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -275,6 +275,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The unit of work, or a later one of this publisher, has been published whole before (P6)."""
     ERROR_REASON_TIME_IN_FUTURE: _ErrorReason.ValueType  # 73
     """The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
+    ERROR_REASON_BACKUP_UNAVAILABLE: _ErrorReason.ValueType  # 74
+    """The server makes no backups: [backup] root is not set, or cannot be written (J14)."""
+    ERROR_REASON_BACKUP_EXISTS: _ErrorReason.ValueType  # 75
+    """There is a backup of that name already (J14)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -439,6 +443,10 @@ ERROR_REASON_UNIT_DONE: ErrorReason.ValueType  # 72
 """The unit of work, or a later one of this publisher, has been published whole before (P6)."""
 ERROR_REASON_TIME_IN_FUTURE: ErrorReason.ValueType  # 73
 """The time to start at, or to rewind to, is ahead of this server's clock (S4)."""
+ERROR_REASON_BACKUP_UNAVAILABLE: ErrorReason.ValueType  # 74
+"""The server makes no backups: [backup] root is not set, or cannot be written (J14)."""
+ERROR_REASON_BACKUP_EXISTS: ErrorReason.ValueType  # 75
+"""There is a backup of that name already (J14)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

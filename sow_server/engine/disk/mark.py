@@ -177,7 +177,7 @@ def save(data: Path, mark: Mark) -> None:
     slot = (b"%08x " % zlib.crc32(text) + text).ljust(SLOT_BYTES)
     assert len(slot) == SLOT_BYTES, "LOGS_MAX bounds it"
     created = not path.exists()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(file, slot, SLOT_BYTES * (mark.number % 2))
         os.fsync(file)

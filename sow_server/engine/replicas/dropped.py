@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.disk.backups import sync_directory
+from sow_server.engine.disk.backups import DROPPED, sync_directory
 from sow_server.engine.replicas.merging import Dead
 
 log = structlog.get_logger(__name__)
@@ -25,13 +25,13 @@ class DroppedFiles:
     """Owns the folder `dropped` of the data directory."""
 
     def __init__(self, path: Path) -> None:
-        self._folder = path / "dropped"
+        self._folder = path / DROPPED
 
     def write(self, topic: str, source: str, dead: Sequence[Dead]) -> None:
         """Appends records to the file of a topic and a source, and syncs it."""
         if not dead:
             return
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         with (self._folder / _file_name(topic, source)).open("ab") as file:
             for record in dead:
                 fields = {

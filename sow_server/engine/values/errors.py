@@ -86,6 +86,8 @@ class Reason(enum.IntEnum):
     LOAD_FAILED = 71
     UNIT_DONE = 72
     TIME_IN_FUTURE = 73
+    BACKUP_UNAVAILABLE = 74
+    BACKUP_EXISTS = 75
 
 
 class StoreError(Exception):
