@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="serve other machines without TLS; anybody in between can read the traffic",
+        help="serve other machines without authentication or TLS; anybody may then read and change everything",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check-config", action="store_true", help="check the configuration, then exit")

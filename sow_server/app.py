@@ -32,7 +32,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sow.v1 import admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
-from sow_server.config import Config, TlsConfig, clock_options, store_options
+from sow_server.config import Config, ListenerConfig, clock_options, store_options
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
@@ -41,6 +41,7 @@ from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
 from sow_server.linking import InstanceLinks, link
+from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import ListenError, Metrics, StoreFigures, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
@@ -128,18 +129,24 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     loading = Loading(store.loads, store.commits, clock, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = health.aio.HealthServicer()
-    server = _server(config, links)
-    server.add_generic_rpc_handlers(_own_handlers(parts, links, loading, readers, config, metrics))
-    server.add_generic_rpc_handlers((*links.handlers(), *_standard_handlers(healthy, services)))
-    address = _bind(server, config)
+    own = _own_handlers(parts, links, loading, readers, config, metrics)
+
+    def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
+        server.add_generic_rpc_handlers(own)
+        server.add_generic_rpc_handlers(_standard_handlers(healthy, services, reflects=config.reflects))
+        if listener.links:
+            server.add_generic_rpc_handlers(links.handlers())
+
+    listeners, addresses = _listen(config, register, links)
+    metrics.watch_certificates(listeners.expiries)
     _serve_metrics(config.metrics.listen, metrics)
 
     timers.start()
     running.callback(timers.stop)
     loading.start()
     running.push_async_callback(loading.stop)
-    await server.start()
-    running.push_async_callback(server.stop, config.server.stop_grace_micros / MICROS)
+    await listeners.start()
+    running.push_async_callback(listeners.stop, config.server.stop_grace_micros / MICROS)
     await links.start(metrics.links_are)
     running.push_async_callback(links.stop)
     running.callback(parts.end_streams)
@@ -153,7 +160,13 @@ async def _start(config: Config, running: AsyncExitStack) -> None:
     for topic in list(store.topics.by_id.values()):
         for warning in policies.warnings(topic.settings):
             log.warning("settings_questionable", topic=topic.name, warning=warning)
-    log.info("ready", address=address, instance=config.server.instance, data_dir=str(config.server.data_dir))
+    log.info(
+        "ready",
+        address=addresses[0],
+        addresses=addresses,
+        instance=config.server.instance,
+        data_dir=str(config.server.data_dir),
+    )
     if not store.upkeep.verified_at_start:
         readers.submit(store.upkeep.scrub, lambda: _pace(stopped))
 
@@ -257,22 +270,6 @@ def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[]
     )
 
 
-def _server(config: Config, links: InstanceLinks) -> grpc.aio.Server:
-    message_bytes_max = links.message_bytes_max or config.limits.message_bytes_max
-    return grpc.aio.server(
-        options=(
-            ("grpc.max_receive_message_length", message_bytes_max),
-            ("grpc.max_send_message_length", message_bytes_max),
-            # A client that vanished without a word holds a cut or a stream open: it is asked every minute.
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # clients may ask twice a minute
-            ("grpc.so_reuseport", 0),  # a second server on the port must fail instead of sharing it
-        ),
-        maximum_concurrent_rpcs=config.server.max_concurrent_rpcs,
-    )
-
-
 def _own_handlers(
     parts: _Parts, links: InstanceLinks, loading: Loading, readers: Executor, config: Config, metrics: Metrics
 ) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -318,16 +315,16 @@ def _own_handlers(
 
 
 def _standard_handlers(
-    healthy: health.aio.HealthServicer, services: Sequence[str]
+    healthy: health.aio.HealthServicer, services: Sequence[str], *, reflects: bool
 ) -> tuple[grpc.GenericRpcHandler, ...]:
-    """The handlers of health and reflection."""
+    """The handlers of health, and of reflection if it is to be served."""
     of_health = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    found = guarded_handlers(of_health, healthy)  # type: ignore[arg-type]  # the stubs name another base
+    if not reflects:
+        return (found,)
     of_reflection = descriptor_pool.Default().FindServiceByName(reflection.SERVICE_NAME)
     reflecting = reflection.aio.ReflectionServicer((*services, of_health.full_name, of_reflection.full_name))
-    return (
-        guarded_handlers(of_health, healthy),  # type: ignore[arg-type]  # the stubs name another base
-        guarded_handlers(of_reflection, reflecting),
-    )
+    return (found, guarded_handlers(of_reflection, reflecting))
 
 
 def _link(store: Store, clock: GuardedClock, config: Config, readers: Executor) -> InstanceLinks:
@@ -363,21 +360,13 @@ def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
     return lambda _: settings
 
 
-def _bind(server: grpc.aio.Server, config: Config) -> str:
-    """Opens the port; returns the address with the actual port. Raises StartError."""
-    listen = config.server.listen
+def _listen(config: Config, register: Register, links: InstanceLinks) -> tuple[Listeners, tuple[str, ...]]:
+    """The listeners, whose ports are open but not served yet, and their addresses."""
     try:
-        if config.tls is None:
-            port = server.add_insecure_port(listen)
-        else:
-            port = server.add_secure_port(listen, _credentials(config.tls))
-    except RuntimeError as error:
-        raise StartError(
-            f"cannot listen on {listen}: perhaps the port is taken, or the address is not of this machine"
-        ) from error
-    if port == 0:
-        raise StartError(f"cannot listen on {listen}: perhaps the port is taken, or the address is not of this machine")
-    return f"{listen.rpartition(':')[0]}:{port}"
+        listeners = Listeners(config, register, link_bytes_max=links.message_bytes_max)
+        return listeners, listeners.bind()
+    except ListeningError as error:
+        raise StartError(str(error)) from error
 
 
 def _serve_metrics(listen: str, metrics: Metrics) -> None:
@@ -385,15 +374,6 @@ def _serve_metrics(listen: str, metrics: Metrics) -> None:
         serve_metrics(listen, metrics)
     except ListenError as error:
         raise StartError(str(error)) from error
-
-
-def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    try:
-        pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-        client_ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
-    except OSError as error:
-        raise StartError(f"[server.tls]: {error.filename}: {error.strerror}") from error
-    return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)
 
 
 async def _set_health(healthy: health.aio.HealthServicer, services: Sequence[str], *, serving: bool) -> None:

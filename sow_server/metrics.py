@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import __version__
+from sow_server.certificates import Expiry
 from sow_server.config import split_address
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.commits import Commits
@@ -142,6 +143,7 @@ class Metrics(Collector):
         self._idle: IdleTopics | None = None
         self._exports: Exports | None = None
         self._jobs: Sequence[PeriodicJob] = ()
+        self._certificates: Callable[[], Iterable[tuple[str, Expiry]]] = tuple
         self._sorts: SortMemory | None = None
         self._scrape = threading.Lock()
         # Written by the writer's thread.
@@ -179,6 +181,10 @@ class Metrics(Collector):
     def watch_jobs(self, jobs: Sequence[PeriodicJob]) -> None:
         """From now on a scrape shows the periodic jobs, too."""
         self._jobs = jobs
+
+    def watch_certificates(self, expiries: Callable[[], Iterable[tuple[str, Expiry]]]) -> None:
+        """From now on a scrape shows when certificates expire; `expiries` has the listener and the file of each."""
+        self._certificates = expiries
 
     def watch_sorts(self, sorts: SortMemory) -> None:
         """From now on a scrape shows the memory of ordered queries, too."""
@@ -243,6 +249,7 @@ class Metrics(Collector):
         yield from self._writer_metrics()
         yield from self._rpc_metrics()
         yield from _job_metrics(self._jobs)
+        yield _certificate_metric(self._certificates())
         if (sorts := self._sorts) is not None:
             yield GaugeMetricFamily("sow_sort_bytes", "Memory that ordered queries hold.", sorts.held_bytes)
             yield GaugeMetricFamily("sow_sorts_waiting", "Ordered queries that wait for memory.", sorts.waiting)
@@ -305,6 +312,17 @@ class Metrics(Collector):
         for method, taken in sorted(dict(self._rpc_seconds).items()):
             seconds.add_metric([method], taken.buckets(), taken.total)
         yield seconds
+
+
+def _certificate_metric(expiries: Iterable[tuple[str, Expiry]]) -> Metric:
+    found = GaugeMetricFamily(
+        "sow_certificate_expiry_timestamp_seconds",
+        "The time at which a certificate in use expires, in seconds since 1970.",
+        labels=["listener", "file"],
+    )
+    for listener, expiry in expiries:
+        found.add_metric([listener, str(expiry.file)], expiry.at.timestamp())
+    return found
 
 
 def _store_metrics(store: StoreFigures) -> Iterator[Metric]:

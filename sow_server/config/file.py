@@ -13,18 +13,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-import ssl
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar, cast
 
+from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
 from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
 from sow_server.config.private import check_private_file
 from sow_server.config.relations import check_relations
 from sow_server.config.sections import (
+    LISTENERS_TABLE,
     PEERS_TABLE,
     SECTIONS,
     BackupConfig,
@@ -34,6 +37,7 @@ from sow_server.config.sections import (
     DefaultsForm,
     JournalConfig,
     LimitsConfig,
+    ListenerConfig,
     LogConfig,
     MetricsConfig,
     PeerConfig,
@@ -54,6 +58,7 @@ from sow_server.engine.values.model import (
     Expiration,
 )
 from sow_server.engine.values.policies import Declared, check_limits_and_values, resolve_topic, tidy
+from sow_server.revocations import read_revocations
 
 T = TypeVar("T")
 
@@ -126,6 +131,12 @@ class _Reader:
                 raise self._unknown_table(name, value, sorted(own))
         server_table = self._table("server", tables)
         tls_table = server_table.pop("tls", None)
+        tls = None if tls_table is None else self._tls(tls_table)
+        listeners = self._listeners(server_table.pop("listeners", []))
+        if listeners:
+            self._check_one_form(server_table, tls)
+        if tls is not None and tls.client_ca is not None:
+            server_table.setdefault("auth", "certificate")
         server = self.section(ServerConfig, "server", server_table)
         replication_table = self._table("replication", tables)
         peers = self._peers(replication_table.pop("peers", []))
@@ -141,7 +152,8 @@ class _Reader:
             peers=peers,
             backup=self.section(BackupConfig, "backup", self._table("backup", tables)),
             metrics=self.section(MetricsConfig, "metrics", self._table("metrics", tables)),
-            tls=None if tls_table is None else self._tls(tls_table),
+            tls=tls,
+            listener_tables=listeners,
             log=self.section(LogConfig, "log", self._table("log", tables)),
             defaults=self._defaults(tables),
             topics=MappingProxyType(
@@ -182,38 +194,71 @@ class _Reader:
     def _tls(self, value: object) -> TlsConfig:
         table = "server.tls"
         tls = self.section(TlsConfig, table, self._as_table(table, value))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._check_pair(context, table, tls.certificate, tls.key)
-        if tls.client_ca is not None:
-            self._check_authorities(context, table, "client_ca", tls.client_ca)
+        self._check_files(table, CertificateFiles(tls.certificate, tls.key, tls.client_ca), tls.revoked)
         return tls
 
-    def _check_pair(self, context: ssl.SSLContext, table: str, certificate: Path, key: Path) -> None:
-        self._check_readable(table, "certificate", certificate)
-        self._check_readable(table, "key", key)
+    def _listeners(self, value: object) -> tuple[ListenerConfig, ...]:
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise self.error("server", "listeners", f"expected tables, each under the heading [[{LISTENERS_TABLE}]]")
+        return tuple(self._listener(number, dict(entry)) for number, entry in enumerate(value, 1))
+
+    def _listener(self, number: int, given: dict[str, object]) -> ListenerConfig:
+        table = LISTENERS_TABLE
+        if "client_ca" in given:
+            given.setdefault("auth", "certificate")
         try:
-            check_private_file(key)
+            listener = self.section(ListenerConfig, table, given)
+            self._check_together(
+                table,
+                ("certificate", listener.certificate, "key", listener.key),
+                ("key", listener.key, "certificate", listener.certificate),
+                ("client_ca", listener.client_ca, "certificate", listener.certificate),
+            )
+            if listener.files is not None:
+                self._check_files(table, listener.files, listener.revoked)
+            elif listener.revoked is not None:
+                raise self.error(table, "revoked", "also needs client_ca")
+        except ConfigError as error:
+            listen = given.get("listen")
+            which = quoted(listen) if isinstance(listen, str) else f"number {number}"
+            raise ConfigError(f"{error} (listener {which})") from error.__cause__
+        return listener
+
+    def _check_one_form(self, server_table: dict[str, object], tls: TlsConfig | None) -> None:
+        for key in ("listen", "auth"):
+            if key in server_table:
+                raise self.error("server", key, f"contradicts [[{LISTENERS_TABLE}]], where each listener has its own")
+        if tls is not None:
+            raise self.error(
+                "server.tls", "", f"contradicts [[{LISTENERS_TABLE}]], where each listener has its own files"
+            )
+
+    def _check_together(self, table: str, *needs: tuple[str, Path | None, str, Path | None]) -> None:
+        for key, file, other, needed in needs:
+            if file is not None and needed is None:
+                raise self.error(table, key, f"also needs {other}")
+
+    def _check_files(self, table: str, files: CertificateFiles, revoked: Path | None) -> None:
+        self._check_together(table, ("revoked", revoked, "client_ca", files.client_ca))
+        with self._certificates_of(table):
+            read_set(files, _now())
+        self._check_private(table, "key", files.key)
+        with self._certificates_of(table):
+            if revoked is not None and files.client_ca is not None:
+                read_revocations(revoked, files.client_ca, _now())
+
+    def _check_private(self, table: str, key: str, file: Path) -> None:
+        try:
+            check_private_file(file)
         except ValueError as error:
-            raise self.error(table, "key", str(error)) from None
-        try:
-            # An empty password, because gRPC cannot use an encrypted key, and OpenSSL would ask on the terminal.
-            context.load_cert_chain(certificate, key, password="")
-        except (ssl.SSLError, ValueError) as error:
-            message = f"{certificate} and {key} are not a certificate and its unencrypted key ({error})"
-            raise self.error(table, "certificate", message) from error
+            raise self.error(table, key, str(error)) from None
 
-    def _check_authorities(self, context: ssl.SSLContext, table: str, key: str, file: Path) -> None:
-        self._check_readable(table, key, file)
+    @contextmanager
+    def _certificates_of(self, table: str) -> Iterator[None]:
         try:
-            context.load_verify_locations(file)
-        except ssl.SSLError as error:
-            raise self.error(table, key, f"{file} holds no certificate ({error})") from error
-
-    def _check_readable(self, table: str, key: str, file: Path) -> None:
-        try:
-            file.open("rb").close()
-        except OSError as error:
-            raise self.error(table, key, f"{file} cannot be read ({error.strerror or error})") from error
+            yield
+        except CertificateFault as fault:
+            raise self.error(table, fault.key, str(fault)) from fault
 
     def _peers(self, value: object) -> tuple[PeerConfig, ...]:
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
@@ -224,18 +269,19 @@ class _Reader:
         table = PEERS_TABLE
         try:
             peer = self.section(PeerConfig, table, given)
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            if peer.ca is not None:
-                self._check_authorities(context, table, "ca", peer.ca)
-            for key, file, other, needed in (
+            self._check_together(
+                table,
                 ("certificate", peer.certificate, "key", peer.key),
                 ("key", peer.key, "certificate", peer.certificate),
                 ("certificate", peer.certificate, "ca", peer.ca),
-            ):
-                if file is not None and needed is None:
-                    raise self.error(table, key, f"also needs {other}")
-            if peer.certificate is not None and peer.key is not None:
-                self._check_pair(context, table, peer.certificate, peer.key)
+            )
+            with self._certificates_of(table):
+                if peer.ca is not None:
+                    read_authorities(peer.ca, _now(), key="ca")
+                if peer.certificate is not None and peer.key is not None:
+                    read_pair(peer.certificate, peer.key, _now())
+            if peer.key is not None:
+                self._check_private(table, "key", peer.key)
             if not split_address(peer.address)[1]:
                 raise self.error(table, "address", f"{peer.address} names no port")
         except ConfigError as error:
@@ -316,6 +362,10 @@ class _Reader:
         return self.error(table, key, f"unknown key{_known(known)}")
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 def _near(near: list[str]) -> str:
     return f", did you mean {near[0]}?" if near else ""
 
@@ -333,6 +383,8 @@ def _override(config: Config, overrides: Overrides) -> Config:
 
     server, journal = config.server, config.journal
     if overrides.listen is not None:
+        if config.listener_tables:
+            raise ConfigError(f"--listen: contradicts [[{LISTENERS_TABLE}]] of the configuration file")
         server = dataclasses.replace(server, listen=read("--listen", Address(), overrides.listen))
     if overrides.data_dir is not None:
         data_dir = read("--data-dir", FilePath("the path of a directory"), overrides.data_dir)
@@ -357,8 +409,10 @@ def _override(config: Config, overrides: Overrides) -> Config:
 
 
 def warnings(config: Config) -> list[str]:
-    """Doubtful settings of the file's topics, and of topics that declare nothing; one line each."""
-    found = [
+    """Doubtful settings of the file's topics, and of topics that declare nothing; and files for TLS that are about to
+    become useless. One line each."""
+    found = [*_file_warnings(config)]
+    found += [
         f"[defaults] {warning}" for warning in policies.warnings(resolve_topic("", {}, defaults=config.defaults)[0])
     ]
     for name, declared in config.topics.items():
@@ -367,12 +421,26 @@ def warnings(config: Config) -> list[str]:
     return found
 
 
+def _file_warnings(config: Config) -> Iterator[str]:
+    now = _now()
+    table = f"[{LISTENERS_TABLE}]" if config.listener_tables else "[server.tls]"
+    for listener in config.listeners:
+        if listener.files is not None:
+            for expiry in read_set(listener.files, now).expiries:
+                if warning := expiry.warning(now):
+                    yield f"{table} {expiry.key}: {warning}"
+        if listener.revoked is not None and listener.client_ca is not None:
+            if warning := read_revocations(listener.revoked, listener.client_ca, now).warning(now):
+                yield f"{table} revoked: {warning}"
+
+
 def render(config: Config) -> str:
     """The configuration as TOML with every key. A topic has only the settings that the file sets, because the others
     come from policies and defaults. `load` reads the same `Config` back ([2])."""
     parts = [
-        _rendered("server", config.server),
+        _rendered("server", config.server, without=("listen", "auth") if config.listener_tables else ()),
         *([] if config.tls is None else [_rendered("server.tls", config.tls)]),
+        *(_rendered(f"[{LISTENERS_TABLE}]", listener) for listener in config.listener_tables),
         _rendered("storage", config.storage),
         _rendered("clock", config.clock),
         _rendered("sweep", config.sweep),
@@ -393,10 +461,12 @@ def render(config: Config) -> str:
     return "\n".join(parts)
 
 
-def _rendered(table: str, section: object) -> str:
+def _rendered(table: str, section: object, *, without: tuple[str, ...] = ()) -> str:
     lines = [f"[{table}]"]
     for knob in knobs_of(table, type(section)):
         value: object = getattr(section, knob.field)
+        if knob.key in without:
+            continue
         if value is not None or isinstance(knob.kind, UnlessWord):
             lines.append(f"{knob.key} = {knob.kind.show(value)}")
     return "\n".join(lines) + "\n"

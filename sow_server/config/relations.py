@@ -9,7 +9,17 @@ from typing import TypeAlias
 from sow_server.config.kinds import is_loopback, quoted, split_address
 from sow_server.config.options import replication_token
 from sow_server.config.private import check_private_file
-from sow_server.config.sections import PEERS_TABLE, Config, ConfigError, LinkMode, PeerConfig, knobs
+from sow_server.config.sections import (
+    LISTENERS_TABLE,
+    PEERS_TABLE,
+    Config,
+    ConfigError,
+    LinkMode,
+    ListenerAuth,
+    ListenerConfig,
+    PeerConfig,
+    knobs,
+)
 from sow_server.engine.values.model import Durability
 
 Complain: TypeAlias = Callable[[str, str, str], ConfigError]
@@ -30,19 +40,43 @@ def check_relations(complain: Complain, config: Config) -> None:
 
 def _check_server(complain: Complain, config: Config) -> None:
     server = config.server
-    if config.tls is None and not server.insecure and not is_loopback(server.listen):
-        raise complain(
-            "server",
-            "listen",
-            f"{server.listen} is reachable from other machines: set up [server.tls], or allow plain text with "
-            "--insecure (insecure = true)",
-        )
-    if config.tls is not None and server.insecure:
-        raise complain("server", "insecure", "contradicts [server.tls]; leave one of the two out")
-    if config.metrics.listen and config.metrics.listen == server.listen and split_address(server.listen)[1]:
-        raise complain("metrics", "listen", f"{server.listen} is the server's own address, see [server] listen")
+    for listener in config.listeners:
+        _check_listener(complain, config, listener)
+        if config.metrics.listen and config.metrics.listen == listener.listen and split_address(listener.listen)[1]:
+            raise complain("metrics", "listen", f"{listener.listen} is the server's own address, see [server] listen")
+    addresses = [listener.listen for listener in config.listeners if split_address(listener.listen)[1]]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise complain(LISTENERS_TABLE, "listen", f"{address} is the address of two listeners")
     if server.data_dir.exists() and not server.data_dir.is_dir():
         raise complain("server", "data_dir", f"{server.data_dir} is not a directory")
+
+
+def _check_listener(complain: Complain, config: Config, listener: ListenerConfig) -> None:
+    table = LISTENERS_TABLE if config.listener_tables else "server"
+    which = f' (listener "{listener.listen}")' if config.listener_tables else ""
+    files = "of its own" if config.listener_tables else "in [server.tls]"
+    auth = listener.auth
+    if auth is ListenerAuth.CERTIFICATE and listener.client_ca is None:
+        raise complain(table, "auth", f'"certificate" needs client_ca {files}: the authorities of the clients{which}')
+    if auth is ListenerAuth.NONE and listener.client_ca is not None:
+        raise complain(table, "auth", f'"none" contradicts client_ca; write "certificate", or leave auth out{which}')
+    if config.server.insecure or is_loopback(listener.listen):
+        return
+    if auth is ListenerAuth.NONE:
+        raise complain(
+            table,
+            "listen",
+            f"{listener.listen} is reachable from other machines: let clients prove who they are, by auth and TLS, or "
+            f"serve everybody with --insecure (insecure = true){which}",
+        )
+    if listener.files is None:
+        raise complain(
+            table,
+            "auth",
+            f'"{auth.value}" needs TLS where other machines reach {listener.listen}, or anybody in between can read '
+            f"the token: set certificate and key {files}, or allow plain text with --insecure (insecure = true){which}",
+        )
 
 
 def _check_order(complain: Complain, config: Config) -> None:
@@ -77,6 +111,8 @@ def _check_replication(complain: Complain, config: Config) -> None:
     server, replication = config.server, config.replication
     if server.instance in replication.accept:
         raise complain("replication", "accept", f"{quoted(server.instance)} is this instance itself")
+    if replication.accept and not any(listener.links for listener in config.listeners):
+        raise complain("replication", "accept", f"no [[{LISTENERS_TABLE}]] has links = true, so none could send")
 
 
 def _check_peer(complain: Complain, config: Config, peer: PeerConfig) -> None:
@@ -88,7 +124,7 @@ def _check_peer(complain: Complain, config: Config, peer: PeerConfig) -> None:
         raise complain(PEERS_TABLE, "name", f"{quoted(peer.name)} names two peers")
     if [other.address for other in config.peers].count(peer.address) > 1:
         raise complain(PEERS_TABLE, "address", f"{peer.address} is the address of two peers")
-    if peer.address == server.listen and split_address(server.listen)[1]:
+    if peer.address in [listener.listen for listener in config.listeners]:
         raise complain(PEERS_TABLE, "address", f"{peer.address} is the server's own, see [server] listen {named}")
     if peer.ca is None and not server.insecure and not is_loopback(peer.address):
         raise complain(
@@ -111,7 +147,7 @@ def _check_sync_peers(complain: Complain, config: Config) -> None:
 
 
 def _check_token(complain: Complain, config: Config) -> None:
-    server, replication = config.server, config.replication
+    replication = config.replication
     if replication.token and replication.token_file is not None:
         raise complain("replication", "token_file", "contradicts token; leave one of the two out")
     if replication.token_file is not None:
@@ -126,11 +162,13 @@ def _check_token(complain: Complain, config: Config) -> None:
         if not re.fullmatch(r"[\x21-\x7e]{1,1000}", token):
             message = f"{replication.token_file} does not hold one line of 1 to 1000 visible ASCII characters"
             raise complain("replication", "token_file", message)
-    proves = replication.token or replication.token_file or (config.tls is not None and config.tls.client_ca)
-    if config.replicates and not proves and not is_loopback(server.listen):
-        raise complain(
-            "replication",
-            "token",
-            f"is needed, because other machines reach {server.listen}, and peers prove with it who they are; or set "
-            "[server.tls] client_ca, with which they present certificates",
-        )
+    if not config.replicates or replication.token or replication.token_file is not None:
+        return
+    for listener in config.listeners:
+        if listener.links and listener.client_ca is None and not is_loopback(listener.listen):
+            raise complain(
+                "replication",
+                "token",
+                f"is needed, because other machines reach {listener.listen}, and peers prove with it who they are; or "
+                "set client_ca, so that they present certificates, or serve no links there (links = false)",
+            )

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from sow.durations import DURATION_MICROS_MAX
+from sow_server.certificates import CertificateFiles
 from sow_server.config.kinds import (
     INSTANCE_KIND,
     Address,
@@ -116,17 +117,32 @@ def _named(default: E) -> E:
     return field(default=default, metadata={"kind": EnumChoice(tuple(type(default)))})
 
 
+class ListenerAuth(enum.Enum):
+    """How the clients of a listener prove who they are."""
+
+    NONE = "none"
+    CERTIFICATE = "certificate"
+    TOKEN = "token"
+    JWT = "jwt"
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """[server]: the address, the data directory, the defaults of answers."""
+    """[server]: the address, the data directory, the defaults of answers, and bounds of connections."""
 
     listen: str = _knob("127.0.0.1:7450", Address())
+    auth: ListenerAuth = _named(ListenerAuth.NONE)
     data_dir: Path = _knob(Path("sow-data"), FilePath("the path of a directory"))
     instance: str = field(default_factory=host_name, metadata={"kind": INSTANCE_KIND})
     durability: Durability = _named(Durability.FSYNC)
     dynamic_topics: bool = _flag(False)
     insecure: bool = _flag(False)
+    reflection: bool | None = _knob(None, MayBeAbsent(Flag()))
     max_concurrent_rpcs: int = _count(2000, 1, 1_000_000)
+    max_connections: int | None = _knob(None, UnlessWord(Count(1, 1_000_000), "unlimited"))
+    streams_per_connection_max: int = _count(256, 1, 1_000_000)
+    max_connection_age_micros: int | None = _knob(None, UnlessWord(Duration(MICROS, 365 * _DAY), "unlimited"))
+    max_connection_age_grace_micros: int = _duration(60 * MICROS, 0, _DAY)
     reader_threads: int = _count(4, 1, 64)
     stop_grace_micros: int = _duration(5 * MICROS, 0, _HOUR)
 
@@ -138,6 +154,30 @@ class TlsConfig:
     certificate: Path = field(metadata={"kind": FilePath("the path of a PEM file")})
     key: Path = field(metadata={"kind": FilePath("the path of a PEM file")})
     client_ca: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    revoked: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfig:
+    """[[server.listeners]]: an address with its own authentication and certificates. A bound that is absent is that of
+    [server]."""
+
+    listen: str = field(metadata={"kind": Address()})
+    auth: ListenerAuth = _named(ListenerAuth.NONE)
+    certificate: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    key: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    client_ca: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    revoked: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    links: bool = _flag(True)
+    max_concurrent_rpcs: int | None = _knob(None, MayBeAbsent(Count(1, 1_000_000)))
+    max_connections: int | None = _knob(None, MayBeAbsent(Count(1, 1_000_000)))
+
+    @property
+    def files(self) -> CertificateFiles | None:
+        """The files for TLS; None: this listener speaks plain text."""
+        if self.certificate is None or self.key is None:
+            return None
+        return CertificateFiles(self.certificate, self.key, self.client_ca)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +342,8 @@ class Config:
     backup: BackupConfig = BackupConfig()
     metrics: MetricsConfig = MetricsConfig()
     tls: TlsConfig | None = None
+    listener_tables: tuple[ListenerConfig, ...] = ()
+    """[[server.listeners]], in the order of the file; instead of them `listeners` is to be used."""
     log: LogConfig = LogConfig()
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """[defaults]: settings for topics where neither the topic nor a policy declares them (rule T2)."""
@@ -310,6 +352,23 @@ class Config:
     accept_clock: bool = False
     accept_loss: bool = False
     authoritative: bool = False
+
+    @property
+    def listeners(self) -> tuple[ListenerConfig, ...]:
+        """Where the server listens: [[server.listeners]], or the one listener of [server] and [server.tls]."""
+        if self.listener_tables:
+            return self.listener_tables
+        server, tls = self.server, self.tls
+        if tls is None:
+            return (ListenerConfig(server.listen, server.auth),)
+        return (ListenerConfig(server.listen, server.auth, tls.certificate, tls.key, tls.client_ca, tls.revoked),)
+
+    @property
+    def reflects(self) -> bool:
+        """Whether reflection is served: to everybody, so by default only where everybody is served anyway."""
+        if self.server.reflection is not None:
+            return self.server.reflection
+        return all(listener.auth is ListenerAuth.NONE for listener in self.listeners)
 
     @property
     def replicates(self) -> bool:
@@ -366,9 +425,11 @@ class TopicForm(DefaultsForm):
 
 
 PEERS_TABLE: Final = "replication.peers"
+LISTENERS_TABLE: Final = "server.listeners"
 SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("server", ServerConfig),
     ("server.tls", TlsConfig),
+    (LISTENERS_TABLE, ListenerConfig),
     ("storage", StorageConfig),
     ("clock", ClockConfig),
     ("sweep", SweepConfig),

@@ -100,7 +100,7 @@ REFUSED = [
     ('[topics."a b"]\nexpiration = "1s"', "[topics.\"a b\"]: 'a b' is no topic name"),
     (
         '[server]\nlisten = "0.0.0.0:7450"',
-        "[server] listen: 0.0.0.0:7450 is reachable from other machines: set up [server.tls], or allow plain text",
+        "[server] listen: 0.0.0.0:7450 is reachable from other machines: let clients prove who they are, by auth",
     ),
     ('[server]\nlisten = "sow.example:7450"', "is reachable from other machines"),
     (

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry, Metric
 from sow.v1 import admin_pb2, types_pb2
 from sow_server import metrics as metrics_module
 from sow_server import metrics_server
+from sow_server.certificates import Expiry
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.observers import Observer
 from sow_server.engine.store import Store
@@ -568,12 +570,22 @@ def test_links_show_their_positions_and_errors(watched: Watched) -> None:
         assert watched.value(f"sow_replication_{name}", peer="ldn-1", **labels) == expected, (name, labels)
 
 
+EXPIRY = Expiry("certificate", Path("server.pem"), datetime(2030, 1, 1, tzinfo=UTC))
+
+
+def test_the_expiry_of_certificates_is_shown_in_seconds(watched: Watched) -> None:
+    watched.metrics.watch_certificates(lambda: [("127.0.0.1:7450", EXPIRY)])
+    labels = {"listener": "127.0.0.1:7450", "file": "server.pem"}
+    assert watched.value("sow_certificate_expiry_timestamp_seconds", **labels) == 1_893_456_000
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
     quotas = EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND)
     watched.create("a", quotas._replace(backlog_quota_entries=10))
     attach_durable(watched)
     watched.metrics.rpc_finished("Get", "OK", 0.1)
     watched.metrics.links_are(LINKS)
+    watched.metrics.watch_certificates(lambda: [("127.0.0.1:7450", EXPIRY)])
     watched.store.unsound.skip(watched.store.topics.by_name["a"], [b"\xff"], 0)
     found = {}
     for metric in watched.metrics.registry.collect():
