@@ -131,6 +131,9 @@ def options(server: str, tls: Tls | None) -> Options:
         ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        # A connection of its own: gRPC would share one among all clients of a process, and with it the server's bound
+        # of calls on a connection (rule N4), so that the subscriptions of one client could stop another.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     if tls is not None and tls.server_name is not None:
         result.append(("grpc.ssl_target_name_override", tls.server_name))

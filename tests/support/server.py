@@ -67,7 +67,8 @@ class ServerProcess:
     def __init__(
         self, folder: Path, config: str = DYNAMIC, *, arguments: Sequence[str] = (), port: int = 0, start: bool = True
     ) -> None:
-        """`config` is TOML; where it listens and keeps its data is set by this class."""
+        """`config` is TOML; where it listens and keeps its data is set by this class. A configuration with listeners
+        sets their addresses itself, and `port` is the one of the first."""
         folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
         self.config = folder / "sow.toml"
@@ -129,9 +130,9 @@ class ServerProcess:
             str(self.config),
             "--data-dir",
             str(self.data),
-            "--listen",
-            self.address,
         ]
+        if "[[server.listeners]]" not in self.config.read_text():
+            given += ["--listen", self.address]
         given += [*self.arguments, *arguments]
         # This checkout, whatever is installed.
         paths = (str(ROOT), str(ROOT / "proto"), str(ROOT / "replication"), *PYTHONPATH)

@@ -1,0 +1,124 @@
+"""Listeners of a real server (rules N1, N4), and clients that keep to no bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from sow.v1 import replication_pb2_grpc, sow_pb2, sow_pb2_grpc
+from sow_client import Tls, Unavailable
+from tests.support.certificates import Authority
+from tests.support.http2 import RawClient
+from tests.support.server import DYNAMIC, ServerProcess, free_port, health
+
+STREAMS_MAX: Final = 256
+AT_ONCE: Final = 10.0
+"""Seconds in which a busy machine answers whom it answers at once."""
+SUBSCRIBE: Final = "/sow.v1.SowService/Subscribe"
+
+
+def test_every_listener_serves_the_same_data_in_its_own_way(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    server_files, client_files = authority.issue("server"), authority.issue("client")
+    plain, mutual = free_port(), free_port()
+    config = (
+        "[server]\ndynamic_topics = true\n[replication]\naccept = ['other']\n"
+        f"[[server.listeners]]\nlisten = '127.0.0.1:{plain}'\nlinks = false\n"
+        f"[[server.listeners]]\nlisten = '127.0.0.1:{mutual}'\nclient_ca = 'ca.pem'\n"
+        f"certificate = '{server_files.certificate}'\nkey = '{server_files.key}'\n"
+    )
+    with ServerProcess(tmp_path, config, port=plain) as server:
+        (ready,) = server.events("ready")
+        assert ready["address"] == f"127.0.0.1:{plain}"
+        assert ready["addresses"] == [f"127.0.0.1:{plain}", f"127.0.0.1:{mutual}"]
+        shown = Tls(ca=authority.file, certificate=client_files.certificate, key=client_files.key)
+        with server.client() as client:
+            client.publish("orders", {"n": 1}, key="1")
+        elsewhere = ServerProcess(tmp_path / "elsewhere", config, port=mutual, start=False)
+        with elsewhere.client(tls=shown) as client:
+            assert client.get("orders", "1") is not None
+        with elsewhere.client(tls=Tls(ca=authority.file)) as client, pytest.raises(Unavailable):
+            client.status()
+        assert _links_answer(f"127.0.0.1:{plain}", None) is grpc.StatusCode.UNIMPLEMENTED
+        assert _links_answer(f"127.0.0.1:{mutual}", shown) is not grpc.StatusCode.UNIMPLEMENTED
+        assert not _reflects(f"127.0.0.1:{plain}"), "a listener asks clients who they are"
+        assert server.terminate() == 0
+        assert not server.faults()
+
+
+def _links_answer(address: str, tls: Tls | None) -> grpc.StatusCode:
+    with grpc.insecure_channel(address) if tls is None else grpc.secure_channel(address, tls.credentials()) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            list(replication_pb2_grpc.ReplicationServiceStub(channel).Replicate(iter(()), timeout=AT_ONCE))
+    code: grpc.StatusCode = refused.value.code()
+    return code
+
+
+def _reflects(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            return bool(ProtoReflectionDescriptorDatabase(channel).get_services())
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return False
+            raise
+
+
+# --- one connection does not lock out the rest -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path, DYNAMIC) as made, made.client() as client:
+        client.publish("orders", {"n": 1}, key="1")
+        yield made
+
+
+def _others_are_served(server: ServerProcess) -> None:
+    assert health(server.address) == "SERVING"
+    with server.client(timeout=AT_ONCE) as client:
+        assert client.get("orders", "1") is not None
+
+
+def test_idle_streams_of_one_connection_do_not_lock_out_others(server: ServerProcess) -> None:
+    """Story: 2,000 idle streams on one connection took all of `max_concurrent_rpcs`, and Get and health failed."""
+    request = sow_pb2.SubscribeRequest(topic="orders")
+    with grpc.insecure_channel(server.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+        grpc.channel_ready_future(channel).result(AT_ONCE)  # from here on, calls are sent in their order
+        stub = sow_pb2_grpc.SowServiceStub(channel)
+        calls = [stub.Subscribe(request) for _ in range(STREAMS_MAX + 50)]
+        for call in calls[:STREAMS_MAX]:
+            assert next(call)
+        _others_are_served(server)
+        calls[0].cancel()
+        assert next(calls[STREAMS_MAX])  # it waited in the client for another one to end
+        for call in calls:
+            call.cancel()
+    assert not server.faults()
+
+
+def test_streams_beyond_the_bound_are_refused_before_they_are_calls(server: ServerProcess) -> None:
+    """A client that ignores the bound gets no further than one that keeps to it."""
+    with RawClient(server.address) as client:
+        client.open(SUBSCRIBE, sow_pb2.SubscribeRequest(topic="orders").SerializeToString(), 2_100)
+        assert client.refused == 2_100 - STREAMS_MAX
+        _others_are_served(server)
+        with server.client() as other:
+            assert other.status().state == "serving"
+    assert server.alive
+    assert not server.faults()
+
+
+def test_streams_that_are_opened_and_reset_without_end_are_refused(server: ServerProcess) -> None:
+    """A reset ends a stream for the count of HTTP/2, but not its call, which costs the server a task of its own."""
+    count = 20_000
+    with RawClient(server.address) as client:
+        client.open(SUBSCRIBE, sow_pb2.SubscribeRequest(topic="orders").SerializeToString(), count, reset=True)
+        _others_are_served(server)
+        assert client.refused > count / 2
+    _others_are_served(server)
