@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +12,8 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from sow.v1 import replication_pb2_grpc, sow_pb2, sow_pb2_grpc
-from sow_client import Tls, Unavailable
+from sow.v1 import replication_pb2, replication_pb2_grpc, sow_pb2, sow_pb2_grpc
+from sow_client import Client, Tls, Unavailable
 from tests.support.certificates import Authority
 from tests.support.http2 import RawClient
 from tests.support.server import DYNAMIC, ServerProcess, free_port, health
@@ -25,9 +27,10 @@ SUBSCRIBE: Final = "/sow.v1.SowService/Subscribe"
 def test_every_listener_serves_the_same_data_in_its_own_way(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ca")
     server_files, client_files = authority.issue("server"), authority.issue("client")
-    plain, mutual = free_port(), free_port()
+    plain, mutual, metrics = free_port(), free_port(), free_port()
     config = (
         "[server]\ndynamic_topics = true\n[replication]\naccept = ['other']\n"
+        f"[metrics]\nlisten = '127.0.0.1:{metrics}'\n"
         f"[[server.listeners]]\nlisten = '127.0.0.1:{plain}'\nlinks = false\n"
         f"[[server.listeners]]\nlisten = '127.0.0.1:{mutual}'\nclient_ca = 'ca.pem'\n"
         f"certificate = '{server_files.certificate}'\nkey = '{server_files.key}'\n"
@@ -39,14 +42,17 @@ def test_every_listener_serves_the_same_data_in_its_own_way(tmp_path: Path) -> N
         shown = Tls(ca=authority.file, certificate=client_files.certificate, key=client_files.key)
         with server.client() as client:
             client.publish("orders", {"n": 1}, key="1")
-        elsewhere = ServerProcess(tmp_path / "elsewhere", config, port=mutual, start=False)
-        with elsewhere.client(tls=shown) as client:
+        with Client(f"127.0.0.1:{mutual}", tls=shown) as client:
             assert client.get("orders", "1") is not None
-        with elsewhere.client(tls=Tls(ca=authority.file)) as client, pytest.raises(Unavailable):
+        bare = Tls(ca=authority.file)
+        with Client(f"127.0.0.1:{mutual}", tls=bare, connect_timeout=1.5) as client, pytest.raises(Unavailable):
             client.status()
         assert _links_answer(f"127.0.0.1:{plain}", None) is grpc.StatusCode.UNIMPLEMENTED
         assert _links_answer(f"127.0.0.1:{mutual}", shown) is not grpc.StatusCode.UNIMPLEMENTED
         assert not _reflects(f"127.0.0.1:{plain}"), "a listener asks clients who they are"
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=AT_ONCE) as response:
+            expiry = f'{{file="{server_files.certificate}",listener="127.0.0.1:{mutual}"}}'
+            assert f"sow_certificate_expiry_timestamp_seconds{expiry} " in response.read().decode()
         assert server.terminate() == 0
         assert not server.faults()
 
@@ -54,7 +60,7 @@ def test_every_listener_serves_the_same_data_in_its_own_way(tmp_path: Path) -> N
 def _links_answer(address: str, tls: Tls | None) -> grpc.StatusCode:
     with grpc.insecure_channel(address) if tls is None else grpc.secure_channel(address, tls.credentials()) as channel:
         with pytest.raises(grpc.RpcError) as refused:
-            list(replication_pb2_grpc.ReplicationServiceStub(channel).Replicate(iter(()), timeout=AT_ONCE))
+            replication_pb2_grpc.ReplicationServiceStub(channel).Checksum(replication_pb2.Sealed(), timeout=AT_ONCE)
     code: grpc.StatusCode = refused.value.code()
     return code
 
@@ -93,13 +99,28 @@ def test_idle_streams_of_one_connection_do_not_lock_out_others(server: ServerPro
         stub = sow_pb2_grpc.SowServiceStub(channel)
         calls = [stub.Subscribe(request) for _ in range(STREAMS_MAX + 50)]
         for call in calls[:STREAMS_MAX]:
-            assert next(call)
+            next(call)
         _others_are_served(server)
         calls[0].cancel()
-        assert next(calls[STREAMS_MAX])  # it waited in the client for another one to end
+        next(calls[STREAMS_MAX])  # it waited in the client for another one to end
         for call in calls:
             call.cancel()
     assert not server.faults()
+
+
+def test_clients_of_one_process_have_a_bound_each(tmp_path: Path) -> None:
+    """Story: gRPC shares one connection among all channels of a process, so one client's subscriptions, as many as a
+    connection may have, let the calls of another wait without end."""
+    with (
+        ServerProcess(tmp_path, DYNAMIC + "streams_per_connection_max = 3\n") as server,
+        server.client() as first,
+        server.client(timeout=AT_ONCE) as second,
+        ExitStack() as opened,
+    ):
+        second.publish("orders", {"n": 1}, key="1")
+        for _ in range(3):
+            assert next(opened.enter_context(first.sow_and_subscribe("orders"))).op == "sow"
+        assert second.get("orders", "1") is not None
 
 
 def test_streams_beyond_the_bound_are_refused_before_they_are_calls(server: ServerProcess) -> None:

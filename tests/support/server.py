@@ -102,6 +102,7 @@ class ServerProcess:
     def configure(self, config: str) -> None:
         """Writes another configuration, for the next start."""
         self.config.write_text(config)
+        self._has_listeners = "[[server.listeners]]" in config
 
     def start(self, *arguments: str) -> None:
         """Starts it and returns once it is ready. Raises DidNotStart."""
@@ -131,7 +132,7 @@ class ServerProcess:
             "--data-dir",
             str(self.data),
         ]
-        if "[[server.listeners]]" not in self.config.read_text():
+        if not self._has_listeners:
             given += ["--listen", self.address]
         given += [*self.arguments, *arguments]
         # This checkout, whatever is installed.

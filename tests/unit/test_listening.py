@@ -14,13 +14,14 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from sow_server.certificates import Certificates
 from sow_server.config import Config, ListenerAuth, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS
 from sow_server.listening import Listeners, ListeningError, options
 from sow_server.revocations import Revocations
-from tests.support.certificates import Authority, Issued, replace
+from tests.support.certificates import DAY, Authority, Issued, replace
 from tests.support.server import free_port
 
 MIB = 2**20
@@ -44,7 +45,7 @@ def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
         (pem,) = context.auth_context()["x509_pem_cert"]
         return b"revoked" if revocations.is_revoked(pem) else b"fine"
 
-    methods = {
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Where": grpc.unary_unary_rpc_method_handler(where),
         "Revoked": grpc.unary_unary_rpc_method_handler(revoked),
     }
@@ -80,18 +81,22 @@ def channel(address: str, shown: grpc.ChannelCredentials | None = None) -> grpc.
     return grpc.aio.secure_channel(address, shown, own)
 
 
-async def call(over: grpc.aio.Channel, method: str = "Where", request: bytes = b"") -> str:
+def method(over: grpc.aio.Channel, name: str) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
+    return over.unary_unary(f"/t.T/{name}")
+
+
+async def call(over: grpc.aio.Channel, name: str = "Where", request: bytes = b"") -> str:
     """The answer to a call, or the name of the status that it ends with."""
     try:
-        answer: bytes = await over.unary_unary(f"/t.T/{method}")(request, timeout=SECONDS)
+        answer = await method(over, name)(request, timeout=SECONDS)
     except grpc.aio.AioRpcError as error:
         return error.code().name
     return answer.decode()
 
 
-async def once(address: str, shown: grpc.ChannelCredentials | None = None, method: str = "Where") -> str:
+async def once(address: str, shown: grpc.ChannelCredentials | None = None, name: str = "Where") -> str:
     async with channel(address, shown) as over:
-        return await call(over, method)
+        return await call(over, name)
 
 
 async def shown_by(address: str) -> bytes:
@@ -142,7 +147,7 @@ def test_nothing_is_served_while_a_port_is_taken() -> None:
                 listeners.bind()
             async with channel(free) as over:
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await over.unary_unary("/t.T/Where")(b"", timeout=0.5)
+                    await method(over, "Where")(b"", timeout=0.5)
 
     asyncio.run(run())
 
@@ -250,6 +255,18 @@ def test_the_expiry_of_each_file_is_told_with_its_listener(authority: Authority)
     asyncio.run(run())
 
 
+def test_a_server_that_starts_with_a_certificate_near_its_end_says_so(authority: Authority) -> None:
+    server = authority.issue("server", end=5 * DAY)
+
+    async def run() -> None:
+        async with serving(ListenerConfig(ANY, certificate=server.certificate, key=server.key)) as (address,):
+            assert await once(address, credentials(authority)) == "none"
+
+    with capture_logs() as logs:
+        asyncio.run(run())
+    assert [line["event"] for line in logs] == ["certificate_expires"]
+
+
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +277,7 @@ def test_a_listener_has_its_own_bound_of_connections() -> None:
             found = [await call(first)]
             async with channel(one) as second:
                 try:
-                    await second.unary_unary("/t.T/Where")(b"", timeout=3)
+                    await method(second, "Where")(b"", timeout=3)
                     found.append("served")
                 except grpc.aio.AioRpcError as error:
                     found.append(error.code().name)
