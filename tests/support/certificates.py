@@ -92,5 +92,6 @@ class Authority:
 def replace(file: Path, content: bytes) -> None:
     """Replaces a file in one step, as tools that renew certificates do."""
     new = file.with_suffix(".new")
+    new.touch(0o600)
     new.write_bytes(content)
     new.rename(file)
